@@ -266,8 +266,10 @@ def test_records_that_make_no_sense_are_refused(value, error, tmp_path):
 def test_a_call_that_can_act_is_listed_and_named(tmp_path):
     found = read(archive(dumps({"a": PickleObject(Global("os", "getcwd"), (), 0)})), tmp_path)
     assert found.tree[key("a"),].value == Record("os.getcwd")
-    assert dangerous_calls(found.asks) == ["os.getcwd"]
-    assert audit_notes(found.asks)[0].startswith("unpickling this file would call os.getcwd; nothing was run")
+    assert dangerous_calls(found.code_references) == ["os.getcwd"]
+    assert audit_notes(found.code_references)[0].startswith(
+        "unpickling this file would call os.getcwd; nothing was run"
+    )
 
 
 def test_damaged_storage_is_a_checksum_error(tmp_path):

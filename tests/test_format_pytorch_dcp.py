@@ -470,8 +470,8 @@ def test_a_payload_is_named_and_not_run(tmp_path):
     folder = saved({"a": 1}, tmp_path / "c")
     changed(folder, lambda told: setattr(told, "storage_meta", Payload()))
     found = open_checkpoint(str(folder))
-    assert dangerous_calls(found.asks) == [f"{os.getcwd.__module__}.getcwd"]
-    assert "nothing was run" in audit_notes(found.asks)[0]
+    assert dangerous_calls(found.code_references) == [f"{os.getcwd.__module__}.getcwd"]
+    assert "nothing was run" in audit_notes(found.code_references)[0]
 
 
 @st.composite

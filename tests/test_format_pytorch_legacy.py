@@ -176,7 +176,9 @@ def test_a_class_without_its_source_is_a_name(tmp_path: Path) -> None:
 def test_a_call_that_can_act_is_named_and_not_made(tmp_path: Path) -> None:
     evil = PickleObject(PersistentId(("module", Global("os", "system"), None, None)), ("true",), 0)
     found = read(written({"a": tensor(), "b": evil}), tmp_path)
-    assert any("os.system" in note and "nothing was run" in note for note in audit_notes(found.asks))
+    assert any(
+        "os.system" in note and "nothing was run" in note for note in audit_notes(found.code_references)
+    )
     assert found.tree[key("a"),].array().tolist() == [1, 2, 3, 4]
 
 
@@ -194,8 +196,12 @@ def test_calls_in_every_pickle_are_named(tmp_path: Path) -> None:
     data = written([tensor(), value], start=(MAGIC, PROTOCOL, Payload()))
     at = data.index(pickle.dumps(["7"], 2)) + 2
     found = read(data[:at] + keys + data[at:], tmp_path)
-    assert dangerous_calls(found.asks) == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
-    assert sum("nothing was run" in note for note in audit_notes(found.asks)) == 3
+    assert dangerous_calls(found.code_references) == [
+        f"{os.getcwd.__module__}.getcwd",
+        "os.getpid",
+        "os.getuid",
+    ]
+    assert sum("nothing was run" in note for note in audit_notes(found.code_references)) == 3
 
 
 def test_python_2_gives_an_ordered_dict_its_pairs() -> None:

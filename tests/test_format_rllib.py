@@ -282,8 +282,10 @@ def test_pickles_that_act_are_named_inside_the_worker_too(data, tmp_path, monkey
     for filling in (b"", b"N0" * 64):
         path = put(tmp_path, dumps({"worker": b"\x80\x04" + filling + data}), "checkpoint-1")
         found = open_checkpoint(path)
-        [name] = dangerous_calls(found.asks)
-        assert any(f"would call {name}; nothing was run" in note for note in audit_notes(found.asks))
+        [name] = dangerous_calls(found.code_references)
+        assert any(
+            f"would call {name}; nothing was run" in note for note in audit_notes(found.code_references)
+        )
     assert not acted
 
 

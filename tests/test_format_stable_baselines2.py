@@ -296,8 +296,11 @@ def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch):
     text = json.dumps({"x": {":type:": "", ":serialized:": base64.b64encode(plain).decode()}}).encode()
     for name, content in (("a.pkl", hidden), ("b.pkl", plain), ("c.zip", zipped(data=text))):
         found = open_checkpoint(put(tmp_path, content, name))
-        [called_by_it] = dangerous_calls(found.asks)
-        assert any(f"would call {called_by_it}; nothing was run" in note for note in audit_notes(found.asks))
+        [called_by_it] = dangerous_calls(found.code_references)
+        assert any(
+            f"would call {called_by_it}; nothing was run" in note
+            for note in audit_notes(found.code_references)
+        )
     assert not acted
 
 

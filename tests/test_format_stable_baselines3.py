@@ -169,7 +169,7 @@ def test_settings_that_act_are_records(pickled: bytes, name: str, tmp_path: Path
     made = sb3.members(sb3.states(sb3.td3()), {})
     made["data"] = json.dumps({"x": {":type:": "", ":serialized:": text}}).encode()
     found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert any(name in note and "nothing was run" in note for note in audit_notes(found.asks))
+    assert any(name in note and "nothing was run" in note for note in audit_notes(found.code_references))
     assert len([p for p, _ in found.tree.tensors() if p[0] == key("policy")]) == 28
 
 

@@ -333,7 +333,7 @@ def test_documents_of_this_repository_are_no_pickles() -> None:
 
 def scanned(tmp_path: Path, data: bytes) -> list[str]:
     (tmp_path / "x").write_bytes(data)
-    return [each.name for each in detect.scan_for_code(File.stamp(str(tmp_path / "x"))).asks]
+    return [each.name for each in detect.scan_for_code(File.stamp(str(tmp_path / "x"))).code_references]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -462,7 +462,7 @@ def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
     def verdict(data: bytes) -> str:
         text = b"B" + struct.pack("<I", len(data)) + data
         found = pickle_reader.parse_pickle(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
-        return checkpoint.worst_verdict(found.asked)
+        return checkpoint.worst_verdict(found.code_references)
 
     plain = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {}, [], []))
     assert verdict(plain) == checkpoint.CLASSES
@@ -533,7 +533,7 @@ def function(module: str, name: str) -> dict[str, Any]:
 )
 def test_configurations_that_act(config: Any) -> None:
     found = keras_config.audit_json(json.dumps(config), "model_config")
-    assert checkpoint.worst_verdict(found.asks) == checkpoint.CODE
+    assert checkpoint.worst_verdict(found.code_references) == checkpoint.CODE
     assert found.unjudged == ()
 
 
@@ -561,7 +561,7 @@ def test_configurations_of_keras_alone(config: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", None, 7, ["{}"], "[" * 100_000])
 def test_what_is_no_configuration_is_not_judged(text: object) -> None:
     found = keras_config.audit_json(text, "model_config")
-    assert found.asks == ()
+    assert found.code_references == ()
     assert len(found.unjudged) == 1
 
 

@@ -102,14 +102,14 @@ def test_the_arguments_tell_bounds_and_activation(tmp_path: Path) -> None:
     said = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
     (file := folder / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 2))
     assert rllib.companions(str(tmp_path)) == [str(file)]
-    binding = rllib.told_by(bound(sac()), str(file), open_checkpoint(str(file)).tree)
+    binding = rllib.read_companion(bound(sac()), str(file), open_checkpoint(str(file)).tree)
     assert (binding.facts.action_low, binding.facts.action_high) == ((-2.0, 0.0), (2.0, 3.0))
-    assert (binding.facts.hidden, binding.facts.said["hidden"]) == ("silu", "class_and_ctor_args.pkl")
+    assert (binding.facts.hidden, binding.facts.origins["hidden"]) == ("silu", "class_and_ctor_args.pkl")
 
 
 def test_arguments_that_say_nothing_change_nothing() -> None:
     binding = bound(sac())
-    assert rllib.told_by(binding, "x", torch_tree({"a": 1})) is binding
+    assert rllib.read_companion(binding, "x", torch_tree({"a": 1})) is binding
     assert rllib.companions("/nowhere") == ()
 
 

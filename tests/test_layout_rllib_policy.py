@@ -195,7 +195,7 @@ def test_what_the_config_says() -> None:
         HIGH,
         "relu",
     )
-    assert facts.said["hidden"] == "algorithm_state/config"
+    assert facts.origins["hidden"] == "algorithm_state/config"
     assert NO_ENVIRONMENT in bound(sac(env="evil:Env-v0")).facts.lacks
 
 

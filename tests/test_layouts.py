@@ -703,7 +703,10 @@ def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: se
     plan = td3.plan_tf(binding, agent, {})
     placed = {move.source for move in plan.moves} | set(plan.consumed)
     assert {str(path[-1].value) for path in agent if path not in placed} == lost
-    assert all(plan.told["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost)
+    written = plan.settings["actor_optimizer"]
+    assert all(written[name] == v for name, v in settings.items() if name not in lost)
+        plan.settings["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost
+    )
 
 
 def completed(tree: Tree) -> set[str]:
@@ -753,7 +756,7 @@ def test_a_told_learning_rate_is_exact_only_if_it_is_that_number() -> None:
     assert binding is not None
     agent = canonical_tree(written, binding.moves)
     for told, rate in (
-        (plan.told, 3e-4),
+        (plan.settings, 3e-4),
         ({"actor_optimizer": {"learning_rate": 0.5}}, float(np.float32(3e-4))),
     ):
         back = apply_plan(agent, td3.plan_torch(binding, agent, told))

@@ -157,9 +157,9 @@ def test_single_entries_are_reordered_as_blocks():
 
 def test_parts_of_a_flattened_image_are_written_with_plus():
     (choice,) = parse_layer_options([], ["a=7,7,64+5"])
-    assert choice.told.takes == AxisOrder(((49, 64), (1, 5)), ())
+    assert choice.facts.takes == AxisOrder(((49, 64), (1, 5)), ())
     (choice,) = parse_layer_options([], [], ["a=7,7,64"])
-    assert choice.told.makes == AxisOrder(((49, 64),), ())
+    assert choice.facts.makes == AxisOrder(((49, 64),), ())
 
 
 @pytest.mark.parametrize("text", ["a=", "a=7,,7", "a=7+", "a=0,3", "a=x"])

@@ -151,7 +151,7 @@ def test_rates_that_differ_are_kept_beside_keras_optimizer() -> None:
     made = canonical_tree(tree, bound(tree).moves)
     placed = {move.source for move in plan.moves} | set(plan.consumed)
     assert {made.names[path] for path in made if path not in placed} == set()
-    rates = {name: rate for name, rate in plan.told[NAME].items() if name.startswith("learning_rate/")}
+    rates = {name: rate for name, rate in plan.settings[NAME].items() if name.startswith("learning_rate/")}
     assert sorted(set(rates.values())) == [0.25, 0.5]
     assert len(rates) == len(WEIGHTS)
     assert any("0.25" in note and "learning_rate" in note for note in plan.notes)

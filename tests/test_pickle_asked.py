@@ -37,7 +37,7 @@ PLAIN, CLASSES, CODE = "plain data", "needs classes", "would run code"
 
 
 def asked(data: bytes, **options: Any) -> dict[str, CodeReference]:
-    return {each.name: each for each in parse_pickle(data, **options).asked}
+    return {each.name: each for each in parse_pickle(data, **options).code_references}
 
 
 def named(full: str, module: str | None = None) -> bytes:
@@ -126,7 +126,7 @@ def test_data_of_numpy_is_plain() -> None:
         KeyError,
     ]
     for protocol in range(6):
-        found = parse_pickle(pickle.dumps(value, protocol), builders=BUILDERS).asked
+        found = parse_pickle(pickle.dumps(value, protocol), builders=BUILDERS).code_references
         assert found
         assert worst_verdict(found) == PLAIN, [each for each in found if each.verdict != PLAIN]
 
@@ -168,7 +168,7 @@ VERDICTS = {
 @pytest.mark.parametrize(("data", "wanted"), VERDICTS.values(), ids=VERDICTS)
 def test_verdicts(data: bytes, wanted: str) -> None:
     for builders in (BUILDERS, torch_tensors.BUILDERS):
-        assert worst_verdict(parse_pickle(data, builders=builders).asked) == wanted
+        assert worst_verdict(parse_pickle(data, builders=builders).code_references) == wanted
 
 
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
@@ -225,7 +225,7 @@ def test_a_member_is_told_as_the_place(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     pickled = beside(b"cos\ngetcwd\n)R", dumps(tensor(), 2)[2:-1])
     path.write_bytes(archive(pickled, {"0": floats(1, 2, 3, 4)}))
-    found = {each.name: each for each in open_checkpoint(str(path)).asks}
+    found = {each.name: each for each in open_checkpoint(str(path)).code_references}
     assert found["os.getcwd"].where == "archive/data.pkl"
     assert path.read_bytes()[found["os.getcwd"].offset or 0 :].startswith(b"cos\ngetcwd\n")
     assert worst_verdict([each for name, each in found.items() if name != "os.getcwd"]) == PLAIN
@@ -239,7 +239,7 @@ def test_limits_are_the_users_to_change() -> None:
     with pytest.raises(LimitError, match="a name is too long"):
         parse_pickle(long)
     with limits.using(Limits(pickle_name=6000)):
-        assert parse_pickle(long).asked
+        assert parse_pickle(long).code_references
     with limits.using(Limits(pickle_integer=3)), pytest.raises(LimitError):
         parse_pickle(b"\x8a\x04\0\0\0\x01.")
 

@@ -43,8 +43,8 @@ def watched(monkeypatch):
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
 def test_calls_become_objects_and_are_named(data, name, watched):
     found = parse_pickle(data)
-    assert dangerous_calls(found.asked) == [name]
-    [acting] = [each for each in found.asked if each.name == name]
+    assert dangerous_calls(found.code_references) == [name]
+    [acting] = [each for each in found.code_references if each.name == name]
     assert acting.verdict == "would run code"
     assert 0 <= (acting.offset or 0) < len(data)
 
@@ -58,7 +58,7 @@ def test_what_comes_before_damage_is_named_too(data, name, end, watched):
 
 def test_each_name_is_told_once_and_work_is_bounded():
     data = b"cos\ngetcwd\n" + b"2)R0" * 100_000 + b"."
-    assert dangerous_calls(parse_pickle(data).asked) == ["os.getcwd"]
+    assert dangerous_calls(parse_pickle(data).code_references) == ["os.getcwd"]
     with pytest.raises(FormatError, match="a name is too long"):
         parse_pickle(b"cos\n" + b"a" * 5000 + b"\n)R.")
 
@@ -72,7 +72,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("data", HARMLESS.values(), ids=HARMLESS)
 def test_what_calls_nothing_is_not_named(data):
-    assert not dangerous_calls(parse_pickle(data).asked)
+    assert not dangerous_calls(parse_pickle(data).code_references)
 
 
 # ------------------------------------------------------------------ every format that holds pickles
@@ -108,8 +108,8 @@ LINE = "unpickling this file would call posix.system; nothing was run, and it is
 @pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip", "agent.pkl", "checkpoint-1"])
 def test_every_format_lists_the_file_and_names_the_call(name, tmp_path):
     found = open_checkpoint(str(hostile(tmp_path)[name]))
-    assert LINE in audit_notes(found.asks)
-    assert dangerous_calls(found.asks) == ["posix.system"]
+    assert LINE in audit_notes(found.code_references)
+    assert dangerous_calls(found.code_references) == ["posix.system"]
     if name != "checkpoint-1":
         assert any(
             isinstance(leaf, ValueLeaf) and leaf.value == Record("posix.system", "'touch was_run'")
@@ -128,10 +128,10 @@ def test_many_names_are_counted(tmp_path):
     calls = {f"k{n}": PickleObject(Global("os", f"name_{n}"), (), 0) for n in range(50)}
     (tmp_path / "x.pkl").write_bytes(dumps(calls))
     found = open_checkpoint(str(tmp_path / "x.pkl"))
-    told = audit_notes(found.asks)
+    told = audit_notes(found.code_references)
     assert len(told) == 21
     assert told[-1] == "unpickling this file would call 30 more; --json names them"
-    assert len(dangerous_calls(found.asks)) == 50
+    assert len(dangerous_calls(found.code_references)) == 50
 
 
 class Trap:
@@ -154,8 +154,8 @@ def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch
     else:
         torch.save(net, "x", _use_new_zipfile_serialization=form == "zip")
     found = open_checkpoint("x")
-    assert LINE in audit_notes(found.asks)
-    assert dangerous_calls(found.asks) == ["posix.system"]
+    assert LINE in audit_notes(found.code_references)
+    assert dangerous_calls(found.code_references) == ["posix.system"]
     read_back = {leaf.key: leaf.array() for _, leaf in found.tree.tensors()}
     assert read_back.keys() == net.state_dict().keys()
     assert all((read_back[name] == value.numpy()).all() for name, value in net.state_dict().items())

@@ -527,7 +527,7 @@ def test_a_payload_beside_a_storage_is_named(torch, tmp_path):
     # The last item is called: the list ends in APPENDS and STOP.
     (tmp_path / "x.pkl").write_bytes(data[:-2] + b")R" + data[-2:])
     found = open_checkpoint(str(tmp_path / "x.pkl"))
-    assert dangerous_calls(found.asks) == ["posix.getcwd"]
+    assert dangerous_calls(found.code_references) == ["posix.getcwd"]
     assert [leaf.shape for _, leaf in found.tree.tensors()] == [(64,)]
 
 

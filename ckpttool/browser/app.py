@@ -263,9 +263,11 @@ class WalkScreen(Screen[None]):
 
     def last_words(self, cells: int) -> Line:
         """Return the current message and as many keys as fit beside it."""
-        said = f" {fit_text(self._shown_message[1], cells - 2)} " if self._shown_message is not None else ""
-        keys = key_line(TREE, cells - len(said), two=self.comparison is not None)
-        return (TextPiece(said, "mark"), *keys) if said else keys
+        message = (
+            f" {fit_text(self._shown_message[1], cells - 2)} " if self._shown_message is not None else ""
+        )
+        keys = key_line(TREE, cells - len(message), two=self.comparison is not None)
+        return (TextPiece(message, "mark"), *keys) if message else keys
 
     def show_message(self, text: str) -> None:
         """Show a message in the last line until the cursor moves."""
@@ -518,12 +520,12 @@ class MainScreen(WalkScreen):
     def _comparing(self, comparison: ComparisonState) -> Job:
         """Compare the checkpoints, updating the marks several times a second."""
         waiting: list[tuple[str, ChangedEntry | str | None]] = []
-        told = time.monotonic()
+        last_shown_s = time.monotonic()
         for _ in comparison.steps(lambda name, found: waiting.append((name, found))):
-            if time.monotonic() - told > _TOLD_S:
+            if time.monotonic() - last_shown_s > _TOLD_S:
                 self.post_message(ReaderResult(_bind_result(self._noted, tuple(waiting))))
                 waiting.clear()
-                told = time.monotonic()
+                last_shown_s = time.monotonic()
             yield
         self.post_message(ReaderResult(_bind_result(self._noted, tuple(waiting))))
 
@@ -660,9 +662,9 @@ class Browser(App[int]):
 
     def compose(self) -> ComposeResult:
         """Show what is being opened until the listing is done."""
-        said = f"opening {self.opening.title} ..."
+        sentence = f"opening {self.opening.title} ..."
         bar = Bar()
-        bar.show(lambda cells: (TextPiece(fit_text(said, cells), "dim"),))
+        bar.show(lambda cells: (TextPiece(fit_text(sentence, cells), "dim"),))
         yield bar
 
     def on_mount(self) -> None:

@@ -360,17 +360,17 @@ def _summary_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
     for note in found.notes:
         yield BLANK
         yield from wrap_paragraph(f"note: {note}", cells)
-    said = signature_lines(checkpoint.details, cells)
-    yield from ([BLANK] if said else [])
-    yield from ((TextPiece(line),) for line in said[:_LINES])
+    signatures = signature_lines(checkpoint.details, cells)
+    yield from ([BLANK] if signatures else [])
+    yield from ((TextPiece(line),) for line in signatures[:_LINES])
 
 
 def _load_safety_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
-    asks = found.checkpoint.asks
-    if said := inspect.summarize_audit(asks):
+    references = found.checkpoint.code_references
+    if summary := inspect.summarize_audit(references):
         yield BLANK
-        yield from wrap_paragraph(said, cells, "good" if said == inspect.PLAIN else "warn")
-        for line in inspect.format_audit(asks)[:_LINES]:
+        yield from wrap_paragraph(summary, cells, "good" if summary == inspect.PLAIN else "warn")
+        for line in inspect.format_audit(references)[:_LINES]:
             yield from wrap_paragraph(line, cells, "dim")
 
 
@@ -645,9 +645,9 @@ def _type_lines(row: Row, cells: int) -> Iterator[Line]:
         yield from ((TextPiece(line),) for line in wrap_text(str(shown["value"]), cells, _LONG))
         return
     leaf = row.leaf
-    said = [format_shape(leaf), format_count(leaf.size, "element")]
-    said += [format_size(leaf.nbytes)] if leaf.nbytes else []
-    yield from wrap_paragraph("  ".join(said), cells)
+    lines = [format_shape(leaf), format_count(leaf.size, "element")]
+    lines += [format_size(leaf.nbytes)] if leaf.nbytes else []
+    yield from wrap_paragraph("  ".join(lines), cells)
     yield from wrap_paragraph(_describe_role(leaf), cells, "dim")
 
 
@@ -1056,14 +1056,14 @@ def title_line(listing: BrowserListing, comparison: ComparisonState | None, cell
         names = pad_text(f" {left} ↔ {right}", max(0, cells - len(state)))
         return TextPiece(names, "head"), TextPiece(state, "mark")
     found = listing.summaries[0]
-    verdict = checkpoint.worst_verdict(found.checkpoint.asks)
+    verdict = checkpoint.worst_verdict(found.checkpoint.code_references)
     warning = "" if verdict == checkpoint.PLAIN else f" {verdict} "
     name = os.path.basename(os.path.normpath(found.checkpoint.path))
-    said = _title_facts(found, cells - len(warning) - min(len(name), 2 * _SHORTEST) - 3)
-    room = max(_SHORTEST, cells - len(said) - len(warning) - 3)
+    details = _title_facts(found, cells - len(warning) - min(len(name), 2 * _SHORTEST) - 3)
+    room = max(_SHORTEST, cells - len(details) - len(warning) - 3)
     head = f" {fit_text(name, room)}"
-    gap = " " * max(1, cells - len(head) - len(said) - len(warning) - 1)
-    return TextPiece(head, "head"), TextPiece(f"{gap}{said} ", "dim"), TextPiece(warning, "warn")
+    gap = " " * max(1, cells - len(head) - len(details) - len(warning) - 1)
+    return TextPiece(head, "head"), TextPiece(f"{gap}{details} ", "dim"), TextPiece(warning, "warn")
 
 
 def _title_facts(found: CheckpointSummary, cells: int) -> str:
@@ -1076,11 +1076,11 @@ def _title_facts(found: CheckpointSummary, cells: int) -> str:
         found.layout or "no layout",
         format_count(totals.parameters, "parameter"),
     ]
-    said: list[str] = []
+    lines: list[str] = []
     for word in words:
-        if len(" · ".join([*said, word])) <= cells:
-            said.append(word)
-    return " · ".join(said)
+        if len(" · ".join([*lines, word])) <= cells:
+            lines.append(word)
+    return " · ".join(lines)
 
 
 def format_hits(found: tuple[int, int] | None) -> str:

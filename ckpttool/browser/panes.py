@@ -147,10 +147,10 @@ def choose_cell_format(dtype: np.dtype, known: Moments | None) -> CellFormat:
         largest = max(abs(low), abs(high))
         power = math.floor(math.log10(largest)) if largest else 0
         decimals = _DIGITS - 1 - power if _SMALL < power < _LARGE else None
-        told = [
+        text = [
             f"{end:.{decimals}f}" if decimals is not None else f"{-1:.{_DIGITS - 1}e}" for end in (low, high)
         ]
-        return CellFormat(kind, max(len(f"{-1:.1e}"), *map(len, told)), decimals)
+        return CellFormat(kind, max(len(f"{-1:.1e}"), *map(len, text)), decimals)
     if kind in "iu":
         most = max(len(str(int(low))), len(str(int(high)))) if known is not None else 20
         return CellFormat(kind, max(_LEAST, most))
@@ -327,15 +327,15 @@ class GridPane(Widget, can_focus=True):
         try:
             found = block.read(self.grid, table, rows, columns)
         except CkpttoolError as error:
-            said = describe_error(error)
-            post(lambda: self._failed(block, said))
+            sentence = describe_error(error)
+            post(lambda: self._failed(block, sentence))
         else:
             post(lambda: self._take(block, (table, rows, columns), found))
         yield
 
-    def _failed(self, block: CellSource, said: str) -> None:
+    def _failed(self, block: CellSource, text: str) -> None:
         if block is self.block:
-            self.error = said
+            self.error = text
             self.refresh()
 
     def _take(self, block: CellSource, place: tuple[int, range, range], found: np.ndarray) -> None:
@@ -374,16 +374,16 @@ class GridPane(Widget, can_focus=True):
         text = Strip.blank(self.width)
         table, rows, columns = self._place
         if self.grid.index(self.table, row, column) is not None:
-            said, tone = "·", STYLES["dim"]
+            shown, tone = "·", STYLES["dim"]
             if (
                 self._cells is not None
                 and self._written is not None
                 and (table == self.table and row in rows and column in columns)
             ):
                 value = self._cells[row - rows.start, column - columns.start]
-                said = self._written(value)
-                tone = STYLES["bad" if said in ("nan", "inf", "-inf") else "dim" if said == "0" else ""]
-            text = paint_line((TextPiece(pad_text(said, self.width, right=True)),), self.width, tone)
+                shown = self._written(value)
+                tone = STYLES["bad" if shown in ("nan", "inf", "-inf") else "dim" if shown == "0" else ""]
+            text = paint_line((TextPiece(pad_text(shown, self.width, right=True)),), self.width, tone)
         return Strip.join([Strip.blank(1), text.apply_style(HERE) if here else text])
 
 

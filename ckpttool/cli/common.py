@@ -394,9 +394,9 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
         left = f"{indent + shorten(line.name, room - len(indent)):<{name}}"
         if line.nbytes:
             room = what if line.elements else what + elements
-            said = shorten(line.what, room)
-            numbers = what + 2 + elements - len(said)
-            middle = f"{said}{line.elements:>{numbers}}  {line.nbytes:>{nbytes}}"
+            label = shorten(line.what, room)
+            numbers = what + 2 + elements - len(label)
+            middle = f"{label}{line.elements:>{numbers}}  {line.nbytes:>{nbytes}}"
         else:
             middle = shorten(line.what, width - len(left) - 2)
         right = _fit_note(line, note if line.nbytes else width - len(left) - 4 - len(middle))
@@ -425,12 +425,12 @@ def _fit_note(line: ColumnLine, width: int) -> str:
     return line.lead + shorten(line.note, room)
 
 
-def _fit_widths(asked: Iterable[tuple[int, tuple[int, int]]], types: int, spare: int) -> list[int]:
+def _fit_widths(requested: Iterable[tuple[int, tuple[int, int]]], types: int, spare: int) -> list[int]:
     """Return a width for each column, shrinking the last column first if space runs out.
 
     The middle column is cut down to `types` before any other column shrinks.
     """
-    wanted = [(min(natural, most), least) for natural, (least, most) in asked]
+    wanted = [(min(natural, most), least) for natural, (least, most) in requested]
     given = [width for width, _ in wanted]
     # If even the minimum widths do not fit, drop the notes first.
     steps = ((1, types), (2, wanted[2][1]), (0, wanted[0][1]), (1, wanted[1][1]), (2, 0), (0, 8), (1, 8))
@@ -575,11 +575,11 @@ def after_verify(second: str, found: Verification) -> Steps:
 
 def after_eval(found: Sweep, env: str | None) -> Steps:
     """Suggest scoring the best of several more precisely, or recording a video of one."""
-    told = ("--env", env) if env is not None else ()
+    env_options = ("--env", env) if env is not None else ()
     if found.best is not None:
-        return [("eval", urls.display_url(found.best.checkpoint), *told, "--episodes", "100")]
+        return [("eval", urls.display_url(found.best.checkpoint), *env_options, "--episodes", "100")]
     return [
-        ("eval", urls.display_url(each.checkpoint), *told, "--video", "agent.mp4")
+        ("eval", urls.display_url(each.checkpoint), *env_options, "--video", "agent.mp4")
         for each in found.evaluations[:1]
     ]
 
@@ -588,12 +588,12 @@ def _eval_command(path: str) -> tuple[str, ...]:
     from ckpttool.core import sidecar
 
     # Do not download anything for a suggestion.
-    told = None
+    env_options = None
     if not urls.is_url(path):
         with contextlib.suppress(CkpttoolError):
-            told = sidecar.load_sidecar(path)
+            env_options = sidecar.load_sidecar(path)
     # Without a sidecar that names the environment, the user must add it.
-    return ("eval", path) if told is not None and told.env else ("eval", path, "--env", "ID")
+    return ("eval", path) if env_options is not None and env_options.env else ("eval", path, "--env", "ID")
 
 
 # Option panels: a dataclass is one titled group in a command's help, and one argument of its function.

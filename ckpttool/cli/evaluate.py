@@ -300,19 +300,24 @@ def _print_results(
     from ckpttool.commands import algorithms, sweep
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
-    told = report_comparison(compared, output, found)
+    compared_output = report_comparison(compared, output, found)
     beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
-    content |= {**told.document, **beside.document()}
+    content |= {**compared_output.document, **beside.document()}
     if output.out is not None and sweep.results_path(output.out) is None:
         sweep.save_document(output.out, common.render_document(content))
     if not as_json and found.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
         common.print_text(
-            "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *told.lines])
+            "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *compared_output.lines])
         )
     unit = UNITS.get(found.step_from or "", ANY_UNIT)
     drawn = plots.PlotData(
-        found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit
+        found.evaluations,
+        found.curve,
+        beside.curves,
+        compared_output.algorithms,
+        compared_output.comparison,
+        unit,
     )
     shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
     if as_json:
@@ -320,7 +325,7 @@ def _print_results(
     else:
         common.print_text("\n".join(shown.lines))
         common.print_next_steps(common.after_eval, found, options.env, quiet=quiet)
-    return shown, told.mean
+    return shown, compared_output.mean
 
 
 def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
@@ -404,34 +409,34 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
     """Return the summary of the finished evaluations, and write the requested files."""
     from ckpttool.commands import sweep
 
-    told = ComparisonOutput()
-    _add_algorithms(compared, found, told)
+    printed = ComparisonOutput()
+    _add_algorithms(compared, found, printed)
     if output.csv is not None and found.scored:
         sweep.save_table(output.csv, found.scored)
-        told.lines.append(f"wrote {clean(output.csv)}")
+        printed.lines.append(f"wrote {clean(output.csv)}")
     if output.tensorboard is not None and found.scored:
         path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
-        told.document["tensorboard"] = path
-        told.lines.append(f"wrote {clean(path)}")
-    return told
+        printed.document["tensorboard"] = path
+        printed.lines.append(f"wrote {clean(path)}")
+    return printed
 
 
-def _add_algorithms(wanted: ComparedRuns, found: Sweep, told: ComparisonOutput) -> None:
+def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutput) -> None:
     from ckpttool.commands import algorithms
 
     ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
     if ours is None:
         return
-    told.mean, told.algorithms = ours.mean.value, (ours,)
-    told.document["runs"] = ours.document()
-    told.lines += _algorithm_lines("runs", ours)
+    printed.mean, printed.algorithms = ours.mean.value, (ours,)
+    printed.document["runs"] = ours.document()
+    printed.lines += _algorithm_lines("runs", ours)
     theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
     if theirs is None:
         return
     compared = algorithms.compare_algorithms(ours, theirs)
-    told.algorithms, told.comparison = (ours, theirs), compared
-    told.document |= {"against": theirs.document(), "comparison": compared.document()}
-    told.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
+    printed.algorithms, printed.comparison = (ours, theirs), compared
+    printed.document |= {"against": theirs.document(), "comparison": compared.document()}
+    printed.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
 
 
 def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
@@ -481,10 +486,10 @@ def render_sweep(found: Sweep, *, quiet: bool) -> str:
     """Return a report for one checkpoint, or a table of several with the best one."""
     every = found.evaluations
     if len(every) == 1:
-        said = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
+        sentences = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
         trained = _training_lines(step_columns(found.scored[0].counts))
         return "\n".join(
-            [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, said))]
+            [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, sentences))]
         )
     lines = _table_lines(found) if every else []
     if found.best is not None:
@@ -559,9 +564,9 @@ def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
 def _remark_lines(found: Sweep) -> list[str]:
     """Return assumptions and notes, listing those common to all evaluations once."""
     every = found.evaluations
-    said = [(each, line) for each in every for line in _note_lines(each)]
-    common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
-    own = [f"{clean(urls.display_url(e.checkpoint))}: {line}" for e, line in said if line not in common]
+    lines = [(each, line) for each in every for line in _note_lines(each)]
+    common = [line for line, n in Counter(line for _, line in lines).items() if n == len(every)]
+    own = [f"{clean(urls.display_url(e.checkpoint))}: {line}" for e, line in lines if line not in common]
     source = (
         () if found.step_from is None else (_STEPS.get(found.step_from, f"curve steps: {found.step_from}"),)
     )

@@ -170,7 +170,7 @@ def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to audit", file=found.path, hint=found.hint)
     checkpoint = found.checkpoint
-    return worst_verdict(checkpoint.asks) == PLAIN and not checkpoint.unjudged
+    return worst_verdict(checkpoint.code_references) == PLAIN and not checkpoint.unjudged
 
 
 def render_listing(
@@ -204,11 +204,11 @@ def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
     head = "".join(f"{title:>{widths[name]}}  " for name, title in titles.items())
     lines.append(f"{head}{'size':>7}  {'time (UTC)':<16}  checkpoint")
     for each, own in zip(shown, counts, strict=True):
-        said = "  latest" * each.latest + "  incomplete" * (not each.complete)
+        sentence = "  latest" * each.latest + "  incomplete" * (not each.complete)
         start = "".join(f"{_format_count(own[name]):>{widths[name]}}  " for name in titles)
         start += f"{format_size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  "
         where = clean(urls.display_url(each.path))
-        lines.append(f"{start}{fit_path(where, len(start) + len(said))}{said}")
+        lines.append(f"{start}{fit_path(where, len(start) + len(sentence))}{sentence}")
     return lines
 
 
@@ -459,15 +459,15 @@ def _report_text(made: HtmlReport, *, quiet: bool) -> str:
     if quiet:
         return wrote
     found = made.contents
-    told = [
+    text = [
         format_count(len(found.summary.tensors), "tensor"),
         format_count(len(found.diagnosis.findings), "finding"),
     ]
     if found.comparison is not None:
-        told.append(format_count(len(found.comparison.changes), "difference"))
+        text.append(format_count(len(found.comparison.changes), "difference"))
     if found.results.results:
-        told.append(format_count(len(found.results.results), "evaluation"))
-    return f"{', '.join(told)}\n{wrote}"
+        text.append(format_count(len(found.results.results), "evaluation"))
+    return f"{', '.join(text)}\n{wrote}"
 
 
 # Commands for git and its hooks: `check` for many checkpoints, `textconv` for one file.

@@ -191,15 +191,15 @@ def _layout_head(graph: ModuleGraph) -> tuple[list[TextLine], list[tuple[str, fl
     texts = [TextLine(MARGIN, MARGIN + FONT, shorten(title, 90), "title", whole=title)]
     y = MARGIN + FONT + LINE + 4
     x, legend = MARGIN, []
-    for style, said in (
+    for style, line in (
         ("child", "holds"),
         ("alias", "also holds (alias)"),
         ("slot", "optimizer state for"),
     ):
         if style == "child" or any(edge.kind == style for edge in graph.edges):
             legend.append((style, x, y - 4))
-            texts.append(TextLine(x + 40, y, said, "dim"))
-            x += 40 + text_width(said) + 24
+            texts.append(TextLine(x + 40, y, line, "dim"))
+            x += 40 + text_width(line) + 24
     for note in graph.notes:
         y += LINE
         texts.append(TextLine(MARGIN, y, clean(note), "dim"))
@@ -212,8 +212,8 @@ def _node_texts(node: ModuleNode) -> tuple[list[tuple[str, str, str]], list[tupl
     whole = clean(module.path or node.name)
     name = clean(node.name) or "(root)"
     head = [(shorten(name, _NAME), "name", whole)]
-    if said := describe_module_kind(module):
-        head.append((shorten(said, _NAME), "kind", said))
+    if described := describe_module_kind(module):
+        head.append((shorten(described, _NAME), "kind", described))
     trained = f"{format_count(module.parameters, 'parameter')}, " if module.parameters else ""
     head.append((f"{trained}{format_size(module.nbytes)}", "dim", ""))
     rows = [
@@ -693,8 +693,8 @@ def draw_learning_curve(
         label = names[number] if len(runs) > 1 else "mean, 95 % CI of the mean, episodes"
         axes.plot(steps, means, marker=mark, markersize=4, color=colour, linewidth=1.5, label=label)
     best = max(curve, key=lambda point: point.mean)
-    said = f"best mean {_format_return(best.mean)} at {best.step:,}"
-    axes.plot([best.step], [best.mean], "*", color=INK, markersize=11, label=said, linestyle="none")
+    sentence = f"best mean {_format_return(best.mean)} at {best.step:,}"
+    axes.plot([best.step], [best.mean], "*", color=INK, markersize=11, label=sentence, linestyle="none")
     axes.set_ylabel("return")
     axes.set_title(f"{clean(found[0].env)}, {format_count(found[0].statistics.n, 'episode')} each")
     _label_steps(axes, unit)
@@ -732,8 +732,8 @@ def draw_algorithms(
     else:
         _draw_run_scores(last, found, names)
     env = clean(found[0].runs[0].scored[0].evaluation.env)
-    said = "" if compared is None else f": {_format_difference(compared)}"
-    figure.suptitle(f"{env}{said}", x=0.01, ha="left", fontsize=10)
+    sentence = "" if compared is None else f": {_format_difference(compared)}"
+    figure.suptitle(f"{env}{sentence}", x=0.01, ha="left", fontsize=10)
 
 
 def algorithm_names(found: Sequence[Algorithm]) -> list[str]:

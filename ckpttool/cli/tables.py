@@ -92,16 +92,16 @@ _DEFAULT = re.compile(
 )
 
 
-def merge_default_sentences(said: Sequence[str]) -> list[str]:
+def merge_default_sentences(lines: Sequence[str]) -> list[str]:
     """Merge sentences about optimizer defaults that are the same for several optimizers."""
-    found = {text: match for text in said if (match := _DEFAULT.fullmatch(text))}
+    found = {text: match for text in lines if (match := _DEFAULT.fullmatch(text))}
     settings: dict[tuple[str, str], dict[str, list[str]]] = {}
     for match in found.values():
         own = settings.setdefault((match["lead"] or "", match["optimizer"]), {})
         own.setdefault(match["whose"], []).append(match["setting"])
     groups: dict[tuple[str, str], list[str]] = {}
     for (lead, optimizer), own in settings.items():
-        shown = "; ".join(f"{', '.join(each)} (default of {whose})" for whose, each in own.items())
+        shown = "; ".join(f"{', '.join(each)} (default of {owner})" for owner, each in own.items())
         groups.setdefault((lead, shown), []).append(optimizer)
     joined = {
         (lead, optimizer): f"{lead}{' and '.join(optimizers)}: {shown}; the checkpoint does not hold them"
@@ -111,7 +111,7 @@ def merge_default_sentences(said: Sequence[str]) -> list[str]:
     return list(
         dict.fromkeys(
             joined[found[text]["lead"] or "", found[text]["optimizer"]] if text in found else text
-            for text in said
+            for text in lines
         )
     )
 
@@ -120,12 +120,12 @@ def render_remarks(
     assumed: Sequence[str], notes: Sequence[str], entries: Iterable[LedgerEntry] = ()
 ) -> list[str]:
     """Return the ledger, assumptions and notes; in a pipe, one line each."""
-    said = [
+    lines = [
         *map(clean, sidecar.describe_entries(entries)),
         *labeled_lines("assumed", merge_default_sentences(assumed)),
     ]
-    said += [f"note: {clean(note)}" for note in merge_default_sentences(notes)]
-    return [wrap_sentence(line) for line in said]
+    lines += [f"note: {clean(note)}" for note in merge_default_sentences(notes)]
+    return [wrap_sentence(line) for line in lines]
 
 
 def render_digest(found: Digest, compared: DigestComparison | None, *, quiet: bool) -> str:
@@ -137,8 +137,8 @@ def render_digest(found: Digest, compared: DigestComparison | None, *, quiet: bo
         lines += labeled_lines("differs", compared.different)
         lines += labeled_lines("only here", compared.only_here)
         lines += labeled_lines("only in the saved digest", compared.only_saved)
-        said = "equal to the saved digest" if compared.equal else "not equal to the saved digest"
-        lines += [] if quiet else [said]
+        sentence = "equal to the saved digest" if compared.equal else "not equal to the saved digest"
+        lines += [] if quiet else [sentence]
     return "\n".join(lines)
 
 
@@ -150,10 +150,10 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
         # Two lines per entry: two paths and a rule side by side do not fit a terminal.
         for m in report.mapped:
             shapes = _format_shapes(m.shape_in, m.shape_out)
-            said = f"  {m.rule}  {shapes}".rstrip()
+            sentence = f"  {m.rule}  {shapes}".rstrip()
             lines += [
                 fit_path(clean(m.source), 0),
-                f"    -> {fit_path(clean(m.target), len(said) + 7)}{said}",
+                f"    -> {fit_path(clean(m.target), len(sentence) + 7)}{sentence}",
             ]
         lines += [] if quiet else [""]
     lines += labeled_lines("unmapped", report.unused) + labeled_lines("missing", report.missing)
@@ -309,11 +309,11 @@ def _training_table(found: TrainStepComparison) -> list[str]:
         rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
     title = f"{format_count(found.steps, 'update')} of {found.algorithm}"
-    said = (
+    sentence = (
         f"tolerance of updates: relative difference of {bounds}, or {OWN_ERROR:g}x A's own error "
         "if that is larger"
     )
-    return [title, render_table([*columns, ("within", "left")], rows), said]
+    return [title, render_table([*columns, ("within", "left")], rows), sentence]
 
 
 def render_plugins(kind: str, rows: Sequence[PluginRow]) -> str:
@@ -553,12 +553,12 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     body = align_columns(lines, terminal_width())
     if view.quiet:
         return "\n".join(body)
-    said = signature_lines(found.checkpoint.details, terminal_width())
-    table = format_audit(found.checkpoint.asks) if view.names else []
+    signatures = signature_lines(found.checkpoint.details, terminal_width())
+    table = format_audit(found.checkpoint.code_references) if view.names else []
     parts = [
         _header_lines(found),
         body,
-        said,
+        signatures,
         table,
         [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
     ]
@@ -585,8 +585,8 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
             f"  {role:<9}  {format_count(n, 'tensor'):>13}  {elements:>15,}  {format_size(nbytes):>7}"
             for role, n, elements, nbytes in rows
         ]
-    said = summarize_audit(checkpoint.asks)
-    return [*lines, wrap_sentence(said)] if said else lines
+    audit = summarize_audit(checkpoint.code_references)
+    return [*lines, wrap_sentence(audit)] if audit else lines
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:
@@ -689,7 +689,7 @@ def _entry_line(level: int, name: str, row: TensorRow | ValueRow, view: TreeView
     below: tuple[str, ...] = (f"key {clean(leaf.key)}",) if view.keys else ()
     if view.aliases:
         below += tuple(f"also {clean(alias)}" for alias in row.aliases)
-    lead, note = _tensor_note(row, told=not view.aliases)
+    lead, note = _tensor_note(row, recorded=not view.aliases)
     return ColumnLine(
         level,
         clean(name),
@@ -707,7 +707,7 @@ def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
-def _tensor_note(row: TensorRow, *, told: bool) -> tuple[str, str]:
+def _tensor_note(row: TensorRow, *, recorded: bool) -> tuple[str, str]:
     """Return a note on a tensor that is not simply trained: a fixed lead, then text that may be shortened."""
     leaf = row.leaf
     if leaf.slot is not None and row.of is not None:
@@ -715,7 +715,7 @@ def _tensor_note(row: TensorRow, *, told: bool) -> tuple[str, str]:
             ("", f"slot {leaf.slot}") if _is_named_by_path(row.path, row.of) else (f"{leaf.slot} of ", row.of)
         )
     note = leaf.role if leaf.role != "parameter" else "frozen" if leaf.trainable is False else ""
-    names = user_given_names(row.aliases) if told else []
+    names = user_given_names(row.aliases) if recorded else []
     if names:
         more = f" (+{len(names) - 1})" if len(names) > 1 else ""
         return f"{note}  also ".lstrip(), f"{names[0]}{more}"

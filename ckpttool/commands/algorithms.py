@@ -346,8 +346,8 @@ def find_training_logs(paths: Sequence[str]) -> TrainingLogs:
     with filesystem.read_session():
         folders = dict.fromkeys(f for path in paths if (f := _find_event_folder(path)) is not None)
     for folder in folders:
-        curve, said = _read_best_tag(folder)
-        notes += said
+        curve, reason = _read_best_tag(folder)
+        notes += reason
         if curve is not None:
             curves.append(curve)
             were = "was" if curve.logged == 1 else "were"
@@ -390,8 +390,8 @@ def _read_best_tag(folder: str) -> tuple[TrainingCurve | None, list[str]]:
     for path in sorted(_event_files(folder), key=natural_sort_key):
         file = File.stamp(path)
         if file.size > room:
-            whose = f"{urls.display_url(path)} was not read"
-            notes.append(f"{whose}: the folder contains more than {MOST_BYTES >> 20} MiB of event files")
+            owner = f"{urls.display_url(path)} was not read"
+            notes.append(f"{owner}: the folder contains more than {MOST_BYTES >> 20} MiB of event files")
             continue
         room -= file.size
         files.append(file)

@@ -94,14 +94,14 @@ def suffix_kind(name: str) -> str | None:
 class CheckCandidate:
     """One path to check: its format, or the reason why no format reads it.
 
-    `asks` is code found in a file that no format reads; `order` sorts results by argument.
+    `code_references` is code found in a file that no format reads; `order` sorts results by argument.
     """
 
     path: str
     order: tuple[int, list[tuple[int, str]]]
     found: CheckpointLocation | None = None
     error: CkpttoolError | None = None
-    asks: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
 
     @property
     def name(self) -> str | None:
@@ -167,10 +167,10 @@ class CandidateCollector:
         path: str,
         found: CheckpointLocation | None = None,
         error: CkpttoolError | None = None,
-        asks: tuple[CodeReference, ...] = (),
+        references: tuple[CodeReference, ...] = (),
     ) -> None:
         order = (self._argument, natural_sort_key(path))
-        self.found.setdefault(file_identity(path), CheckCandidate(path, order, found, error, asks))
+        self.found.setdefault(file_identity(path), CheckCandidate(path, order, found, error, references))
 
     def _named(self, path: str) -> None:
         try:
@@ -178,7 +178,7 @@ class CandidateCollector:
         except CkpttoolError as error:
             archive = suffix_kind(os.path.basename(path)) == ARCHIVE and filesystem.isfile(path)
             if not (archive and self._archive(Probe(path)) and self.skipped[-1:] != [path]):
-                self._put(path, error=error, asks=find_unclaimed_code(path))
+                self._put(path, error=error, references=find_unclaimed_code(path))
         else:
             self._put(found.location, found)
 
@@ -264,7 +264,7 @@ class CandidateCollector:
         try:
             found = _find_format(probe)
         except CkpttoolError as error:
-            self._put(path, error=error, asks=find_unclaimed_code(path))
+            self._put(path, error=error, references=find_unclaimed_code(path))
             return
         if found is None:
             self._unclaimed(probe, kind)
@@ -287,9 +287,13 @@ class CandidateCollector:
     def _unclaimed(self, probe: Probe, kind: str | None) -> None:
         if kind == ARCHIVE and self._archive(probe):
             return
-        asks = find_unclaimed_code(probe.path)
-        if asks:
-            self._put(probe.path, error=None if kind is None else detect.unknown_file_error(probe), asks=asks)
+        references = find_unclaimed_code(probe.path)
+        if references:
+            self._put(
+                probe.path,
+                error=None if kind is None else detect.unknown_file_error(probe),
+                references=references,
+            )
         elif kind is None or (kind == SHARED and self._is_other(probe)):
             # Files that ckpttool writes beside a checkpoint belong to it.
             if not (probe.name.endswith(folder.BESIDE) and probe.head.startswith(b"{")):
@@ -345,10 +349,10 @@ def file_identity(path: str) -> str:
 
 def describe_stray_file(path: str) -> tuple[tuple[CodeReference, ...], CkpttoolError | None] | None:
     """Return the problem with a file that its checkpoint does not use: code, or a data suffix."""
-    asks = find_unclaimed_code(path)
+    references = find_unclaimed_code(path)
     if suffix_kind(os.path.basename(path)) == OWN:
-        return asks, NotACheckpointError("no checkpoint uses this file", file=path)
-    return (asks, None) if asks else None
+        return references, NotACheckpointError("no checkpoint uses this file", file=path)
+    return (references, None) if references else None
 
 
 def _claims(probe: Probe) -> list[CheckpointLocation]:
@@ -377,7 +381,7 @@ def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
     if not filesystem.isfile(path):
         return ()
     try:
-        return (*detect.scan_for_code(File.stamp(path)).asks, *detect.list_operations(Probe(path)))
+        return (*detect.scan_for_code(File.stamp(path)).code_references, *detect.list_operations(Probe(path)))
     except (CkpttoolError, OSError):
         return ()
 
@@ -463,14 +467,16 @@ class CheckpointVerdict:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         error = self.error
-        told = None if error is None else {"kind": error.kind, "message": str(error), "hint": error.hint}
+        error_document = (
+            None if error is None else {"kind": error.kind, "message": str(error), "hint": error.hint}
+        )
         return {
             "path": self.path,
             "format": self.format,
             "layout": self.layout,
             "tensors": self.tensors,
             "findings": [each.document() for each in self.findings],
-            "error": told,
+            "error": error_document,
         }
 
 
@@ -566,15 +572,19 @@ class _JudgedFiles:
 
 
 def _unused_file_verdict(
-    path: str, asks: Sequence[CodeReference], error: CkpttoolError | None
+    path: str, references: Sequence[CodeReference], error: CkpttoolError | None
 ) -> CheckpointVerdict:
-    return CheckpointVerdict(urls.display_url(path), findings=_code_findings(asks), error=error, file=path)
+    return CheckpointVerdict(
+        urls.display_url(path), findings=_code_findings(references), error=error, file=path
+    )
 
 
 def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedFiles) -> CheckpointVerdict:
     name = urls.display_url(each.path)
     if each.error is not None or each.found is None:
-        return CheckpointVerdict(name, findings=_code_findings(each.asks), error=each.error, file=each.path)
+        return CheckpointVerdict(
+            name, findings=_code_findings(each.code_references), error=each.error, file=each.path
+        )
     findings: list[Finding] = []
     try:
         checkpoint = detect.read_location(each.found)
@@ -619,17 +629,19 @@ def _judge(checkpoint: Checkpoint, wanted: CheckOptions, findings: list[Finding]
     return layout
 
 
-def _code_findings(asks: Sequence[CodeReference]) -> tuple[Finding, ...]:
+def _code_findings(references: Sequence[CodeReference]) -> tuple[Finding, ...]:
     """Return the finding for code in a file that cannot be read as a checkpoint."""
-    if not asks:
+    if not references:
         return ()
-    return (Finding("loading", inspect.summarize_audit(asked.merge_references(asks)), None),)
+    return (Finding("loading", inspect.summarize_audit(asked.merge_references(references)), None),)
 
 
 def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[Finding]:
     bad = (asked.CODE, asked.CLASSES) if wanted.strict else (asked.CODE,)
-    if asked.worst_verdict(checkpoint.asks) in bad:
-        yield Finding("loading", inspect.summarize_audit(checkpoint.asks), data_only_command(checkpoint.path))
+    if asked.worst_verdict(checkpoint.code_references) in bad:
+        yield Finding(
+            "loading", inspect.summarize_audit(checkpoint.code_references), data_only_command(checkpoint.path)
+        )
     yield from unjudged_findings(checkpoint.unjudged)
 
 
@@ -650,13 +662,13 @@ def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for path, leaf in checkpoint.tree.tensors():
         name = checkpoint.tree.names[path]
         try:
-            said = _describe_nonfinite(path, leaf)
+            problem = _describe_nonfinite(path, leaf)
         except CkpttoolError as error:
             raise error.located(path=name) from error
-        if said:
-            bad.append((name, said))
-    for name, said in bad[:_SHOWN]:
-        yield Finding("numbers", f"{name}: {said}")
+        if problem:
+            bad.append((name, problem))
+    for name, problem in bad[:_SHOWN]:
+        yield Finding("numbers", f"{name}: {problem}")
     if len(bad) > _SHOWN:
         more = format_count(len(bad) - _SHOWN, "more tensor")
         yield Finding("numbers", f"and {more} with NaN or infinite values")
@@ -955,21 +967,25 @@ def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
     if binding is not None:
         yield f"layout {binding.layout}"
     for verdict in (asked.CODE, asked.CLASSES):
-        for each in sorted(asked.filter_verdict(checkpoint.asks, verdict), key=lambda each: each.name):
+        for each in sorted(
+            asked.filter_verdict(checkpoint.code_references, verdict), key=lambda each: each.name
+        ):
             yield f"loading {'calls' if each.calls else 'imports'} {each.name} ({verdict})"
-    names = [(tree.names[path].removesuffix(_SUFFIX), told) for path, told in _entry_lines(checkpoint)]
+    names = [
+        (tree.names[path].removesuffix(_SUFFIX), described) for path, described in _entry_lines(checkpoint)
+    ]
     for path, aliases in tree.aliases.items():
         names += [(tree.alias_name(alias), f"alias of {tree.names[path]}") for alias in aliases]
-    for name, told in sorted(names, key=lambda each: natural_sort_key(each[0])):
-        yield f"{name} {told}"
+    for name, described in sorted(names, key=lambda each: natural_sort_key(each[0])):
+        yield f"{name} {described}"
 
 
 def _entry_lines(checkpoint: Checkpoint) -> Iterator[tuple[Path, str]]:
     """Yield the description of each entry; one tensor is read while the previous one is hashed."""
     with WorkerThread() as lane:
-        overheard = DigestRecorder(checkpoint, lane)
+        recorder = DigestRecorder(checkpoint, lane)
         read: dict[Path, str] = {}
-        for path, leaf in overheard.checkpoint.tree.tensors():
+        for path, leaf in recorder.checkpoint.tree.tensors():
             try:
                 read[path] = _describe_numbers(leaf)
             except CkpttoolError as error:
@@ -979,7 +995,7 @@ def _entry_lines(checkpoint: Checkpoint) -> Iterator[tuple[Path, str]]:
                 )
         lane.wait()
         for path, numbers in read.items():
-            digest = "" if numbers.startswith("=") else overheard.sha256(path)[:_DIGITS]
+            digest = "" if numbers.startswith("=") else recorder.sha256(path)[:_DIGITS]
             yield path, " ".join(filter(None, (_format_leaf(checkpoint.tree[path]), digest, numbers)))
     for path, value in checkpoint.tree.plain():
         yield path, f"= {_describe_value(value)}"

@@ -106,13 +106,13 @@ def _convert_to_format(
     with WorkerThread() as aside:
         # The receipt, written last, contains the source's digest, which is computed from the data as it is
         # read.
-        heard = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
-        checkpoint = checkpoint if heard is None else heard.checkpoint
+        recorder = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
+        checkpoint = checkpoint if recorder is None else recorder.checkpoint
         made = _plan(checkpoint, request, own.sidecar, notes)
         done = ConversionResult(urls.display_url(checkpoint.path), target, made.report)
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return replace(done, ledger=_ledger(checkpoint, made, given, request, facts))
-        writer = _TargetWriter(checkpoint, made, target, request, own, heard, progress)
+        writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress)
         written = writer.write()
     report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
     return replace(
@@ -220,7 +220,7 @@ class _TargetWriter:
     target: str
     request: ConversionRequest
     own: VerifiedSidecar
-    heard: DigestRecorder | None
+    recorder: DigestRecorder | None
     progress: Progress
     back: ReverseRecord = field(init=False)
     proof: OutputVerification = field(default_factory=OutputVerification)
@@ -279,8 +279,8 @@ class _TargetWriter:
     def _receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
         """Return the target's sidecar; raise OutputMismatchError if the outputs of a network differ."""
         options, binding, own = self.request.options, self.plan.binding, self.own
-        if self.heard is not None:
-            own = replace(own, sha256=self.heard.digest().sha256)
+        if self.recorder is not None:
+            own = replace(own, sha256=self.recorder.digest().sha256)
         if binding is None:
             own = receipt.with_policy_facts(self.checkpoint, found, own, part=options.part)
             self.proof = OutputVerification(notes=receipt.unplayable_note(own))
@@ -288,8 +288,8 @@ class _TargetWriter:
             self.checkpoint, self.plan, own, written, self.back, options.part, self.request.receipt()
         )
         if options.fold_normalizer:
-            said = {**made.provenance, "obs_norm": "given: folded into the first layers"}
-            made = replace(made, obs_norm=None, provenance=said)
+            recorded = {**made.provenance, "obs_norm": "given: folded into the first layers"}
+            made = replace(made, obs_norm=None, provenance=recorded)
         if not options.verify or binding is None:
             return made
         before = prepared_source_agent(self.checkpoint, self.plan.source, binding, own)

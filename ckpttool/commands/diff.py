@@ -301,10 +301,10 @@ def _source_sidecar(own: VerifiedSidecar, receipt: Sidecar | None) -> Sidecar | 
 def _optimizer_options_of(receipt: Sidecar | None) -> OptimizerOptions:
     if receipt is None:
         return NO_OPTIMIZER_OPTIONS
-    said = [receipt.provenance.get(name, "") for name in OptimizerOptions._fields]
+    lines = [receipt.provenance.get(name, "") for name in OptimizerOptions._fields]
     return (
         read_optimizer_options(receipt)
-        if any(text.startswith("given: ") for text in said)
+        if any(text.startswith("given: ") for text in lines)
         else NO_OPTIMIZER_OPTIONS
     )
 
@@ -637,8 +637,8 @@ def _by_agent(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointA
     a, b = (one.by_meaning(_require_agent(one)) for one in sides)
     made = _reconvert_side(sides)
     if made is None:
-        told, a, b = _drop_framework_settings(a, b)
-        return select_pairs(((first, a), (second, b)), "agent", glob, told)
+        framework_notes, a, b = _drop_framework_settings(a, b)
+        return select_pairs(((first, a), (second, b)), "agent", glob, framework_notes)
     found, turned = made
     if found.folded:
         return _by_conversion(sides, found, turned, glob)
@@ -958,9 +958,9 @@ def compare_alignment(
 ) -> Diff:
     """Return the differences between aligned checkpoints; both are read, one tensor at a time."""
     changed = tuple(found.changes(progress))
-    told = found.notes
+    notes = found.notes
     if found.by == "agent" and changed:
-        told = (*told, "paths and indices refer to the canonical agent: dense kernels are [in, out]")
+        notes = (*notes, "paths and indices refer to the canonical agent: dense kernels are [in, out]")
     both = sum(isinstance(found.left[name], Leaf) for name in found.both)
     first, second = found.checkpoints
     return Diff(
@@ -973,6 +973,6 @@ def compare_alignment(
         tuple(sorted(changed, key=lambda each: each.distance(sort), reverse=True)),
         found.only_left,
         found.only_right,
-        told,
+        notes,
         found.declared,
     )

@@ -185,17 +185,17 @@ class TeeSource:
 
     base: Source
     path: Path
-    whom: DigestRecorder
+    recorder: DigestRecorder
 
     def read(self) -> Buffer:
         """Return the base's bytes."""
         data = self.base.read()
-        self.whom.hear(self.path, data)
+        self.recorder.hear(self.path, data)
         return data
 
     def sha256(self) -> str:
         """Return the digest of the data read."""
-        return self.whom.sha256(self.path)
+        return self.recorder.sha256(self.path)
 
 
 class _HashResults:

@@ -217,7 +217,7 @@ def _static_findings(
 
 def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
     """Yield the code that would run if the framework loaded the file."""
-    acting = asked.filter_verdict(checkpoint.asks, asked.CODE)
+    acting = asked.filter_verdict(checkpoint.code_references, asked.CODE)
     fix = data_only_command(checkpoint.path)
     for each in acting[:_SHOWN]:
         what = "call" if each.calls else "import"
@@ -226,7 +226,7 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
         more = format_count(len(acting) - _SHOWN, "more name that runs code", "more names that run code")
         yield Finding("loading", f"and {more}", fix)
     yield from unjudged_findings(checkpoint.unjudged)
-    classes = asked.filter_verdict(checkpoint.asks, asked.CLASSES)
+    classes = asked.filter_verdict(checkpoint.code_references, asked.CLASSES)
     if classes:
         notes.append(
             f"loading it imports {format_count(len(classes), 'name')} from outside the standard library"
@@ -267,16 +267,16 @@ def _agent_findings(
     checkpoint: Checkpoint,
     binding: RecognizedAgent | None,
     env: str | None,
-    told: tuple[list[str], list[LedgerEntry]],
+    remarks: tuple[list[str], list[LedgerEntry]],
     place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
     sha256: str | None = None,
     facts: AgentFacts = NO_FACTS,
 ) -> Iterator[Finding]:
     """Yield what is missing to run the checkpoint as an agent, and `place`'s findings on its environment.
 
-    Notes and the agent's ledger entries are appended to the lists in `told`.
+    Notes and the agent's ledger entries are appended to the lists in `remarks`.
     """
-    notes, entries = told
+    notes, entries = remarks
     if binding is None:
         notes.append("no layout recognises an agent; bounds, statistics and environment were not checked")
         entries += _conversion_ledger(checkpoint, sha256)
@@ -356,6 +356,6 @@ def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> It
 
 
 def _format_error_facts(error: CkpttoolError) -> str:
-    told = (("expected", error.expected), ("found", error.found))
-    facts = [f"{word} {value}" for word, value in told if value]
+    layer_facts = (("expected", error.expected), ("found", error.found))
+    facts = [f"{word} {value}" for word, value in layer_facts if value]
     return f" ({', '.join(facts)})" if facts else ""

@@ -351,7 +351,7 @@ def require_backend(how: Protocol) -> None:
         )
 
 
-def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> EvaluationEnvironment:
+def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> EvaluationEnvironment:
     """Return the environment to play in: the requested one, or the one in the agent's own files."""
     part = _policy_part(agent, how.network)
     known = agent.known.env or {}
@@ -362,17 +362,19 @@ def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> Evalua
         seen = sum(s.size for s in front.streams)
     inner = wrappers.inner_obs_dim(seen, acts, around)
     outfit: dict[str, Any] = {
-        "adapter": how.adapter or _zero_forces_adapter(agent, asked or str(known.get("id")), inner),
+        "adapter": how.adapter or _zero_forces_adapter(agent, requested or str(known.get("id")), inner),
         # The recorded id may come from a user, who may have named another version of the task in a
         # conversion.
         "trained": known.get("id") if agent.known.is_read("env") else None,
         "wrappers": wrappers.serialize_wrappers(around),
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
     }
-    place = None if asked is None else EvaluationEnvironment(asked, trusted=True, obs_dim=seen, **outfit)
+    place = (
+        None if requested is None else EvaluationEnvironment(requested, trusted=True, obs_dim=seen, **outfit)
+    )
     if place is not None and missing_options(agent, agent.known):
         _require_continuous(place)
-    require_facts(agent, "eval", agent.checkpoint.path, "--env", asked or str(known.get("id") or "ID"))
+    require_facts(agent, "eval", agent.checkpoint.path, "--env", requested or str(known.get("id") or "ID"))
     if place is not None:
         return place
     if not known.get("id"):

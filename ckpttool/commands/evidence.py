@@ -684,7 +684,7 @@ class _PolicyUsage(NamedTuple):
     @property
     def normalised(self) -> bool:
         """Whether a file or a person specifies how observations are normalised, or that they are not."""
-        stated = "norm" in self.binding.facts.said or "obs_norm" in self.known.provenance
+        stated = "norm" in self.binding.facts.origins or "obs_norm" in self.known.provenance
         # Statistics that a layout certainly lacks are in the ledger already.
         missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
         return stated or missing or self.known.obs_norm is not None
@@ -697,7 +697,7 @@ class _PolicyUsage(NamedTuple):
     @property
     def files(self) -> Collection[str]:
         """The names of files beside the checkpoint that are used."""
-        return self.binding.facts.said.values()
+        return self.binding.facts.origins.values()
 
     def hint(self, file: str | None) -> str:
         """Return the fix for unused statistics."""
@@ -957,7 +957,7 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsa
 
     taken = _agent_entries(binding)
     used = _used_tensors(binding)
-    stated = tuple(place for fact, place in binding.facts.said.items() if place and facts.uses(fact))
+    stated = tuple(place for fact, place in binding.facts.origins.items() if place and facts.uses(fact))
     modules: set[Path] = set()
     seen: set[Path] = set()
     for path, leaf in tree.items():
@@ -1043,9 +1043,9 @@ def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) ->
         elif function is not None and not _ELSEWHERE.search(name.lower()):
             functions.setdefault(at, []).append(function)
     facts = binding.facts
-    if functions and not {"hidden", "activations"} & facts.said.keys():
+    if functions and not {"hidden", "activations"} & facts.origins.keys():
         facts = _with_functions(facts, binding, functions)
-    if facts.action_low is None and "action_low" not in facts.said:
+    if facts.action_low is None and "action_low" not in facts.origins:
         facts = _with_bounds(facts, bounds, actions)
     return binding if facts is binding.facts else replace(binding, facts=facts)
 

@@ -124,7 +124,7 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
     """
     source, env = made.source or {}, made.env or {}
     known = {name: getattr(made, name) for name in _FACTS}
-    said = {
+    recorded = {
         "tool": f"ckpttool {__version__}",
         "source": source.get("path"),
         **{f"source_{name}": source.get(name) for name in ("sha256", "format", "layout")},
@@ -134,7 +134,7 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
         "assumed": json.dumps(made.assumed),
         "provenance": json.dumps(dict(made.provenance), sort_keys=True),
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in recorded.items() if value is not None}
 
 
 # Settings that an exported network needs besides its weights; the export stores them in the file.
@@ -162,27 +162,29 @@ def derive_export_settings(
     if needed and spec is not None:
         facts = _with_environment_bounds(facts, wiring, bounds)
     if spec is not None and env is not None:
-        said = {"id": env, "gymnasium": spec.versions.get("gymnasium")}
-        facts = replace(facts, env=said, provenance={**facts.provenance, "env": "given"})
+        recorded = {"id": env, "gymnasium": spec.versions.get("gymnasium")}
+        facts = replace(facts, env=recorded, provenance={**facts.provenance, "env": "given"})
     return wiring, facts, assumed
 
 
 def _fact_origins(known: Sidecar, facts: Sidecar) -> dict[str, str]:
     """Return the recorded origins of the facts."""
-    return {name: said for name, said in known.provenance.items() if getattr(facts, name, None) is not None}
+    return {
+        name: origin for name, origin in known.provenance.items() if getattr(facts, name, None) is not None
+    }
 
 
-def _environment_spec(agent: Agent, asked: str | None) -> EnvSpec:
+def _environment_spec(agent: Agent, requested: str | None) -> EnvSpec:
     """Return the specification of the given environment, or of the one in the checkpoint's files."""
     known = (agent.known.env or {}).get("id")
-    if asked is None and not known:
+    if requested is None and not known:
         raise UsageError(
             "the checkpoint contains neither the action bounds nor the environment that defines them",
             file=agent.checkpoint.path,
             hint=environment_hint(agent, None, *network_sizes(agent)),
         )
     # gymnasium imports the module before a colon; an id from a file must not trigger that.
-    with environments.make_vector_env(asked or str(known), trusted=asked is not None) as made:
+    with environments.make_vector_env(requested or str(known), trusted=requested is not None) as made:
         return made.spec
 
 
@@ -193,8 +195,8 @@ def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: Ac
         raise EnvironmentMismatchError(
             f"{bounds.origin} is not bounded", expected=f"bounds for the action map {wiring.head}"
         )
-    said = dict.fromkeys(("action_low", "action_high"), f"assumed: {bounds.origin}")
-    return replace(facts, action_low=low, action_high=high, provenance={**facts.provenance, **said})
+    origins = dict.fromkeys(("action_low", "action_high"), f"assumed: {bounds.origin}")
+    return replace(facts, action_low=low, action_high=high, provenance={**facts.provenance, **origins})
 
 
 # `convert --to onnx`: export one network of an agent as a standalone model, compared before it is written.

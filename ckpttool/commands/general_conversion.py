@@ -93,7 +93,7 @@ _SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 def to_tensorflow(
     tree: Tree,
     given: Sequence[LayerOption],
-    told: Settings,
+    settings: Settings,
     stated: Sequence[tuple[str, str]] = (),
     *,
     file: bool,
@@ -102,12 +102,12 @@ def to_tensorflow(
     """Plan the conversion of a PyTorch tree to TensorFlow objects, or with `file` to a Keras weights file.
 
     Whole modules are read as their state_dicts. With `strip`, wrapper prefixes are removed from names.
-    `told` are optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by
+    `settings` are optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by
     a user: raise UsageError for one that contradicts the checkpoint or names a missing optimizer.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
-    made = _TensorFlowPlanner(plain, given, _OptimizerSettings(told, stated), described, file=file).plan()
+    made = _TensorFlowPlanner(plain, given, _OptimizerSettings(settings, stated), described, file=file).plan()
     taken = set(sources.values())
     left = tuple(path for path in tree if path not in taken)
     made = relocate_sources(made, sources)
@@ -116,7 +116,7 @@ def to_tensorflow(
 
 
 def to_torch(
-    tree: Tree, given: Sequence[LayerOption], told: Settings, stated: Sequence[tuple[str, str]] = ()
+    tree: Tree, given: Sequence[LayerOption], settings: Settings, stated: Sequence[tuple[str, str]] = ()
 ) -> Plan:
     """Return the plan of a TensorFlow tree for a PyTorch file.
 
@@ -124,13 +124,13 @@ def to_torch(
     network is a separate state_dict under its attribute name (`model` if the model is the root).
     """
     found = without_copies(tree)
-    made = _TorchPlanner(found, given, _OptimizerSettings(told, stated)).plan()
+    made = _TorchPlanner(found, given, _OptimizerSettings(settings, stated)).plan()
     return replace(made, consumed=(*made.consumed, *(path for path in tree if path not in found)))
 
 
 def to_objects(
     tree: Tree,
-    told: Settings,
+    settings: Settings,
     stated: Sequence[tuple[str, str]] = (),
     *,
     file: bool,
@@ -144,7 +144,7 @@ def to_objects(
     tree. With `in_order`, the layers are in model order, and the file names them by class and number.
     """
     found = without_copies(tree)
-    plan = _ObjectsPlanner(found, (), _OptimizerSettings(told, stated))
+    plan = _ObjectsPlanner(found, (), _OptimizerSettings(settings, stated))
     plan.unnamed, plan.in_order = name or _OPTIMIZER, in_order
     plan.exported = is_keras_export(tree)
     made = plan.objects(file=file)
@@ -405,12 +405,12 @@ class _TensorFlowPlanner:
         self,
         tree: Tree,
         given: Sequence[LayerOption],
-        told: _OptimizerSettings,
+        settings: _OptimizerSettings,
         described: Mapping[Path, ModuleInfo],
         *,
         file: bool,
     ) -> None:
-        self.tree, self.told, self.file = tree, told, file
+        self.tree, self.settings, self.file = tree, settings, file
         self.tops = list_torch_optimizers(tree)
         state = frozenset(path for own in self.tops.values() for path in own)
         placed = flattening.convert_to_tensorflow(tree, given, described)
@@ -451,7 +451,7 @@ class _TensorFlowPlanner:
                 [f"--part {shlex.quote(display(path))}" for path in sorted(self.dicts, key=display)], 4
             )
             notes.append(f"the file contains several networks; use {parts} to convert only one")
-        self.told.require({state.name for state in states})
+        self.settings.require({state.name for state in states})
         plans = [
             self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
             for number, state in enumerate(states)
@@ -538,18 +538,18 @@ class _TensorFlowPlanner:
         title = display(top)
         equal = frozenset(self._repeated(state, {source: first for source, (_, first) in twice.items()}))
         state = state._replace(moves=_drop_repeated_slots(state.moves, equal))
-        told = self.told.of(state.name, title)
+        facts = self.settings.of(state.name, title)
         variable = f"adam_{number}" if number else "adam"
 
         def write(agent: Tree) -> Plan:
-            self.told.require_free(state.name, agent)
+            self.settings.require_free(state.name, agent)
             made = optimizers_write.KerasOptimizerWriter(
-                CanonicalOptimizer(state.name, agent, told, state.moves.defaults), variable, weights, top
+                CanonicalOptimizer(state.name, agent, facts, state.moves.defaults), variable, weights, top
             ).plan()
             extra = tuple(self._unread(agent, made, state.name))
-            said = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
-            own = {title: made.told.get(state.name, {})}
-            return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
+            epsilon_notes = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
+            own = {title: made.settings.get(state.name, {})}
+            return replace(made, kept=extra, notes=(*made.notes, *epsilon_notes), settings=own)
 
         plan = _state_plan(self.tree, state, self.canonical, write)
         biases = {source: target for source, (target, _) in twice.items()}
@@ -666,8 +666,8 @@ class _TorchPlanner:
 
     unnamed = _OPTIMIZER
 
-    def __init__(self, tree: Tree, given: Sequence[LayerOption], told: _OptimizerSettings) -> None:
-        self.tree, self.told = tree, told
+    def __init__(self, tree: Tree, given: Sequence[LayerOption], settings: _OptimizerSettings) -> None:
+        self.tree, self.settings = tree, settings
         tops = _keras_tops(tree)
         state = frozenset(path for own in tops.values() for path in own)
         # A wrapping optimizer (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
@@ -732,7 +732,7 @@ class _TorchPlanner:
             moves.append(Move(path, place, self._value_rule(path)))
             containers |= {place[:depth]: _DICT for depth in range(1, len(place))}
         states, notes = self._states(rows)
-        self.told.require({state.name for state in states})
+        self.settings.require({state.name for state in states})
         plans = []
         for state in states:
             at = self._optimizer_place(state.top, containers)
@@ -916,16 +916,16 @@ class _TorchPlanner:
 
     def _state(self, state: BoundOptimizer, paths: Mapping[Name, Path], place: Path) -> Plan:
         weights, more, doubled = self._weights(state, paths)
-        told = {**self._first_rate(state.top), **self._configured(state.top), **self.told.of(state.name)}
+        facts = {**self._first_rate(state.top), **self._configured(state.top), **self.settings.of(state.name)}
 
         def write(agent: Tree) -> Plan:
-            self.told.require_free(state.name, agent)
+            self.settings.require_free(state.name, agent)
             agent = self._named(agent, state)
             made = optimizers_write.TorchOptimizerWriter(
-                state.name, weights, agent, told, state.moves.defaults
+                state.name, weights, agent, facts, state.moves.defaults
             ).plan(place)
-            said = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
-            return replace(made, notes=(*made.notes, *said))
+            epsilon_notes = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
+            return replace(made, notes=(*made.notes, *epsilon_notes))
 
         plan = _state_plan(self.tree, state, self.canonical, write, more)
         sums = (
@@ -990,7 +990,7 @@ class _ObjectsPlanner(_TorchPlanner):
         states, notes = self._states(rows)
         if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
-        self.told.require({state.name for state in states})
+        self.settings.require({state.name for state in states})
         tops = {state.top: (_OPTIMIZER,) if file else _path_texts(state.top) for state in states}
         marks = {top: (*name, "_iterations") for top, name in tops.items()}
         values = {} if file else {path: _path_texts(path) for path in self._values()}
@@ -1044,22 +1044,22 @@ class _ObjectsPlanner(_TorchPlanner):
             self.canonical[path]: at for path, at in _trained_order(self.tree).items() if path in trained
         }
         weights.sort(key=lambda move: order.get(move.source, len(order)))
-        told = {**self._configured(state.top), **self.told.of(state.name)}
+        facts = {**self._configured(state.top), **self.settings.of(state.name)}
         # Keras stores a constant learning rate as a variable, but not the rate of a schedule.
         counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
-        scheduled = counted and "learning_rate" not in told and not _has_rate(self.tree, state.top)
+        scheduled = counted and "learning_rate" not in facts and not _has_rate(self.tree, state.top)
 
         def write(agent: Tree) -> Plan:
-            self.told.require_free(state.name, agent)
+            self.settings.require_free(state.name, agent)
             agent = self._named(agent, state)
             made = optimizers_write.KerasOptimizerWriter(
-                CanonicalOptimizer(state.name, agent, told, state.moves.defaults),
+                CanonicalOptimizer(state.name, agent, facts, state.moves.defaults),
                 "adam",
                 weights,
                 top,
                 scheduled=scheduled,
             ).plan()
-            return replace(made, told={display(top): made.told.get(state.name, {})})
+            return replace(made, settings={display(top): made.settings.get(state.name, {})})
 
         return _state_plan(self.tree, state, self.canonical, write)
 

@@ -49,9 +49,9 @@ _WHY: dict[By, str] = {
 }
 
 
-def audit_notes(asks: Iterable[CodeReference]) -> tuple[str, ...]:
+def audit_notes(references: Iterable[CodeReference]) -> tuple[str, ...]:
     """Return a line per name that unpickling would call or could have called; a count after 20."""
-    acting = [each for each in checkpoint.filter_verdict(asks, checkpoint.CODE) if each.by == "pickle"]
+    acting = [each for each in checkpoint.filter_verdict(references, checkpoint.CODE) if each.by == "pickle"]
     lines = [_call_note(each) for each in acting[:_LINES]]
     if len(acting) > _LINES:
         lines.append(
@@ -66,20 +66,20 @@ def _call_note(each: CodeReference) -> str:
     return f"unpickling this file would import {each.name}, which can run code; nothing was run"
 
 
-def build_audit_document(asks: Iterable[CodeReference]) -> dict[str, Any]:
+def build_audit_document(references: Iterable[CodeReference]) -> dict[str, Any]:
     """Return the JSON object: the worst verdict, and the verdict of every name."""
-    found = list(asks)
+    found = list(references)
     return {"verdict": checkpoint.worst_verdict(found), "names": [each.document() for each in found]}
 
 
-def summarize_audit(asks: Sequence[CodeReference]) -> str:
+def summarize_audit(references: Sequence[CodeReference]) -> str:
     """Return the consequence of loading the file; empty without any reference."""
-    if not asks:
+    if not references:
         return ""
-    worst = checkpoint.worst_verdict(asks)
+    worst = checkpoint.worst_verdict(references)
     if worst == checkpoint.PLAIN:
         return PLAIN
-    found = checkpoint.filter_verdict(asks, worst)
+    found = checkpoint.filter_verdict(references, worst)
     names = abbreviate_list([clean(each.name) for each in found], _NAMED)
     if worst == checkpoint.CLASSES and found[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
@@ -88,12 +88,12 @@ def summarize_audit(asks: Sequence[CodeReference]) -> str:
     return f"loading {worst}: {names} ({why})"
 
 
-def format_audit(asks: Sequence[CodeReference]) -> list[str]:
+def format_audit(references: Sequence[CodeReference]) -> list[str]:
     """Return a line per name, worst first: verdict, calls, name and location."""
     order = [
         each
         for verdict in (checkpoint.CODE, checkpoint.CLASSES, checkpoint.PLAIN)
-        for each in checkpoint.filter_verdict(asks, verdict)
+        for each in checkpoint.filter_verdict(references, verdict)
     ]
     width = max((len(f"{each.calls:,}") for each in order), default=0)
     return [
@@ -107,9 +107,9 @@ def _describe_calls(each: CodeReference, width: int) -> str:
 
 
 def _format_location(each: CodeReference) -> str:
-    said = [] if each.offset is None else [f"at byte {each.offset:,}"]
-    said += [f"in {clean(each.where)}"] if each.where else []
-    return f"  ({', '.join(said)})" if said else ""
+    lines = [] if each.offset is None else [f"at byte {each.offset:,}"]
+    lines += [f"in {clean(each.where)}"] if each.where else []
+    return f"  ({', '.join(lines)})" if lines else ""
 
 
 # Findings of `doctor` and `check`: a problem of a checkpoint, and its fix.
@@ -322,10 +322,10 @@ def _read_number(leaf: Leaf) -> int | float | None:
     return number
 
 
-def step_columns(told: Mapping[str, int]) -> dict[str, int | None]:
+def step_columns(steps: Mapping[str, int]) -> dict[str, int | None]:
     """Return environment steps, updates, saves and the number in the name; None for missing counts."""
     return {
-        title: next((told[source] for source in sources if source in told), None)
+        title: next((steps[source] for source in sources if source in steps), None)
         for title, sources in COLUMNS.items()
     }
 
@@ -338,15 +338,15 @@ def step_in_name(name: str) -> int | None:
     return None
 
 
-def most_common_source(told: Sequence[Mapping[str, int]]) -> str | None:
+def most_common_source(steps_by_checkpoint: Sequence[Mapping[str, int]]) -> str | None:
     """Return the source that most checkpoints share, so that all steps are comparable; None without any.
 
     Of several, a source whose value differs between checkpoints comes first. A count of saves is not
     a step.
     """
-    having = Counter(source for each in told for source in each if source in SOURCES)
+    having = Counter(source for each in steps_by_checkpoint for source in each if source in SOURCES)
     there = [source for source in SOURCES if having[source]]
-    telling = [source for source in there if len({each.get(source) for each in told}) > 1]
+    telling = [source for source in there if len({each.get(source) for each in steps_by_checkpoint}) > 1]
     return max(telling or there, key=lambda source: having[source], default=None)
 
 
@@ -919,14 +919,14 @@ class CheckpointSummary:
             "totals": self.totals.document(),
             "modules": [module.document() for module in self.modules if module.path or module.kind],
             "notes": list(self.notes),
-            "asks": build_audit_document(self.checkpoint.asks),
+            "asks": build_audit_document(self.checkpoint.code_references),
             "details": {**self.checkpoint.details, **self._calls()},
             "checkpoints": [listed.document() for listed in self.checkpoints],
         }
 
     def _calls(self) -> dict[str, Any]:
         # The short audit text of each verdict.
-        names = checkpoint.dangerous_calls(self.checkpoint.asks)
+        names = checkpoint.dangerous_calls(self.checkpoint.code_references)
         return {"calls": names} if names else {}
 
 
@@ -958,17 +958,17 @@ def summarize_checkpoint(
             rows.append(TensorRow(tree.names[at], at, leaf, of, aliases))
     values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
     totals = _totals(rows, checkpoint.stored_nbytes)
-    said = audit_notes(checkpoint.asks)
+    audit = audit_notes(checkpoint.code_references)
     notes = (
-        *said,
+        *audit,
         *(each.sentence for each in unjudged_findings(checkpoint.unjudged)),
         *checkpoint.notes,
         *list_wrapper_notes(tree, agent=binding is not None),
         *update_count_notes(tree),
     )
     if glob is not None and not rows and not values:
-        told = no_match_error(glob, list(tree.names.values()))
-        notes = (*notes, "; ".join(filter(None, (told.message, told.hint))))
+        no_match = no_match_error(glob, list(tree.names.values()))
+        notes = (*notes, "; ".join(filter(None, (no_match.message, no_match.hint))))
     entries: list[TensorRow | ValueRow] = [*rows, *values]
     try:
         modules = group_by_module(((entry.path, entry) for entry in entries), tree.containers)

@@ -308,12 +308,12 @@ class LiveModel:
         for number, variable in enumerate(variables):
             own = live_trees.variable_name(variable) or f"variable {number}"
             path = places.setdefault(number, (attr(own),))
-            said = dtype_and_shape(variable)
-            if said is None:
+            form = dtype_and_shape(variable)
+            if form is None:
                 raise _shapeless(own)
             trained = bool(getattr(variable, "trainable", False))
             role: Role = "parameter" if trained else "buffer"
-            leaves[path] = Leaf(*said, LiveSource(variable), own, role, trainable=trained, name=own)
+            leaves[path] = Leaf(*form, LiveSource(variable), own, role, trainable=trained, name=own)
             self.tensors[path] = variable
         return Tree(leaves), places
 
@@ -370,9 +370,9 @@ class ModelSource(NamedTuple):
     def guessed(self) -> tuple[Shape, ...]:
         """Return input shapes from a configuration, or from a dense first layer."""
         for container in self.tree.containers.values():
-            said = container.state.get("model_inputs") if isinstance(container.state, dict) else None
-            if isinstance(said, str) and _INPUTS.fullmatch(said):
-                return tuple(tuple(map(int, shape.split(","))) for shape in said.split(";"))
+            inputs = container.state.get("model_inputs") if isinstance(container.state, dict) else None
+            if isinstance(inputs, str) and _INPUTS.fullmatch(inputs):
+                return tuple(tuple(map(int, shape.split(","))) for shape in inputs.split(";"))
         found = find_layers(self.tree, self.framework)
         if not found or [kind.name for kind in found[0].kinds] != ["dense"]:
             return ()
@@ -504,9 +504,9 @@ def _count_matches(filling: FillResult) -> dict[str, int]:
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
     """Return the framework whose naming the source uses; without evidence, the one that maps more arrays."""
     native = layer_options.format_framework(checkpoint.format)
-    said = orientation.checkpoint_orientation(checkpoint, tree, native, source)
-    if said in ("torch", "tensorflow"):
-        return said
+    detected = orientation.checkpoint_orientation(checkpoint, tree, native, source)
+    if detected in ("torch", "tensorflow"):
+        return detected
     counts = {
         name: sum(len(layer.tensors) for layer in find_layers(tree, name)) for name in ("torch", "tensorflow")
     }
@@ -828,10 +828,10 @@ def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
 # loads it.
 
 
-def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the pairs of `--match SOURCE=TARGET`; raise UsageError for invalid text."""
     found = []
-    for text in said:
+    for text in lines:
         source, sign, target = text.partition("=")
         if not (source and sign and target):
             raise UsageError(
@@ -876,8 +876,8 @@ def convert_into_model(
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
         back = ReverseRecord(why="the target is your own model")
-        said = f"verified: {model.factory} loads the output strictly, and all values match"
-        notes = (*made.report.notes, *((said,) if options.verify else ()), str(back.note))
+        sentence = f"verified: {model.factory} loads the output strictly, and all values match"
+        notes = (*made.report.notes, *((sentence,) if options.verify else ()), str(back.note))
         made = replace(made, report=replace(made.report, notes=notes))
 
         def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:

@@ -146,8 +146,8 @@ def derive_network_settings(
         _require_scaled(agent, known, bounds)
     read = known.is_read("head")
     if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
-        said = "actions are the model's outputs: no file records what its program does with them"
-        assumed.append(LedgerEntry("assumed", "action map", said))
+        sentence = "actions are the model's outputs: no file records what its program does with them"
+        assumed.append(LedgerEntry("assumed", "action map", sentence))
     settings = NetworkSettings(
         tuple(known.activations or (facts.hidden,)),
         str(known.head or facts.head),
@@ -166,7 +166,7 @@ def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
     normalised observations does not normalise.
     """
     both = merge_metadata(agent.known, other.known)
-    own = {name: told for name in FACTS if (told := getattr(agent.sidecar, name, None)) is not None}
+    own = {name: recorded for name in FACTS if (recorded := getattr(agent.sidecar, name, None)) is not None}
     provenance = {**both.provenance, **{name: agent.known.provenance.get(name, "") for name in own}}
     return replace(both, **{**own, "obs_norm": agent.known.obs_norm}, provenance=provenance)
 
@@ -419,10 +419,10 @@ def prepared_source_agent(
     return Agent(checkpoint, binding, found, own.sidecar, known, ())
 
 
-def verify_outputs(source: Agent, written: Checkpoint, target: str, told: Sidecar) -> OutputVerification:
+def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Sidecar) -> OutputVerification:
     """Compare the source with the output for `target`, read again, its layout recognised again.
 
-    `told` is the sidecar to be written beside it. Raise DiffersError if a network computes something
+    `recorded` is the sidecar to be written beside it. Raise DiffersError if a network computes something
     else.
     """
     written = replace(written, path=target)
@@ -431,7 +431,7 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, told: Sideca
         return OutputVerification(
             notes=("no layout recognises the output, so its networks were not compared",)
         )
-    there = build_agent(written, binding, VerifiedSidecar(replace(told, computation=None)))
+    there = build_agent(written, binding, VerifiedSidecar(replace(recorded, computation=None)))
     found: list[Parity] = []
     notes: list[str] = []
     never = recognize.list_never_run_components(plugins.find("layouts", there.binding.layout).load())

@@ -148,16 +148,16 @@ def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[
     """Return the values of --kind, --flatten and --unflatten that express these choices."""
     kinds, flatten, unflatten = [], [], []
     for choice_ in given:
-        told = choice_.told
+        facts = choice_.facts
         if choice_.kind is not None:
-            number = "" if told.number is None else f":{told.number}"
+            number = "" if facts.number is None else f":{facts.number}"
             kinds.append(f"{choice_.pattern}={choice_.kind}{number}")
-        elif told.flatten is not None:
-            flatten.append(f"{choice_.pattern}={','.join(map(str, told.flatten)) or _NO}")
-        elif told.takes is not None:
-            flatten.append(f"{choice_.pattern}={_format_order(told.takes)}")
-        elif told.makes is not None:
-            unflatten.append(f"{choice_.pattern}={_format_order(told.makes)}")
+        elif facts.flatten is not None:
+            flatten.append(f"{choice_.pattern}={','.join(map(str, facts.flatten)) or _NO}")
+        elif facts.takes is not None:
+            flatten.append(f"{choice_.pattern}={_format_order(facts.takes)}")
+        elif facts.makes is not None:
+            unflatten.append(f"{choice_.pattern}={_format_order(facts.makes)}")
     return kinds, flatten, unflatten
 
 
@@ -167,9 +167,9 @@ def _format_order(order: AxisOrder) -> str:
     return _NO if order == NO_IMAGE else "+".join(parts)
 
 
-def _parse_kinds(said: Sequence[str]) -> Iterator[LayerOption]:
+def _parse_kinds(lines: Sequence[str]) -> Iterator[LayerOption]:
     known = list(dict.fromkeys(kind.option for kind in KINDS if kind.refused is None))
-    for text in said:
+    for text in lines:
         pattern, wanted = _split_option(text, "--kind", "PATTERN=KIND")
         match = _KIND.fullmatch(wanted)
         if match is None or match["name"] not in known:
@@ -178,8 +178,8 @@ def _parse_kinds(said: Sequence[str]) -> Iterator[LayerOption]:
         yield LayerOption(pattern, compile_glob(pattern), match["name"], LayerFacts(number))
 
 
-def _parse_flatten(said: Sequence[str]) -> Iterator[LayerOption]:
-    for text in said:
+def _parse_flatten(lines: Sequence[str]) -> Iterator[LayerOption]:
+    for text in lines:
         pattern, wanted = _split_option(text, "--flatten", "PATTERN=H,W,C")
         if wanted == _NO or _SHAPE.fullmatch(wanted):
             shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
@@ -190,8 +190,8 @@ def _parse_flatten(said: Sequence[str]) -> Iterator[LayerOption]:
             )
 
 
-def _parse_unflatten(said: Sequence[str]) -> Iterator[LayerOption]:
-    for text in said:
+def _parse_unflatten(lines: Sequence[str]) -> Iterator[LayerOption]:
+    for text in lines:
         pattern, wanted = _split_option(text, "--unflatten", "PATTERN=H,W,C")
         order = NO_IMAGE if wanted == _NO else _parse_order(wanted, "--unflatten")
         yield LayerOption(pattern, compile_glob(pattern), None, LayerFacts(makes=order))
@@ -299,8 +299,8 @@ class OptimizerOptions(NamedTuple):
                 own = found.setdefault(name, {})
                 own.setdefault("weight_decay", 0.0)
                 own[key_] = value
-        said = {"l2": self.l2, "optimizer": self.optimizer}
-        provenance = {name: f"given: {', '.join(texts)}" for name, texts in said.items() if texts}
+        recorded = {"l2": self.l2, "optimizer": self.optimizer}
+        provenance = {name: f"given: {', '.join(texts)}" for name, texts in recorded.items() if texts}
         return replace(base, optimizers=found, provenance={**base.provenance, **provenance})
 
     def settings(self) -> tuple[tuple[str, str], ...]:
@@ -327,8 +327,8 @@ class OptimizerOptions(NamedTuple):
 
     def notes(self, known: Sidecar | None) -> Iterator[str]:
         """Yield the report lines on penalties that were given, or that the file's layers have."""
-        said = known is not None and "l2" in known.provenance
-        for name, settings in (known.optimizers or {}).items() if known is not None and said else ():
+        recorded = known is not None and "l2" in known.provenance
+        for name, settings in (known.optimizers or {}).items() if known is not None and recorded else ():
             decays = [key for key, value in settings.items() if key.startswith("weight_decay/") and value]
             if decays:
                 rates = sorted({settings[key] or 0.0 for key in decays})
@@ -379,9 +379,9 @@ def _add_configured_penalties(
         return known
     base = known or Sidecar("")
     before = base.optimizers or {}
-    told = {name: {**found.get(name, {}), **before.get(name, {})} for name in (*found, *before)}
-    said = {"l2": "read from the file's configurations", **base.provenance}
-    return replace(base, optimizers=told, provenance=said)
+    fields = {name: {**found.get(name, {}), **before.get(name, {})} for name in (*found, *before)}
+    recorded = {"l2": "read from the file's configurations", **base.provenance}
+    return replace(base, optimizers=fields, provenance=recorded)
 
 
 def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float | bool | None]:
@@ -401,17 +401,17 @@ def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float
 
 def _parse_setting_value(text: str, key: str) -> float | bool | None:
     """Return the value of `NAME/SETTING=VALUE`; raise UsageError if the setting cannot have it."""
-    said: str = text.partition("=")[2]
+    text_value: str = text.partition("=")[2]
     try:
-        value: object = json.loads(said)
+        value: object = json.loads(text_value)
     except json.JSONDecodeError:
-        value = said
+        value = text_value
     if value is not None and not isinstance(value, bool | int | float):
         raise UsageError(
-            f"--optimizer {text}: {said!r} is not a number, true, false or null", hint=_OPTIMIZER
+            f"--optimizer {text}: {text_value!r} is not a number, true, false or null", hint=_OPTIMIZER
         )
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--optimizer {text}: {said} is not a finite number", hint=_OPTIMIZER)
+        raise UsageError(f"--optimizer {text}: {text_value} is not a finite number", hint=_OPTIMIZER)
     if value is not None and isinstance(value, bool) != (key in FLAGS):
         meant = "true, false or null" if key in FLAGS else "a number"
         raise UsageError(f"--optimizer {text}: {key} must be {meant}")
@@ -434,9 +434,9 @@ def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -
 
 def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[str, str, float]]:
     """Yield the weights of `PATTERN=FACTOR`: the optimizer of each, its setting there, its decay."""
-    pattern, _, said = text.rpartition("=")
+    pattern, _, number = text.rpartition("=")
     try:
-        factor = float(said)
+        factor = float(number)
     except ValueError:
         factor = math.nan
     if not pattern or not math.isfinite(factor) or factor < 0:
@@ -630,7 +630,7 @@ def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
     if found is None:
         return done._replace(notes=(*done.notes, "no names have a wrapper prefix"))
     rules = {new: "strip" for new, old in found.moves.items() if new != old}
-    told = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(found.decorations))
+    removed = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(found.decorations))
     averaged = any(wrapped.averaged is not None for each in found.decorations for wrapped in each.wrapped)
     own = ("n_averaged is AveragedModel's own counter; it is kept, but a plain module has no such entry",)
     return PreparedTree(
@@ -638,7 +638,7 @@ def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
         {new: done.names[old] for new, old in found.moves.items()},
         rules,
         done.lost,
-        (*done.notes, *told, *(own if averaged else ())),
+        (*done.notes, *removed, *(own if averaged else ())),
         wrappers.prefix_documents(found.decorations),
     )
 
@@ -666,17 +666,17 @@ def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
     for weight, (length, direction) in found.made.items():
         names[weight] = f"{done.names[direction]} and {done.names[length]}"
     rules = {**done.rules, **dict.fromkeys(found.made, "fold weight norm")}
-    said = [] if found.made else ["no weight norm pairs found"]
+    lines = [] if found.made else ["no weight norm pairs found"]
     if lost:
-        said.append(
+        lines.append(
             "optimizers that trained folded weights, or may have, are left out because they number "
             "parameters; use --optimizer none to convert without them"
         )
     if found.spectral:
-        said.append(
+        lines.append(
             f"spectral norm is not folded: {abbreviate_list([display(p) for p in found.spectral], 3)}"
         )
-    return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *said), done.stripped)
+    return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *lines), done.stripped)
 
 
 # Targets of `--to`: the writing format, the layout of an agent in it, and the name.
@@ -820,11 +820,11 @@ def target_stem(target: str, kind: TargetKind) -> str:
 
 def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:
     """Return the format's options; TensorFlow counts saves, and a prefix ends with that count."""
-    told = dict(kind.options)
-    if told.get("graph"):
+    fields = dict(kind.options)
+    if fields.get("graph"):
         number = re.search(r"-(\d{1,18})$", target, re.ASCII)
-        told["counter"] = int(number[1]) if number else 1
-    return told
+        fields["counter"] = int(number[1]) if number else 1
+    return fields
 
 
 # The options of a conversion: the record, parsed option texts, and mutually exclusive options.

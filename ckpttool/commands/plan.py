@@ -97,7 +97,7 @@ class ConversionPlan:
     stripped: Sequence[Mapping[str, Any]] | None = None
     moves: tuple[Move, ...] = ()
     whole: bool = False
-    said: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
     before: str | None = None
     kept: tuple[str, ...] = ()
 
@@ -201,7 +201,7 @@ def plan_conversion(
         objects=objects,
         stripped=ready.stripped,
         whole=request.whole and (plan is not None or request.kind.format != checkpoint.format),
-        said=_statement_origins(planner.known),
+        origins=_statement_origins(planner.known),
     )
 
 
@@ -233,7 +233,7 @@ def _restored(
         names=ready.names,
         moves=moves,
         whole=True,
-        said=_statement_origins(known),
+        origins=_statement_origins(known),
         before=(known.source or {}).get("sha256"),
     )
 
@@ -245,7 +245,7 @@ def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping
     tree = planner.tree if plan is None else apply_plan(planner.tree, plan)
     if tf_names.has_named_variables(tree):
         return plan, None
-    settings = planner.settings if plan is None else {**planner.settings, **plan.told}
+    settings = planner.settings if plan is None else {**planner.settings, **plan.settings}
     to_names = tf_names.plan_variable_names(tree, settings)
     return to_names if plan is None else compose_plans(plan, to_names), tf_names.record_objects(
         tree, to_names
@@ -287,7 +287,7 @@ def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner)
         ready.tree,
         target,
         _report(ready, target, plan, agent, kept),
-        settings=plan.told if agent is not None or plan.told else stated,
+        settings=plan.settings if agent is not None or plan.settings else stated,
         names=ready.names,
         moves=plan.moves,
         kept=tuple(ready.names[path] for path in kept),
@@ -306,7 +306,7 @@ def _unplaced_statements(planner: _Planner, known: Sidecar) -> tuple[Settings | 
     if not _statement_origins(known) or planner.binding is None:
         return None, ()
     plan = planner.choose().plan
-    return (None, ()) if plan is None else (plan.told, plan.notes)
+    return (None, ()) if plan is None else (plan.settings, plan.notes)
 
 
 def _report(
@@ -345,8 +345,8 @@ def _stated_settings(stated: OptimizerOptions, known: Sidecar | None) -> Setting
 
 def _statement_origins(known: Sidecar | None) -> Mapping[str, str]:
     """Return the provenance of stated optimizer settings, for the receipt."""
-    told = known.provenance if known is not None else {}
-    return {name: told[name] for name in ("l2", "optimizer") if name in told}
+    recorded = known.provenance if known is not None else {}
+    return {name: recorded[name] for name in ("l2", "optimizer") if name in recorded}
 
 
 def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> tuple[MappingEntry, ...]:
@@ -564,8 +564,8 @@ class _Planner:
         if problems and not (slots and len(problems) < len(left)):
             return None
         what = "the optimizer's state" if slots else "other networks"
-        said = f"converted part by part: layout {agent.layout} cannot store {what}"
-        return replace(general, notes=(said, *general.notes))
+        sentence = f"converted part by part: layout {agent.layout} cannot store {what}"
+        return replace(general, notes=(sentence, *general.notes))
 
     def _attempt_by_parts(self) -> Plan | None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
@@ -775,14 +775,14 @@ def plan_agent_conversion(
     tree: Tree,
     binding: RecognizedAgent,
     kind: TargetKind,
-    told: Settings,
+    settings: Settings,
     known: Sidecar | None,
     *,
     fold: bool = False,
 ) -> Plan:
     """Return the plan to the kind's layout; raise UsageError if it is not writable.
 
-    Errors of the layout's plan are passed on. `told` are optimizer settings known from elsewhere. With
+    Errors of the layout's plan are passed on. `settings` are optimizer settings known from elsewhere. With
     `fold`, the first layers apply the observation statistics.
     """
     layout = plugins.find("layouts", kind.layout).load()
@@ -804,14 +804,14 @@ def plan_agent_conversion(
     binding, copies = add_targets(binding, agent)
     added = {**added, **copies}
     first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
-    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
-    said = optimizers_write.list_epsilon_notes(
+    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), settings))
+    epsilon_notes = optimizers_write.list_epsilon_notes(
         agent, options.layout_framework(binding.layout), layout.TABLE.framework
     )
     if any(move.source in copies for move in second.moves):
         second = replace(second, assumed=(*second.assumed, _copied_targets_note(binding, copies)))
     made = compose_plans(
-        first, _with_statistics_note(replace(second, notes=(*second.notes, *said)), facts, kind)
+        first, _with_statistics_note(replace(second, notes=(*second.notes, *epsilon_notes)), facts, kind)
     )
     own = getattr(layout, "OBSERVATION_SPACE", ()) if binding.layout == kind.layout else ()
     spaces = [path for path in own if path in tree]
@@ -822,8 +822,8 @@ def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> st
     """Return a sentence that the targets were not stored, and how a program handles that."""
     names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
     loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
-    whose = f", as {loads} creates them" if loads is not None else ""
-    return f"{names}: copies of the online networks{whose}, because the source stores no targets"
+    owner = f", as {loads} creates them" if loads is not None else ""
+    return f"{names}: copies of the online networks{owner}, because the source stores no targets"
 
 
 def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
@@ -832,10 +832,10 @@ def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
     A library's own format without them is a different agent to the library: they are missing then.
     """
     held = any(move.source[0].value == NORMALIZER for move in plan.moves)
-    said = [note for note in plan.notes if note.startswith(_STATISTICS)]
-    if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
+    lines = [note for note in plan.notes if note.startswith(_STATISTICS)]
+    if facts.obs_norm is None or held or (lines and not lines[0].startswith(f"{_STATISTICS} in the sidecar")):
         return plan
-    notes = () if said else (f"{_STATISTICS} in the sidecar: the target cannot store them",)
+    notes = () if lines else (f"{_STATISTICS} in the sidecar: the target cannot store them",)
     # A limit alone is a setting of some libraries' programs, stored with their training settings.
     limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
     if not kind.agent or limit:
@@ -846,12 +846,12 @@ def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
 
 def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAgent:
     """Return the binding with the known action map, activations, epsilon and statistics, from any origin."""
-    told = binding.facts
-    facts = told._replace(
-        head=str(known.head or told.head),
-        activations=tuple(known.activations) if known.activations else told.activations,
-        norm=restore.known_statistics(known) or told.norm,
-        epsilon=(known.epsilon or {}).get("layer_norm", told.epsilon),
+    layer_facts = binding.facts
+    facts = layer_facts._replace(
+        head=str(known.head or layer_facts.head),
+        activations=tuple(known.activations) if known.activations else layer_facts.activations,
+        norm=restore.known_statistics(known) or layer_facts.norm,
+        epsilon=(known.epsilon or {}).get("layer_norm", layer_facts.epsilon),
     )
     return replace(binding, facts=facts)
 
@@ -1025,8 +1025,8 @@ def plan_reverse(
         return found
     if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
         return ReverseConversion()
-    said = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
-    return found._replace(note=said)
+    sentence = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
+    return found._replace(note=sentence)
 
 
 def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:

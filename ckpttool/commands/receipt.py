@@ -125,7 +125,7 @@ def _portable_policy_facts(
     """Return the facts with which the target is the same policy, None if it is not."""
     from ckpttool.libraries.single_networks import recognize_single_policy
 
-    if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
+    if not (by_layout or _RECORDED & policy.facts.origins.keys()) or policy.fronts:
         return None
     bound = {move.source for move in policy.moves.moves} | policy.consumed
     names = checkpoint.tree.names
@@ -137,7 +137,7 @@ def _portable_policy_facts(
     if again is None or not _has_same_numbers(tree, select_network_leaves(target.tree, again)):
         return None
     read = restore.read_metadata(policy, tree)
-    recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
+    recorded = _RECORDED if by_layout else _RECORDED & policy.facts.origins.keys()
     # Observation statistics are a fact with a separate name in a sidecar.
     recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
     facts = {name: getattr(read, name) for name in sorted(recorded)}
@@ -182,13 +182,13 @@ def conversion_receipt(
         read = restore.read_metadata(binding, select_network_leaves(made.source, binding))
         base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
     if made.settings is not None:
-        provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
+        provenance = {name: origin for name, origin in base.provenance.items() if name != "optimizers"}
         if made.settings:
             provenance["optimizers"] = f"read from {os.path.basename(checkpoint.path)}"
         base = replace(base, optimizers=made.settings or None, provenance=provenance)
     return replace(
         base,
-        provenance={**base.provenance, **made.said},
+        provenance={**base.provenance, **made.origins},
         target_sha256=written.sha256,
         source={
             **describe_source(checkpoint, binding, own.sha256, **_source_details(own, binding, part)),

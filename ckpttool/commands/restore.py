@@ -82,37 +82,37 @@ def with_companions(
         if filesystem.isfile(file) and layout is not None:
             if filesystem.islink(file):
                 File.beside(file, checkpoint.files[0].path)
-            before, binding = binding, layout.told_by(binding, file, _read_companion(file))
+            before, binding = binding, layout.read_companion(binding, file, _read_companion(file))
             if binding is not before:
                 notes.append(f"{os.path.relpath(file, os.path.dirname(checkpoint.path) or '.')} was read")
     return binding, tuple(notes)
 
 
-def missing_facts(binding: RecognizedAgent, told: Sidecar | None) -> LedgerEntries:
+def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerEntries:
     """Return the facts recorded neither in the agent's own files nor in its sidecar.
 
     A sidecar is complete except for observation statistics: where it has none, its provenance must
     record that there are none.
     """
-    if told is None:
+    if recorded is None:
         return binding.facts.lacks
-    if not told.target_sha256:
+    if not recorded.target_sha256:
         # Given facts alone are not a sidecar: each stands for itself.
         given = {
             _TOPICS[names]
             for names in _TOPICS
-            if names[0] in _ANSWERS and getattr(told, names[0]) is not None
+            if names[0] in _ANSWERS and getattr(recorded, names[0]) is not None
         }
         return tuple(each for each in binding.facts.lacks if each.what not in given)
-    known = told.obs_norm is not None or "obs_norm" in told.provenance
+    known = recorded.obs_norm is not None or "obs_norm" in recorded.provenance
     return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
 
 
-def without_statistics(binding: RecognizedAgent, told: Sidecar) -> Sidecar:
+def without_statistics(binding: RecognizedAgent, recorded: Sidecar) -> Sidecar:
     """Return the known facts, recording absent observation statistics if the agent has none."""
-    if told.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
-        return told
-    return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
+    if recorded.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
+        return recorded
+    return replace(recorded, provenance={"obs_norm": NO_STATISTICS, **recorded.provenance})
 
 
 def build_ledger(
@@ -131,7 +131,7 @@ def build_ledger(
     """
     unknown = missing_facts(binding, own)
     left = evidence.unused_entries(checkpoint, binding, known, sizes)
-    where = binding.facts.said.get("wrappers", known.origin("env"))
+    where = binding.facts.origins.get("wrappers", known.origin("env"))
     named = wrapper_entries(training_wrappers(known), where)
     assumed = assumed_entries(binding, known, own)
     stored = _sidecar_origins(own, known, given, os.path.basename(sidecar.sidecar_path(checkpoint.path)))
@@ -171,8 +171,8 @@ def assumed_entries(
         if not known.is_assumed(name) or (name == "epsilon" and not layer_norm):
             continue
         stated = [each is not None and each.is_assumed(name) for each in sidecars]
-        whose = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
-        origin = known.origin(name) + (f" (according to {whose})" if any(stated) else "")
+        owner = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
+        origin = known.origin(name) + (f" (according to {owner})" if any(stated) else "")
         yield LedgerEntry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name))
 
 
@@ -207,7 +207,7 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
             yield LedgerEntry("used", "wrapper", shown, where)
 
 
-def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, LedgerEntry]:
+def find_contradictions(recorded: Sidecar | None, read: Sidecar) -> dict[str, LedgerEntry]:
     """Return an entry for each sidecar fact that contradicts the checkpoint, by name.
 
     A sidecar is bound only to the weights: editing its facts keeps the digest. So the checkpoint's own
@@ -216,12 +216,12 @@ def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, Ledger
     found: dict[str, LedgerEntry] = {}
     for names, what in _TOPICS.items():
         name = names[0]
-        values = [getattr(told, each, None) for each in names]
+        values = [getattr(recorded, each, None) for each in names]
         own = [getattr(read, each) for each in names]
         origin = str(read.provenance.get(name, ""))
         if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
             continue
-        if told is None or read.is_assumed(name) or told.is_assumed(name):
+        if recorded is None or read.is_assumed(name) or recorded.is_assumed(name):
             continue
         if _agree(name, values, own, origin):
             continue
@@ -231,7 +231,7 @@ def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, Ledger
         )
         hint = "remove the sidecar, or convert the source again"
         found[name] = LedgerEntry(
-            "not used", what, value, origin, decides=told.provenance.get(name) != "given", hint=hint
+            "not used", what, value, origin, decides=recorded.provenance.get(name) != "given", hint=hint
         )
     return found
 
@@ -283,7 +283,7 @@ def _argument_entries(
     known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
 ) -> Iterator[LedgerEntry]:
     """Yield an entry for each argument that a file passes to the environment."""
-    where = stored.get("env") or binding.facts.said.get("env_arguments") or known.origin("env")
+    where = stored.get("env") or binding.facts.origins.get("env_arguments") or known.origin("env")
     for name, value in ((known.env or {}).get("arguments") or {}).items():
         yield LedgerEntry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where)
 
@@ -401,11 +401,11 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
     fact = {"obs_norm": "norm", "activations": "activations" if facts.activations else "hidden"}.get(
         name, name
     )
-    if fact in facts.said:
-        return f"read from {facts.said[fact]}"
+    if fact in facts.origins:
+        return f"read from {facts.origins[fact]}"
     # Facts without a default were read from the weights.
     if name == "env":
-        return f"read from {facts.said.get('wrappers', 'the settings')}"
+        return f"read from {facts.origins.get('wrappers', 'the settings')}"
     return habit if name in ("head", "activations", "epsilon") else _WEIGHTS
 
 
@@ -476,15 +476,16 @@ def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | Non
 
 def known_statistics(known: Sidecar) -> ObservationNormalizer | None:
     """Return the known observation statistics, from any source."""
-    told = known.obs_norm
-    if told is None:
+    statistics = known.obs_norm
+    if statistics is None:
         return None
-    clip = told.get("clip")
+    clip = statistics.get("clip")
     mean, var = (
-        schema.make_float64_tensor([float(value) for value in told[name]], name) for name in ("mean", "var")
+        schema.make_float64_tensor([float(value) for value in statistics[name]], name)
+        for name in ("mean", "var")
     )
     return ObservationNormalizer(
-        mean, var, epsilon=float(told.get("epsilon", 1e-8)), clip=None if clip is None else float(clip)
+        mean, var, epsilon=float(statistics.get("epsilon", 1e-8)), clip=None if clip is None else float(clip)
     )
 
 
@@ -510,21 +511,21 @@ def _to_flat_array(leaf: Leaf) -> np.ndarray:
     return leaf.array().astype("float64").reshape(-1)
 
 
-def merge_metadata(told: Sidecar | None, read: Sidecar) -> Sidecar:
+def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
     """Return the known facts: the sidecar's, except assumed ones that a file records."""
-    if told is None:
+    if recorded is None:
         return read
     better = {
         name: getattr(read, name)
         for name in FACTS
         if getattr(read, name) is not None
-        and (getattr(told, name) is None or told.is_assumed(name))
-        and not (getattr(told, name) is not None and read.is_assumed(name))
+        and (getattr(recorded, name) is None or recorded.is_assumed(name))
+        and not (getattr(recorded, name) is not None and read.is_assumed(name))
     }
-    if told.obs_dim is None and read.obs_dim is not None:
+    if recorded.obs_dim is None and read.obs_dim is not None:
         better["obs_dim"] = read.obs_dim
-    provenance = {**told.provenance, **{name: read.provenance.get(name, "given") for name in better}}
-    return replace(told, **better, provenance=provenance)
+    provenance = {**recorded.provenance, **{name: read.provenance.get(name, "given") for name in better}}
+    return replace(recorded, **better, provenance=provenance)
 
 
 # Explains checkpoints without a network: what the file is, and which checkpoint it belongs to.
@@ -831,22 +832,22 @@ def build_agent(
 
 
 def with_source_computation(
-    binding: RecognizedAgent, told: Sidecar | None, checkpoint: Checkpoint
+    binding: RecognizedAgent, recorded: Sidecar | None, checkpoint: Checkpoint
 ) -> RecognizedAgent:
     """Return the binding of converted weights with the source's computation from their receipt.
 
     Raise UnsupportedError if that is more than a chain of the weights.
     """
-    found = None if told is None else told.computation
-    if told is None or found is None:
+    found = None if recorded is None else recorded.computation
+    if recorded is None or found is None:
         return binding
     code = found.get("code")
     if code and (code == single_networks.HOOK or "refused" not in found):
-        said = f"the source's own code, {code}, only applies its layers in sequence"
-        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+        sentence = f"the source's own code, {code}, only applies its layers in sequence"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
     if single_networks.read_computation(checkpoint) is not None:
         return binding
-    name = os.path.basename(str((told.source or {}).get("path") or "SOURCE"))
+    name = os.path.basename(str((recorded.source or {}).get("path") or "SOURCE"))
     source = os.path.join(os.path.dirname(checkpoint.path), name)
     source = source if os.path.exists(source) else name
     way = f"play the source: {format_command('eval', source, '--env', 'ID')}"
@@ -869,7 +870,7 @@ def _drop_contradicted(own: VerifiedSidecar, names: Sequence[str]) -> VerifiedSi
         return own
     more = ["action_high"] if "action_low" in names else []
     gone: dict[str, Any] = dict.fromkeys([*names, *more])
-    provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
+    provenance = {name: origin for name, origin in own.sidecar.provenance.items() if name not in gone}
     return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
 
 
@@ -957,13 +958,18 @@ def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> R
 
 def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree) -> VerifiedSidecar:
     """Return the facts with one pair of bounds per action, where one pair was given for all."""
-    told = own.sidecar
-    if told is None or told.action_low is None or told.action_high is None or len(told.action_low) != 1:
+    recorded = own.sidecar
+    if (
+        recorded is None
+        or recorded.action_low is None
+        or recorded.action_high is None
+        or len(recorded.action_low) != 1
+    ):
         return own
     _, actions = policy_sizes(binding, tree)
-    low, high = list(told.action_low) * actions, list(told.action_high) * actions
-    given = told.provenance.get("action_low") == GIVEN
-    return replace(own, sidecar=replace(told, action_low=low, action_high=high)) if given else own
+    low, high = list(recorded.action_low) * actions, list(recorded.action_high) * actions
+    given = recorded.provenance.get("action_low") == GIVEN
+    return replace(own, sidecar=replace(recorded, action_low=low, action_high=high)) if given else own
 
 
 def policy_sizes(binding: RecognizedAgent, tree: Tree) -> tuple[int, int]:
@@ -973,19 +979,24 @@ def policy_sizes(binding: RecognizedAgent, tree: Tree) -> tuple[int, int]:
     return hidden, layer_widths(tree, acting[0])[1]
 
 
-def require_layers(binding: RecognizedAgent, told: Sidecar | None, file: str | None = None) -> None:
+def require_layers(binding: RecognizedAgent, recorded: Sidecar | None, file: str | None = None) -> None:
     """Raise FormatError if a sidecar has more activations than any network has hidden layers."""
     layers = [sum(1 for layer in part.layers if layer.kind == "dense") - 1 for part in binding.parts]
     most = max(layers, default=0)
     # An encoder before the layers may have separate activations.
-    if told is None or not told.activations or binding.fronts or len(told.activations) <= max(most, 1):
+    if (
+        recorded is None
+        or not recorded.activations
+        or binding.fronts
+        or len(recorded.activations) <= max(most, 1)
+    ):
         return
     raise FormatError(
         "the sidecar lists more activations than the networks have hidden layers",
         file=file,
         path="activations",
         expected=f"at most {most}",
-        found=str(len(told.activations)),
+        found=str(len(recorded.activations)),
     )
 
 
@@ -1056,8 +1067,8 @@ def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSid
     digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_checkpoint(checkpoint).sha256)
     if found.target_sha256 not in digests:
         raise _foreign_sidecar_error(checkpoint, found, digests[0])
-    said = {name: text for name, text in found.provenance.items() if name == "env"}
-    return VerifiedSidecar(Sidecar(found.target_sha256, env=found.env, provenance=said), digests[1])
+    recorded = {name: text for name, text in found.provenance.items() if name == "env"}
+    return VerifiedSidecar(Sidecar(found.target_sha256, env=found.env, provenance=recorded), digests[1])
 
 
 def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> VerifiedSidecar:

@@ -481,8 +481,8 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
     foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
     if foreign:
         named = abbreviate_list(sorted({name for name in foreign if name}), 2)
-        told = "the source contains objects of classes that the record cannot store"
-        return ReverseRecord(why=f"{told} ({named})" if named else told)
+        reason = "the source contains objects of classes that the record cannot store"
+        return ReverseRecord(why=f"{reason} ({named})" if named else reason)
     ways: dict[Path, list[Move]] = {}
     for move in moves:
         if move.target in written and parse_rule(move.rule.name) == move.rule:
@@ -600,13 +600,13 @@ def _rebuild_tree(tree: Tree, record: Mapping[str, Any], kept: Tree) -> ReverseC
     """Return the recorded tree over the restored tensors, each by its number."""
     moves: list[Move] = []
     added: dict[Path, Leaf | ValueLeaf] = {}
-    for name, said in record["tensors"].items():
-        if "from" in said:
-            moves += [_recorded_move(tree, said, name, *way) for way in said["from"]]
+    for name, recorded in record["tensors"].items():
+        if "from" in recorded:
+            moves += [_recorded_move(tree, recorded, name, *way) for way in recorded["from"]]
         else:
-            added[key(name),] = kept[key(name),] if "data" not in said else _inline_leaf(said)
+            added[key(name),] = kept[key(name),] if "data" not in recorded else _inline_leaf(recorded)
     flat = apply_plan(tree, Plan(tuple(moves), added))
-    arrays = {name: _restore_key(flat[key(name),], said) for name, said in record["tensors"].items()}
+    arrays = {name: _restore_key(flat[key(name),], recorded) for name, recorded in record["tensors"].items()}
     made = decode_tree(record["tree"].encode(), arrays)
     places = {id(leaf.source): place for place, leaf in made.tensors()}
     there = {name: places[id(leaf.source)] for name, leaf in arrays.items()}
@@ -615,7 +615,7 @@ def _rebuild_tree(tree: Tree, record: Mapping[str, Any], kept: Tree) -> ReverseC
     )
 
 
-def _recorded_move(tree: Tree, said: Mapping[str, Any], name: str, at: object, text: str) -> Move:
+def _recorded_move(tree: Tree, recorded: Mapping[str, Any], name: str, at: object, text: str) -> Move:
     source, rule = decode_path(at, {}), parse_rule(text)
     if rule is None or source not in tree:
         raise ValueError("unknown rule or tensor")
@@ -624,28 +624,34 @@ def _recorded_move(tree: Tree, said: Mapping[str, Any], name: str, at: object, t
         raise TypeError("not a tensor")
     # The inverse of a cast or a reshape needs the tensor's original dtype and shape.
     return Move(
-        source, (key(name),), rule.inverse(Leaf(said["dtype"], _recorded_shape(said), Inline(b""), ""))
+        source,
+        (key(name),),
+        rule.inverse(Leaf(recorded["dtype"], _recorded_shape(recorded), Inline(b""), "")),
     )
 
 
-def _recorded_shape(said: Mapping[str, Any]) -> tuple[int, ...]:
-    if not all(type(n) is int and n >= 0 for n in said["shape"]):
+def _recorded_shape(recorded: Mapping[str, Any]) -> tuple[int, ...]:
+    if not all(type(n) is int and n >= 0 for n in recorded["shape"]):
         raise ValueError("invalid shape")
-    return tuple(said["shape"])
+    return tuple(recorded["shape"])
 
 
-def _inline_leaf(said: Mapping[str, Any]) -> Leaf:
-    data = base64.b64decode(said["data"], validate=True)
-    leaf = Leaf(said["dtype"], _recorded_shape(said), Inline(data), "")
+def _inline_leaf(recorded: Mapping[str, Any]) -> Leaf:
+    data = base64.b64decode(recorded["data"], validate=True)
+    leaf = Leaf(recorded["dtype"], _recorded_shape(recorded), Inline(data), "")
     if leaf.nbytes != len(data) and leaf.dtype != "string":
         raise ValueError("the length does not match the shape")
     return leaf
 
 
-def _restore_key(leaf: Leaf | ValueLeaf, said: Mapping[str, Any]) -> Leaf:
-    if not isinstance(leaf, Leaf) or leaf.shape != _recorded_shape(said) or not isinstance(said["key"], str):
+def _restore_key(leaf: Leaf | ValueLeaf, recorded: Mapping[str, Any]) -> Leaf:
+    if (
+        not isinstance(leaf, Leaf)
+        or leaf.shape != _recorded_shape(recorded)
+        or not isinstance(recorded["key"], str)
+    ):
         raise TypeError("the tensor does not match the record")
-    return replace(leaf, key=said["key"])
+    return replace(leaf, key=recorded["key"])
 
 
 # Python lines that load a conversion's output, built from the written tree.

@@ -692,9 +692,9 @@ def sweep(
     `ResultsFile`.
     """
     options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
-    asked = expand_paths(paths)
+    requested = expand_paths(paths)
     with ResultsFile(out) if out is not None else nullcontext() as kept:
-        run = _SweepState(asked, JobFactory(options), options.protocol, kept, progress)
+        run = _SweepState(requested, JobFactory(options), options.protocol, kept, progress)
         interrupted = False
         try:
             for batch, result in spread(run.batches(), run.within):
@@ -707,7 +707,7 @@ def sweep(
                 raise
             interrupted = True
         if not (interrupted or run.found or run.failed):
-            first = next((entry.path for entry in asked), None)
+            first = next((entry.path for entry in requested), None)
             raise NotACheckpointError(
                 "no agent to play",
                 file=", ".join(paths),
@@ -723,13 +723,13 @@ class _SweepState:
 
     def __init__(
         self,
-        asked: Sequence[CheckpointEntry],
+        requested: Sequence[CheckpointEntry],
         jobs: JobFactory,
         how: Protocol,
         kept: ResultsFile | None,
         progress: Progress,
     ) -> None:
-        self.asked, self.how, self.kept, self.progress = asked, how, kept, progress
+        self.requested, self.how, self.kept, self.progress = requested, how, kept, progress
         self.jobs = jobs
         self.found: dict[int, Evaluation] = {}
         self.steps: dict[int, Mapping[str, int]] = {}
@@ -764,7 +764,7 @@ class _SweepState:
 
     def _restored_jobs(self, *, alone: bool) -> Iterator[EvaluationJob]:
         """Yield jobs of restorable entries, and record the others."""
-        for number, entry in enumerate(self.asked):
+        for number, entry in enumerate(self.requested):
             try:
                 job = self.jobs.job(number, entry, alone=alone)
             except RequestError as error:
@@ -780,7 +780,7 @@ class _SweepState:
 
     def within(self, done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG002 - Progress's
         """Report overall progress, from the progress of the batch being played."""
-        every = len(self.asked) * self.how.episodes
+        every = len(self.requested) * self.how.episodes
         before = (len(self.found) + len(self.failed) + len(self.passed)) * self.how.episodes
         self.progress(min(before + done, every), every, None if steps is None else self._played + steps)
 
@@ -812,12 +812,12 @@ class _SweepState:
             )
             for n in numbers
         )
-        failed = tuple(EvaluationFailure(self.asked[n].path, self.failed[n]) for n in sorted(self.failed))
+        failed = tuple(EvaluationFailure(self.requested[n].path, self.failed[n]) for n in sorted(self.failed))
         places = rank_checkpoints(scored)
-        alone = len(self.asked) == 1 and self.asked[0].named and bool(scored)
+        alone = len(self.requested) == 1 and self.requested[0].named and bool(scored)
         if interrupted and not alone:
-            asked = format_count(len(self.asked), "checkpoint was", "checkpoints were")
-            self.passed.append(f"interrupted: {len(scored):,} of {asked} played")
+            requested = format_count(len(self.requested), "checkpoint was", "checkpoints were")
+            self.passed.append(f"interrupted: {len(scored):,} of {requested} played")
         return Sweep(
             scored,
             failed,

@@ -426,19 +426,22 @@ def _receipt_discrepancies(
             yield Discrepancy(
                 RECEIPT, "target_sha256", "receipt", None, f"{word}'s sidecar belongs to different weights"
             )
-    told = b.receipt.sidecar
-    if told is None or made is None or not linked or b.receipt.stale:
+    recorded = b.receipt.sidecar
+    if recorded is None or made is None or not linked or b.receipt.stale:
         return
     known = a.receipt.sidecar
     before = (known.optimizers if known is not None else None) or {}
-    if told.optimizers is not None:
-        yield from _setting_discrepancies(before if made.settings is None else made.settings, told.optimizers)
+    if recorded.optimizers is not None:
+        yield from _setting_discrepancies(
+            before if made.settings is None else made.settings, recorded.optimizers
+        )
     # A reverse conversion restores its source by the record in A's receipt, not by these rules.
     restored = known is not None and known.undo is not None and _format(known) == b.checkpoint.format
     if not (made.by_receipt or restored):
         rules = {(each.source, each.target): each.rule for each in made.rules}
         theirs = {
-            (str(each.get("source")), str(each.get("target"))): str(each.get("rule")) for each in told.rules
+            (str(each.get("source")), str(each.get("target"))): str(each.get("rule"))
+            for each in recorded.rules
         }
         for key in dict.fromkeys((*rules, *theirs)):
             if rules.get(key) != theirs.get(key):
@@ -466,8 +469,8 @@ def _residue_discrepancies(
     source: Checkpoint, b: VerificationSide, made: Reconversion
 ) -> Iterator[Discrepancy]:
     """Yield what only the sidecar and the file beside the target store of the source."""
-    told = b.receipt.sidecar
-    kept = {str(each.get("path")): each for each in told.residue} if told is not None else {}
+    recorded = b.receipt.sidecar
+    kept = {str(each.get("path")): each for each in recorded.residue} if recorded is not None else {}
     for path in (*made.kept, *made.dropped):
         leaf, line = source.tree[path], kept.get(source.tree.names[path], {})
         if not isinstance(leaf, ValueLeaf) or "value" not in line:
@@ -477,8 +480,8 @@ def _residue_discrepancies(
         if value != other and not (isinstance(value, str) and value.startswith(str(other))):
             where = f"residue/{source.tree.names[path]}"
             yield Discrepancy(RECEIPT, where, "receipt", _text(value), _text(other))
-    if told is not None and told.undo is not None:
-        yield from _reverse_discrepancies(source, b.checkpoint, told.undo, made)
+    if recorded is not None and recorded.undo is not None:
+        yield from _reverse_discrepancies(source, b.checkpoint, recorded.undo, made)
 
 
 def _reverse_discrepancies(
@@ -638,8 +641,8 @@ class _OptimizerReader:
         values = {known.number(setting, weight) for weight in weights}
         if len(values) > 1:
             raise self._refused(f"{known.name} has a different {setting} for each group of weights")
-        value, told = values.pop() or 0.0, known.exact(setting)
-        return told if told is not None and float(np.float32(told)) == value else value
+        value, exact = values.pop() or 0.0, known.exact(setting)
+        return exact if exact is not None and float(np.float32(exact)) == value else value
 
     def _moments(self, name: str, slot: str, weights: Sequence[Path]) -> tuple[np.ndarray, ...]:
         """Return a moment for every weight; zeros, as in a new Adam, if there is none."""
@@ -934,10 +937,10 @@ def verify(
     found = _compare_networks(a, b, (first, second), options, progress)
     trained = options.steps is not None
     left = [list(_untested_parts(agent, trained=trained)) for agent in (a, b)]
-    said = [f"{word}: {', '.join(parts)}" for word, parts in zip("AB", left, strict=True) if parts]
+    lines = [f"{word}: {', '.join(parts)}" for word, parts in zip("AB", left, strict=True) if parts]
     return replace(
         found,
-        not_compared=(*found.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else said)),
+        not_compared=(*found.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else lines)),
     )
 
 
@@ -960,8 +963,8 @@ def _compare_networks(
             progress(number, len(compared))
             found.append(_measure_network(title, left, right, workers, options.tolerance))
         if options.steps is not None:
-            training, said = _compare_training(a, b, options.steps, workers, assumed)
-            notes += said
+            training, remarks = _compare_training(a, b, options.steps, workers, assumed)
+            notes += remarks
     # If B lacks something of A, they differ, unless B is the conversion of a part; extra entries in B do not
     # count against it.
     part = _part_of(a, b) if missing_networks(a, b) else None

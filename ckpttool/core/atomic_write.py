@@ -688,8 +688,8 @@ def describe_os_error(
         free = _free_bytes(os.path.dirname(os.path.abspath(file)))
         return UsageError(_no_space_message(least, None if free is None else free + written), file=file)
     if error.errno == errno.EDQUOT:
-        said = "the disk quota is too small for the target"
-        return UsageError(f"{said}: it needs at least {least:,} bytes", file=file)
+        sentence = "the disk quota is too small for the target"
+        return UsageError(f"{sentence}: it needs at least {least:,} bytes", file=file)
     words = _WORDS.get(error.errno or 0, error.strerror or str(error))
     size = f"; the target needs at least {least:,} bytes" if error.errno == errno.EFBIG else ""
     return UsageError(f"cannot write the target: {words}{size}", file=file)

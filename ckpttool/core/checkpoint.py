@@ -93,24 +93,24 @@ def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, .
     return tuple(found.values())
 
 
-def relocate_references(asks: Iterable[CodeReference], where: str) -> tuple[CodeReference, ...]:
+def relocate_references(references: Iterable[CodeReference], where: str) -> tuple[CodeReference, ...]:
     """Return the records with their locations in the member or file `where`."""
-    return tuple(replace(each, where=f"{where}/{each.where}" if each.where else where) for each in asks)
+    return tuple(replace(each, where=f"{where}/{each.where}" if each.where else where) for each in references)
 
 
-def worst_verdict(asks: Iterable[CodeReference]) -> Verdict:
+def worst_verdict(references: Iterable[CodeReference]) -> Verdict:
     """Return the worst verdict; a file without references is plain data."""
-    return max((each.verdict for each in asks), key=lambda each: _RANK[each], default=PLAIN)
+    return max((each.verdict for each in references), key=lambda each: _RANK[each], default=PLAIN)
 
 
-def filter_verdict(asks: Iterable[CodeReference], wanted: Verdict) -> list[CodeReference]:
+def filter_verdict(references: Iterable[CodeReference], wanted: Verdict) -> list[CodeReference]:
     """Return the records with one verdict."""
-    return [each for each in asks if each.verdict == wanted]
+    return [each for each in references if each.verdict == wanted]
 
 
-def dangerous_calls(asks: Iterable[CodeReference]) -> list[str]:
+def dangerous_calls(references: Iterable[CodeReference]) -> list[str]:
     """Return the names of dangerous functions that unpickling would call."""
-    return [each.name for each in asks if each.verdict == CODE and each.calls and each.by == "pickle"]
+    return [each.name for each in references if each.verdict == CODE and each.calls and each.by == "pickle"]
 
 
 # The Checkpoint class.
@@ -126,8 +126,8 @@ class Checkpoint:
     that was read or that contains tensor bytes, `writer` the writer that the file names, `integrity`
     the checksum that covers every tensor, `stored_nbytes` the size of the files, `notes` information
     for people. `details` are format-specific facts (a SavedModel's signatures), as JSON values;
-    docs/json.md describes it. `asks` is what loading by the format's own library would import, call
-    or run; `unjudged` has a sentence for each part that may contain code and cannot be judged.
+    docs/json.md describes it. `code_references` is what loading by the format's own library would
+    import, call or run; `unjudged` has a sentence for each part that may contain code and cannot be judged.
 
     A checkpoint is a mapping from names to tensors and plain values: see `root`.
 
@@ -149,7 +149,7 @@ class Checkpoint:
     integrity: Integrity = "none"
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    asks: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
     unjudged: tuple[str, ...] = ()
 
     @property
@@ -834,7 +834,7 @@ def render_handle(shown: Handle) -> str:
         "also": ", ".join(shown.aliases[:8]),
     }
     rows = "".join(
-        f"<tr><th>{name}</th><td>{_html_text(said)}</td></tr>" for name, said in facts.items() if said
+        f"<tr><th>{name}</th><td>{_html_text(value)}</td></tr>" for name, value in facts.items() if value
     )
     return f"<table><caption>{_html_text(shown.name)}</caption>{rows}</table>"
 
@@ -848,18 +848,18 @@ def render_branch(title: str, leaves: Iterable[Listed]) -> str:
 
 def _html_rows(node: OutlineRow) -> Iterator[str]:
     for each in node.below.values():
-        said = f"<code>{_html_text(each.name)}</code> {_BESIDE}{_html_text(each.beside)}</span>"
+        sentence = f"<code>{_html_text(each.name)}</code> {_BESIDE}{_html_text(each.beside)}</span>"
         if each.below:
             inside = "".join(_html_rows(each))
-            yield f"{_ROW}<details><summary>{said}</summary>{inside}</details></div>"
+            yield f"{_ROW}<details><summary>{sentence}</summary>{inside}</details></div>"
         else:
-            yield f"{_ROW}{said}</div>"
+            yield f"{_ROW}{sentence}</div>"
     if node.more and not node.name:
         yield f"{_ROW}and {node.more:,} more</div>"
 
 
-def _html_text(said: str) -> str:
-    return escape(shorten(clean(said), _MAX_HTML_TEXT))
+def _html_text(text: str) -> str:
+    return escape(shorten(clean(text), _MAX_HTML_TEXT))
 
 
 # Handle to tf.Tensor: the only place in this file that imports TensorFlow.

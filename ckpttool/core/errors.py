@@ -91,8 +91,8 @@ class NameNotFoundError(UsageError, KeyError):
 
     def __str__(self) -> str:
         """Return the sentence and the hint, because a mapping lookup has no other place for the hint."""
-        told = CkpttoolError.__str__(self)
-        return f"{told}; {self.hint}" if self.hint else told
+        sentence = CkpttoolError.__str__(self)
+        return f"{sentence}; {self.hint}" if self.hint else sentence
 
 
 class NotFoundError(CkpttoolError):
@@ -209,7 +209,7 @@ _WORDS = {
 def from_system_error(error: BaseException) -> CkpttoolError | None:
     """Return the error for a refused system resource (memory, files, processes); None for others."""
     words = str(error).lower()
-    number = next((number for said, number in _WORDS.items() if said in words), None)
+    number = next((number for phrase, number in _WORDS.items() if phrase in words), None)
     if isinstance(error, MemoryError):
         number = errno.ENOMEM
     elif isinstance(error, RecursionError):

@@ -106,9 +106,9 @@ def using(limits: Limits) -> Iterator[None]:
 def override_limits(pairs: Iterable[str]) -> Iterator[None]:
     """Apply `name=value` pairs to this process and its child processes; raise UsageError if invalid."""
     before = os.environ.get(VARIABLE)
-    told = ",".join([*([before] if before else []), *pairs])
-    _parse_limits(told)
-    os.environ[VARIABLE] = told
+    text = ",".join([*([before] if before else []), *pairs])
+    _parse_limits(text)
+    os.environ[VARIABLE] = text
     try:
         yield
     finally:
@@ -132,8 +132,8 @@ def document() -> list[dict[str, Any]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _parse_limits(told: str) -> Limits:
-    pairs = [pair.strip() for pair in told.split(",") if pair.strip()]
+def _parse_limits(text: str) -> Limits:
+    pairs = [pair.strip() for pair in text.split(",") if pair.strip()]
     return replace(Limits(), **dict(_parse_limit(pair) for pair in pairs)) if pairs else Limits()
 
 

@@ -860,8 +860,8 @@ class S3(VersionedStore):
         """Return the error; recognise another version, a missing response and a redirect."""
         from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
-        told = getattr(error.__cause__, "response", None) or {}
-        if told.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:
+        response = getattr(error.__cause__, "response", None) or {}
+        if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:
             return ChangedError("the file changed after it was listed", file=place)
         inner = getattr(error, "kwargs", {}).get("error")  # of a botocore.exceptions.HTTPClientError
         if isinstance(inner, UnsupportedError):
@@ -991,9 +991,9 @@ class HF(VersionedStore):
             raise UnsupportedError(
                 "the hub returned neither the size nor the version of the file", file=place
             )
-        told = {"size": size, "blob_id": blob}
-        self.remember(place, stat_from_info(told), commit)
-        return told
+        fields = {"size": size, "blob_id": blob}
+        self.remember(place, stat_from_info(fields), commit)
+        return fields
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
         """Return the names, one page per request."""

@@ -194,11 +194,11 @@ class File(NamedTuple):
         if (elsewhere := filesystem.find_store(self.path)) is None:
             yield from (self.read(*part) for part in parts)
             return
-        asked = list(parts)
-        for part in asked:
+        requested = list(parts)
+        for part in requested:
             self.require(*part)
-        found = elsewhere.together(self.path, self.seen, asked)
-        for (offset, length), data in zip(asked, found, strict=True):
+        found = elsewhere.together(self.path, self.seen, requested)
+        for (offset, length), data in zip(requested, found, strict=True):
             yield _require_complete(data, length, self.path, offset)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:

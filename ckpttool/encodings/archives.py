@@ -67,15 +67,15 @@ def is_tar_header(block: bytes) -> bool:
         return False
     field = block[148:156]
     if field[0] in (0o200, 0o377):
-        said = int.from_bytes(field[1:], "big") - (1 << 56 if field[0] == 0o377 else 0)
+        stored_sum = int.from_bytes(field[1:], "big") - (1 << 56 if field[0] == 0o377 else 0)
     else:
         text = field.partition(b"\0")[0].strip()
         if text.strip(b"01234567"):
             return False
-        said = int(text or b"0", 8)
+        stored_sum = int(text or b"0", 8)
     rest = block[:148] + block[156:BLOCK]
     unsigned = 256 + sum(rest)
-    return said in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
+    return stored_sum in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
 
 
 def first_tar_member(file: File) -> str | None:
@@ -626,10 +626,12 @@ def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[
         require_one_name(file, rest, raw, entry.header)
         if FULL32 in (size, stored):
             size, stored = widen_fields(file, rest, (size, stored), entry.header)
-    told, real = (crc, stored, size), (entry.crc, entry.stored, entry.size)
+    declared, real = (crc, stored, size), (entry.crc, entry.stored, entry.size)
     # With bit 3 the real values follow the data: zeros are valid here, other values must still agree.
-    bare = bool(flags & LATER) and told != real
-    same = told == real or (bare and all(one in (0, other) for one, other in zip(told, real, strict=True)))
+    bare = bool(flags & LATER) and declared != real
+    same = declared == real or (
+        bare and all(one in (0, other) for one, other in zip(declared, real, strict=True))
+    )
     if not same or method != entry.method or raw != entry.raw or (flags ^ entry.flags) & ~EFFORT:
         fail(
             file, f"the two headers of member {quote_member(entry.name)} contradict each other", entry.header
@@ -661,9 +663,9 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
             else "unexpected bytes"
         )
         fail(file, f"{what} after member {quote_member(entry.name)}", entry.header)
-    said = data[len(data) - length :]
-    marked = length in (12, 20) or said.startswith(DESCRIPTOR_MARK)
-    if not marked or layout.unpack(said) != (entry.crc, entry.stored, entry.size):
+    descriptor = data[len(data) - length :]
+    marked = length in (12, 20) or descriptor.startswith(DESCRIPTOR_MARK)
+    if not marked or layout.unpack(descriptor) != (entry.crc, entry.stored, entry.size):
         fail(
             file,
             f"the data descriptor of member {quote_member(entry.name)} contradicts its headers",

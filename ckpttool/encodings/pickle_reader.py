@@ -271,7 +271,7 @@ def _holds_code(args: tuple[Any, ...]) -> bool:
     for _ in range(_PICKLES):
         found = scan_pickle(data[at : at + _WINDOW])
         found = scan_pickle(data[at:]) if found.cut else found
-        if found.end is None or any(each.verdict == CODE for each in found.asked):
+        if found.end is None or any(each.verdict == CODE for each in found.code_references):
             return True
         at += found.end
     return False
@@ -378,7 +378,7 @@ class NameUsage:
         if self.worst is not CODE and found is not PLAIN:
             self.worst = found
 
-    def asked(self, base: int) -> CodeReference:
+    def reference(self, base: int) -> CodeReference:
         """Return the record; a dangerous name has one even if only its harmless calls were counted."""
         return CodeReference(
             self.full, self.worst if self.calls else self.names, self.calls, base + self.position
@@ -625,9 +625,9 @@ class PickleMachine:
             if not isinstance(part, dict) or not all(type(n) is str and n not in METHODS for n in part):
                 self.fail("the state of a dict does not consist of attributes", self.position)
 
-    def asked(self) -> tuple[CodeReference, ...]:
+    def list_code_references(self) -> tuple[CodeReference, ...]:
         """Return the names and calls of the pickle up to the current position."""
-        return tuple(name.asked(self.base) for name in self.names.values())
+        return tuple(name.reference(self.base) for name in self.names.values())
 
     def _spend(self, args: tuple[Any, ...]) -> None:
         self.spent += len(args)
@@ -1146,7 +1146,7 @@ class PickleContents(NamedTuple):
 
     value: Any
     end: int
-    asked: tuple[CodeReference, ...]
+    code_references: tuple[CodeReference, ...]
 
 
 def parse_pickle(
@@ -1172,12 +1172,12 @@ def parse_pickle(
             machine.fail("extra bytes after the end of the pickle", machine.position)
     except CkpttoolError as error:
         # Unpickling would have reached these calls: damage in the rest does not undo them.
-        names = dangerous_calls(machine.asked())
+        names = dangerous_calls(machine.list_code_references())
         if names:
             error.message += f"; before that, the pickle would call {', '.join(names)[:_NAMED]}"
             error.message += "; nothing was run"
         raise
-    return PickleContents(value, machine.position, machine.asked())
+    return PickleContents(value, machine.position, machine.list_code_references())
 
 
 class PickleScan(NamedTuple):
@@ -1190,7 +1190,7 @@ class PickleScan(NamedTuple):
 
     value: Any
     end: int | None
-    asked: tuple[CodeReference, ...]
+    code_references: tuple[CodeReference, ...]
     cut: bool
 
 
@@ -1202,5 +1202,5 @@ def scan_pickle(data: bytes) -> PickleScan:
     except CkpttoolError as error:
         # An argument cut by the end of the bytes may also look like an invalid one.
         cut = isinstance(error, TruncatedError) or machine.position > len(data) - _ARGUMENT
-        return PickleScan(None, None, machine.asked(), cut)
-    return PickleScan(value, machine.position, machine.asked(), cut=False)
+        return PickleScan(None, None, machine.list_code_references(), cut)
+    return PickleScan(value, machine.position, machine.list_code_references(), cut=False)

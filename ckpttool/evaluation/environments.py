@@ -221,7 +221,7 @@ class ObservationAdapter:
 
     columns: np.ndarray
     """int [obs_dim of the policy]"""
-    says: str
+    sentence: str
     assumed: bool
     """whether the policy's size selected this adapter"""
 
@@ -231,19 +231,19 @@ class AdaptedVector:
 
     def __init__(self, inner: VectorEnv, adapter: ObservationAdapter) -> None:
         self._inner = inner
-        self._says = adapter.says
+        self._sentence = adapter.sentence
         self._columns = adapter.columns
         self._blank = adapter.columns == _NOWHERE
         self.num_envs, self.engine = inner.num_envs, inner.engine
         ((_, _, dtype),) = inner.spec.observation
-        assumed = (adapter.says,) if adapter.assumed else ()
+        assumed = (adapter.sentence,) if adapter.assumed else ()
         self.spec = replace(inner.spec, observation=((OBS, adapter.columns.shape, dtype),), assumed=assumed)
         self.obs: np.ndarray = np.zeros((self.num_envs, len(adapter.columns)), dtype)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return notes on the adaptation and from the environments' libraries."""
-        return self._inner.notes if self.spec.assumed else (self._says, *self._inner.notes)
+        return self._inner.notes if self.spec.assumed else (self._sentence, *self._inner.notes)
 
     @property
     def agreement(self) -> Agreement | None:
@@ -309,47 +309,51 @@ NO_EVIDENCE = ObservationEvidence()
 def adapt_observations(
     vector: VectorEnv,
     obs_dim: int | None,
-    asked: str | None,
+    requested: str | None,
     again: Callable[[Mapping[str, Any]], VectorEnv],
     evidence: ObservationEvidence = NO_EVIDENCE,
 ) -> VectorEnv:
     """Return environments with `obs_dim` observation values (None: unchanged), if a mapping is known.
 
-    `asked` is one of ADAPTERS; `again` creates the environments with extra arguments. Without a
+    `requested` is one of ADAPTERS; `again` creates the environments with extra arguments. Without a
     requested adapter, environments that cannot be adapted, or that the evidence contradicts, are
     returned unchanged. Raise UsageError if a requested adapter does not apply.
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
-    if (wanted == own and asked is None) or (asked is None and not evidence.supports(vector.spec.id, wanted)):
+    if (wanted == own and requested is None) or (
+        requested is None and not evidence.supports(vector.spec.id, wanted)
+    ):
         return vector
     given: Mapping[str, Any] = {}
-    columns = _observation_columns(vector.spec, wanted, asked) if asked != POSITIONS else None
-    if columns is None and (given := observation_arguments(vector.spec.id, own, wanted, asked == POSITIONS)):
+    columns = _observation_columns(vector.spec, wanted, requested) if requested != POSITIONS else None
+    if columns is None and (
+        given := observation_arguments(vector.spec.id, own, wanted, requested == POSITIONS)
+    ):
         vector.close()
         vector = again(given)
-        columns = _observation_columns(vector.spec, wanted, None if asked == POSITIONS else asked)
+        columns = _observation_columns(vector.spec, wanted, None if requested == POSITIONS else requested)
     if columns is not None:
-        sentence = _describe_adapter(vector.spec, columns, asked, given)
-        return AdaptedVector(vector, ObservationAdapter(columns, sentence, asked is None))
-    if asked is not None:
+        sentence = _describe_adapter(vector.spec, columns, requested, given)
+        return AdaptedVector(vector, ObservationAdapter(columns, sentence, requested is None))
+    if requested is not None:
         vector.close()
         raise UsageError(
-            f"{vector.spec.id}: adapter {asked} does not apply to a policy with {wanted} observations",
-            hint=suggest_contact_force_sizes(vector.spec.id) if asked == ZERO_FORCES else None,
+            f"{vector.spec.id}: adapter {requested} does not apply to a policy with {wanted} observations",
+            hint=suggest_contact_force_sizes(vector.spec.id) if requested == ZERO_FORCES else None,
         )
     return vector
 
 
-def _observation_columns(spec: EnvSpec, wanted: int, asked: str | None) -> np.ndarray | None:
+def _observation_columns(spec: EnvSpec, wanted: int, requested: str | None) -> np.ndarray | None:
     """Return the source column of each of `wanted` values in `spec`'s observations; None if unknown."""
     own, layouts = spec.obs_dim, LAYOUTS.get(task_family(spec.id), {})
     if [key for key, _, _ in spec.observation] != [OBS]:
         return None
-    if own == wanted and asked is None:
+    if own == wanted and requested is None:
         return np.arange(own)
-    zeros = {EMPTY} | ({FORCES} if asked == ZERO_FORCES else set())
-    if own not in layouts or wanted not in layouts or (asked and FORCES not in dict(layouts[wanted])):
+    zeros = {EMPTY} | ({FORCES} if requested == ZERO_FORCES else set())
+    if own not in layouts or wanted not in layouts or (requested and FORCES not in dict(layouts[wanted])):
         return None
     places, start = {}, 0
     for part, size in layouts[own]:
@@ -363,7 +367,9 @@ def _observation_columns(spec: EnvSpec, wanted: int, asked: str | None) -> np.nd
     return np.array(columns)
 
 
-def _describe_adapter(spec: EnvSpec, columns: np.ndarray, asked: str | None, given: Mapping[str, Any]) -> str:
+def _describe_adapter(
+    spec: EnvSpec, columns: np.ndarray, requested: str | None, given: Mapping[str, Any]
+) -> str:
     """Describe the changes to the observations and the environment."""
     done = [f"made with {name}={value}" for name, value in given.items()]
     if "use_contact_forces" in given:
@@ -371,14 +377,14 @@ def _describe_adapter(spec: EnvSpec, columns: np.ndarray, asked: str | None, giv
             f"contact forces add a cost to the reward; {ZERO_FORCES} is for policies trained "
             "before simulators reported them"
         )
-    if len(columns) != spec.obs_dim or asked:
+    if len(columns) != spec.obs_dim or requested:
         zeros = int((columns == _NOWHERE).sum())
         shown = len(columns) - zeros
         done.append(
             f"{shown} of its {spec.obs_dim} values are used" + (f", plus {zeros} zeros" if zeros else "")
         )
-    if asked:
-        done.append(ADAPTERS[asked])
+    if requested:
+        done.append(ADAPTERS[requested])
     return (
         f"the policy expects {format_count(len(columns), 'observation')}, so {spec.id} is adapted: "
         + "; ".join(done)
@@ -462,34 +468,40 @@ ENGINES = (AUTO, GymVector.engine, *(engine.name for engine in FAST))
 
 
 def build_vector_env(
-    asked: str, env_id: str, make_one: MakeOne, num_envs: int, threads: int | None, known: Mapping[str, Any]
+    requested: str,
+    env_id: str,
+    make_one: MakeOne,
+    num_envs: int,
+    threads: int | None,
+    known: Mapping[str, Any],
 ) -> VectorEnv:
     """Return environments created by `make_one`; `known` is Gymnasium's registry.
 
     Raise UsageError if a requested engine does not support them; otherwise fall back to Gymnasium.
     """
-    if asked != GymVector.engine:
+    if requested != GymVector.engine:
         entry_point = _entry_point(env_id, make_one, known)
         for engine in FAST:
-            if asked in engine.answers_to and entry_point in engine.tasks:
+            if requested in engine.answers_to and entry_point in engine.tasks:
                 try:
                     return engine.tasks[entry_point](make_one, num_envs, threads)
                 except UnsupportedError as error:
-                    if asked != AUTO:
+                    if requested != AUTO:
                         raise UsageError(
                             f"{env_id}: {error.message}",
                             expected=error.expected,
                             found=error.found,
                             hint=error.hint,
                         ) from None
-            elif asked == engine.name:
+            elif requested == engine.name:
                 own = (
                     ", and your own simulators: --env module:factory"
-                    if asked == simulators.DEVICE_ENGINE
+                    if requested == simulators.DEVICE_ENGINE
                     else ""
                 )
                 raise UsageError(
-                    f"the {asked} engine does not support {env_id}", hint=f"it supports {engine.plays}{own}"
+                    f"the {requested} engine does not support {env_id}",
+                    hint=f"it supports {engine.plays}{own}",
                 )
     return GymVector(make_one, num_envs)
 
@@ -557,7 +569,7 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
-    said = f"gymnasium {library.__version__} cannot create {env_id!r}"
+    sentence = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
     hint = f"similar environments: {', '.join(near)}" if near else None
     if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
@@ -565,11 +577,11 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     try:
         yield
     except library.error.DependencyNotInstalled as error:
-        raise MissingExtraError(f"{said}: {_first_line(error)}", hint=HINT) from None
+        raise MissingExtraError(f"{sentence}: {_first_line(error)}", hint=HINT) from None
     except (library.error.Error, ImportError) as error:
-        raise UsageError(f"{said}: {_first_line(error)}", hint=hint) from None
+        raise UsageError(f"{sentence}: {_first_line(error)}", hint=hint) from None
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{said} with these arguments: {_first_line(error)}") from None
+        raise UsageError(f"{sentence} with these arguments: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -91,8 +91,8 @@ def render_frame(env: Any, name: str) -> np.ndarray:
     except NotImplementedError:
         drawn = None
     except gymnasium.error.DependencyNotInstalled as error:
-        said = str(error).partition("\n")[0]
-        raise MissingExtraError(f"cannot render {name}: {said}", hint="pip install pygame-ce") from None
+        reason = str(error).partition("\n")[0]
+        raise MissingExtraError(f"cannot render {name}: {reason}", hint="pip install pygame-ce") from None
     found = np.asarray(drawn)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
         raise UnsupportedError(f"{name} does not render an RGB image", expected="uint8[height, width, 3]")
@@ -101,14 +101,14 @@ def render_frame(env: Any, name: str) -> np.ndarray:
 
 def _choose_opengl() -> str:
     """Return the OpenGL library that renders without a display: the requested or first working one."""
-    asked = os.environ.get(_CHOICE)
+    requested = os.environ.get(_CHOICE)
     failed = {}
-    for name in (asked,) if asked else _opengl_candidates():
+    for name in (requested,) if requested else _opengl_candidates():
         failed[name] = _opengl_failure(name)
         if not failed[name]:
             return name
-    said = "; ".join(f"{name}: {why}" for name, why in failed.items())
-    raise UnsupportedError(f"MuJoCo finds no working OpenGL for rendering ({said})", hint=HINT)
+    sentence = "; ".join(f"{name}: {why}" for name, why in failed.items())
+    raise UnsupportedError(f"MuJoCo finds no working OpenGL for rendering ({sentence})", hint=HINT)
 
 
 def _opengl_candidates() -> tuple[str, ...]:
@@ -131,8 +131,8 @@ def _opengl_failure(name: str) -> str:
         return f"no answer in {_TIMEOUT_S} s"
     if done.returncode == 0:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1][:160] if said else f"exited with status {done.returncode}"
+    error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return error_lines[-1][:160] if error_lines else f"exited with status {done.returncode}"
 
 
 # Vector protocol of environments, and the specification that an agent must match.
@@ -453,8 +453,8 @@ def collect_warnings(notes: dict[str, None]) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    said = [clean_warning(str(warning.message)) for warning in caught]
-    notes.update({each: None for each in said if not each.startswith(BINDINGS)})
+    lines = [clean_warning(str(warning.message)) for warning in caught]
+    notes.update({each: None for each in lines if not each.startswith(BINDINGS)})
 
 
 def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
@@ -468,10 +468,10 @@ def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
         mujoco = importlib.import_module("mujoco")
     except (ImportError, AttributeError, RuntimeError) as error:
         # It loads the OpenGL library that MUJOCO_GL selects, with or without rendering.
-        asked = os.environ.get("MUJOCO_GL")
+        requested = os.environ.get("MUJOCO_GL")
         raise UnsupportedError(
             f"cannot import mujoco: {clean_warning(str(error))}",
-            hint=f"unset MUJOCO_GL (now {asked!r})" if asked else None,
+            hint=f"unset MUJOCO_GL (now {requested!r})" if requested else None,
         ) from None
     before = mujoco.get_mju_user_warning()
 

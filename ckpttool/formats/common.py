@@ -62,7 +62,7 @@ class FileListing:
     integrity: Integrity = "none"
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    asks: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
 
     def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
         """Return it as the checkpoint at `location`, in the named format, read from these files."""
@@ -75,7 +75,7 @@ class FileListing:
             integrity=self.integrity,
             notes=self.notes,
             details=self.details,
-            asks=self.asks,
+            code_references=self.code_references,
         )
 
 
@@ -123,7 +123,9 @@ def join_checkpoints(
         writer=files[0].writer,
         integrity=files[0].integrity if len(checksums) == 1 else "none",
         notes=tuple(dict.fromkeys(note for one in files for note in one.notes)),
-        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
+        code_references=merge_references(
+            *(relocate_references(one.code_references, member) for member, one in parts.items())
+        ),
         unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
     )
 
@@ -428,10 +430,10 @@ def scan_head(start: Callable[[int], bytes], size: int, length: int = HEAD) -> t
 
 def is_pickle(found: PickleScan, data: bytes, size: int) -> bool:
     """Return whether the scanned bytes begin a pickle, not text that looks like one."""
-    names = [each.name for each in found.asked]
+    names = [each.name for each in found.code_references]
     real = bool(names) and all(map(_NAME.fullmatch, names))
     if found.end is None:
-        return real and any(each.verdict == CODE and each.calls for each in found.asked)
+        return real and any(each.verdict == CODE and each.calls for each in found.code_references)
     if names:
         return real
     plain = isinstance(found.value, list | dict | tuple)
@@ -1007,8 +1009,8 @@ def read_yaml(file: str) -> Tree:
         for path, value in _iter_values(node, yaml.SafeLoader(""), 2 + 2 * len(text), most.json_depth):
             leaves[path] = ValueLeaf(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        told = str(error).partition("\n")[0] if type(error) is ValueError else None
-        raise FormatError("cannot parse the settings as YAML", file=file, found=told) from error
+        reason = str(error).partition("\n")[0] if type(error) is ValueError else None
+        raise FormatError("cannot parse the settings as YAML", file=file, found=reason) from error
     return Tree(leaves)
 
 

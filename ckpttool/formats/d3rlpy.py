@@ -58,7 +58,9 @@ def read(location: str) -> Checkpoint:
         integrity=found.integrity,
         notes=found.notes,
         details=found.details,
-        asks=merge_references(pickled.asked, relocate_references(found.asks, "torch")),
+        code_references=merge_references(
+            pickled.code_references, relocate_references(found.code_references, "torch")
+        ),
     )
 
 
@@ -86,10 +88,10 @@ def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, st
 
 def _listed(file: File, stored: StoredBytes, config: str, version: str) -> tuple[Tree, FileListing]:
     found = torch_legacy.list_embedded(file, stored.at, stored.length)
-    said = text.parse_json(config.encode(errors="surrogatepass"), _SETTINGS)
+    document = text.parse_json(config.encode(errors="surrogatepass"), _SETTINGS)
     parts: dict[PathStep, Tree] = {
         key("torch"): found.tree,
-        key("config"): common.tree_from_json(said, _SETTINGS),
+        key("config"): common.tree_from_json(document, _SETTINGS),
         key("version"): Tree({(): ValueLeaf(version)}),
     }
     return join_trees(parts, _key, Container("dict")), found

@@ -161,9 +161,9 @@ def _find_run_model(probe: Probe) -> Probe:
     return probe
 
 
-def matching_formats(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[CheckpointLocation]:
+def matching_formats(probe: Probe, requested: Iterable[plugins.Plugin]) -> list[CheckpointLocation]:
     """Return the formats that match the path, with the location that each would read."""
-    formats = (cast(Format, plugin.load()) for plugin in asked if may_claim(plugin, probe))
+    formats = (cast(Format, plugin.load()) for plugin in requested if may_claim(plugin, probe))
     return [CheckpointLocation(f, location) for f in formats if (location := f.claims(probe)) is not None]
 
 
@@ -642,7 +642,7 @@ class CodeScan(NamedTuple):
     `unread` has a sentence for each part that may contain code and could not be read.
     """
 
-    asks: tuple[CodeReference, ...]
+    code_references: tuple[CodeReference, ...]
     unread: tuple[str, ...]
 
 
@@ -662,23 +662,27 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with the code in its files added to the audit by its format."""
     if checkpoint.format in _WHOLE:
         return checkpoint
-    asks, unjudged = [], list(checkpoint.unjudged)
-    known = {each.name for each in checkpoint.asks if each.verdict == CODE}
+    references, unjudged = [], list(checkpoint.unjudged)
+    known = {each.name for each in checkpoint.code_references if each.verdict == CODE}
     arrays = _array_storages(checkpoint)
     for file in checkpoint.files:
         found = scan_for_code(file, pickle=checkpoint.format not in _PICKLED, arrays=arrays)
         name = "" if len(checkpoint.files) == 1 else os.path.basename(file.path)
-        asks += [
+        references += [
             each
-            for each in (relocate_references(found.asks, name) if name else found.asks)
+            for each in (relocate_references(found.code_references, name) if name else found.code_references)
             if each.name not in known
         ]
         unjudged += [f"{name}: {each}" if name else each for each in found.unread]
     if checkpoint.format == _HDF5 and any(_is_zip(file) for file in checkpoint.files):
         unjudged.append("a zip archive follows the HDF5 data, and Keras may load that archive")
-    if not asks and not unjudged:
+    if not references and not unjudged:
         return checkpoint
-    return replace(checkpoint, asks=merge_references(checkpoint.asks, asks), unjudged=tuple(unjudged))
+    return replace(
+        checkpoint,
+        code_references=merge_references(checkpoint.code_references, references),
+        unjudged=tuple(unjudged),
+    )
 
 
 def _array_storages(checkpoint: Checkpoint) -> frozenset[Storage]:
@@ -710,7 +714,7 @@ def scan_for_code(file: File, *, pickle: bool = True, arrays: Set[Storage] = fro
     found = _CodeScanner(arrays)
     with found.reasons("the file"):
         found.content(_file_content(file, 0, file.size), "", 0, pickle=pickle)
-    return CodeScan(tuple(found.asks), tuple(dict.fromkeys(found.unread)))
+    return CodeScan(tuple(found.code_references), tuple(dict.fromkeys(found.unread)))
 
 
 class _CodeScanner:
@@ -718,7 +722,7 @@ class _CodeScanner:
 
     def __init__(self, arrays: Set[Storage]) -> None:
         self.arrays = arrays
-        self.asks: list[CodeReference] = []
+        self.code_references: list[CodeReference] = []
         self.unread: list[str] = []
         self.room = limits.current().unpacked_bytes
 
@@ -763,8 +767,8 @@ class _CodeScanner:
             found, data = common.scan_head(content.start, content.size, _SMALL if marked else HEAD)
             if not marked and not common.is_pickle(found, data, content.size):
                 return
-            acting = _only_code(found.asked)
-        self.asks += relocate_references(acting, where) if where else acting
+            acting = _only_code(found.code_references)
+        self.code_references += relocate_references(acting, where) if where else acting
 
     def _array(self, head: bytes, content: _ContentReader, where: str) -> None:
         """Scan the pickle after the header of an array of objects (numpy/lib/_format_impl.py)."""
@@ -854,11 +858,11 @@ def _find_code(pickle: bytes, _: Limits) -> tuple[CodeReference, ...]:
     # Not a top-level import: most scanned files are not pickles.
     from ckpttool.encodings.pickle_reader import scan_pickle
 
-    return _only_code(scan_pickle(pickle).asked)
+    return _only_code(scan_pickle(pickle).code_references)
 
 
-def _only_code(asked: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
-    return tuple(each for each in asked if each.verdict == CODE)
+def _only_code(references: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
+    return tuple(each for each in references if each.verdict == CODE)
 
 
 def _join_location(where: str, name: str) -> str:

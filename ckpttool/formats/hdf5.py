@@ -230,10 +230,10 @@ def _parse_output(answer: bytes, status: int, file: str) -> dict[str, Any]:
 def _refusal_error(
     file: str, kind: str, sentence: str, limit: str = "", found: int | None = None
 ) -> CkpttoolError:
-    said = _printable(sentence)
+    shown = _printable(sentence)
     if kind == "limit" and hasattr(limits.current(), limit):
-        return limits.limit_error(limit, said, found, file=file)
-    return _ERRORS.get(kind, FormatError)(said, file=file)
+        return limits.limit_error(limit, shown, found, file=file)
+    return _ERRORS.get(kind, FormatError)(shown, file=file)
 
 
 def _printable(sentence: object) -> str:

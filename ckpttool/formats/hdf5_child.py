@@ -593,9 +593,9 @@ def handle_request(
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever h5py raises, the parent has one sentence for it
-        said = f"{error}".strip("'\"").splitlines() or [type(error).__name__]
-        kind = "truncated" if "truncated file" in said[0] or "beyond the end" in said[0] else "format"
-        return {"refused": [kind, f"the HDF5 library cannot read the file: {said[0][:200]}"]}
+        sentence = f"{error}".strip("'\"").splitlines() or [type(error).__name__]
+        kind = "truncated" if "truncated file" in sentence[0] or "beyond the end" in sentence[0] else "format"
+        return {"refused": [kind, f"the HDF5 library cannot read the file: {sentence[0][:200]}"]}
 
 
 def _require_closed(window: Hdf5FileWindow, file: Any) -> None:

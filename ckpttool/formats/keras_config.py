@@ -101,7 +101,7 @@ ATTRIBUTES = ("model_config", "training_config")
 class ConfigAudit(NamedTuple):
     """What loading the configurations would run, and a sentence for each that could not be checked."""
 
-    asks: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
     unjudged: tuple[str, ...] = ()
 
 
@@ -135,7 +135,7 @@ def merge_audits(found: Iterable[ConfigAudit]) -> ConfigAudit:
     """Merge several records into one."""
     every = list(found)
     unjudged = dict.fromkeys(each for one in every for each in one.unjudged)
-    return ConfigAudit(merge_references(*(one.asks for one in every)), tuple(unjudged))
+    return ConfigAudit(merge_references(*(one.code_references for one in every)), tuple(unjudged))
 
 
 def audit_document(document: Any, where: str) -> tuple[CodeReference, ...]:
@@ -150,9 +150,9 @@ def _iter_findings(document: Any, where: str) -> Iterator[CodeReference]:
         if isinstance(value, list):
             waiting += reversed(value)
         elif isinstance(value, dict):
-            told = _judge_object(value)
-            if told is not None:
-                yield CodeReference(told[0][:MAX_TEXT], told[1], 1, None, where, "keras")
+            judged = _judge_object(value)
+            if judged is not None:
+                yield CodeReference(judged[0][:MAX_TEXT], judged[1], 1, None, where, "keras")
             waiting += reversed(list(value.values()))
 
 

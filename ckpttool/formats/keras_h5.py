@@ -110,7 +110,7 @@ def read(location: str) -> Checkpoint:
         "none",
         found.notes,
         dict(found.details),
-        found.asks,
+        found.code_references,
         found.unjudged,
     )
 
@@ -675,7 +675,7 @@ def read_archive(location: str) -> Checkpoint:
     found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index, model, optimizer))
     version = metadata.get("keras_version")
     details = {key: value for key, value in metadata.items() if isinstance(value, str)}
-    judgement = merge_audits([*judges, ConfigAudit(found.asks, found.unjudged)])
+    judgement = merge_audits([*judges, ConfigAudit(found.code_references, found.unjudged)])
     assets = sum(name.startswith("assets/") for name in archive.members)
     notes += (*more, *((f"assets not read: {assets:,}",) if assets else ()), *found.notes)
     return Checkpoint(
@@ -687,7 +687,7 @@ def read_archive(location: str) -> Checkpoint:
         integrity="crc32" if archive.recorded else "none",
         notes=notes,
         details={**found.details, **details},
-        asks=judgement.asks,
+        code_references=judgement.code_references,
         unjudged=judgement.unjudged,
     )
 

@@ -48,7 +48,7 @@ class KerasModel:
     tree: Tree
     notes: tuple[str, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
-    asks: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
     unjudged: tuple[str, ...] = ()
 
 
@@ -60,7 +60,11 @@ def list_model(
     Raise FormatError if attributes name weights that do not exist.
     """
     found = keras_config.audit_attributes(index)
-    return replace(_list_by_structure(index, config, optimizer), asks=found.asks, unjudged=found.unjudged)
+    return replace(
+        _list_by_structure(index, config, optimizer),
+        code_references=found.code_references,
+        unjudged=found.unjudged,
+    )
 
 
 def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
@@ -87,18 +91,18 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
         mine = node.group == "optimizer"
         inner = at[-1].value == INNER
         known = config_of(optimizer.settings.get(INNER)) if inner else optimizer
-        told = known if (mine or inner) and known.cls else KerasConfig(optimizer_class(node.name), {})
+        recorded = known if (mine or inner) and known.cls else KerasConfig(optimizer_class(node.name), {})
         slots = listed_leaves(node.variables, at, node.slots, owners)
         complete = slots is not None
         if slots is None:
             of = find_trained_network(at[:-1] if inner else at, walk)
             slots, complete = optimizer_leaves(
-                node.variables, at, told, trained_variables(node, told, of, walk)
+                node.variables, at, recorded, trained_variables(node, recorded, of, walk)
             )
         leaves |= slots
         facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
-        containers[at] = Container("module", told.cls, told.facts() | facts)
-        found = told if mine else found
+        containers[at] = Container("module", recorded.cls, recorded.facts() | facts)
+        found = recorded if mine else found
         if not complete:
             notes.append(f"{node.group}: the file does not record which variable each slot belongs to")
     keys = {leaf.key for leaf in leaves.values()}
@@ -615,15 +619,15 @@ def _iter_members(container: KerasNode, config: KerasConfig) -> Iterator[KerasMe
     known = stored_names(config.layers())
     places = {name: place for place, name in enumerate(known)}
     for name, node in container.below.items():
-        told = _infer_class(known.get(name, NOTHING), node, name, stored=True)
-        step = attr(node.name or told.name or name)
-        yield KerasMember(node, (step,), told, places.get(name, UNPLACED), container.group)
+        inferred = _infer_class(known.get(name, NOTHING), node, name, stored=True)
+        step = attr(node.name or inferred.name or name)
+        yield KerasMember(node, (step,), inferred, places.get(name, UNPLACED), container.group)
 
 
 def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -> Iterator[KerasMember]:
     """Yield the objects in a list or dict, including nested lists and dicts."""
-    told = config.settings.get(str(step.value))
-    known = stored_names([config_of(each) for each in told]) if isinstance(told, list) else {}
+    setting = config.settings.get(str(step.value))
+    known = stored_names([config_of(each) for each in setting]) if isinstance(setting, list) else {}
     stack: list[tuple[KerasNode, Path]] = [(container, (step,))]
     while stack:
         node, steps = stack.pop()
@@ -637,8 +641,8 @@ def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -
                 and keras_config.split_number(below.name)[0] != keras_config.split_number(name)[0]
             )
             shown = below.name if given and below.name is not None else name
-            told = _infer_class(found, below, name, stored=True)
-            yield KerasMember(below, (*steps, attr(shown)), told, container=container.group)
+            setting = _infer_class(found, below, name, stored=True)
+            yield KerasMember(below, (*steps, attr(shown)), setting, container=container.group)
 
 
 def _infer_class(config: KerasConfig, node: KerasNode, name: str, *, stored: bool = False) -> KerasConfig:

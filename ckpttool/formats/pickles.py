@@ -166,7 +166,7 @@ class LoadedPickle(NamedTuple):
     size: int
     file: File | None
     base: int
-    asked: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
 
 
 def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType({})) -> LoadedPickle:
@@ -208,8 +208,10 @@ def load_pickle(
             # An offset into the decoded bytes would point to the wrong byte of the file.
             error.offset = None
         raise
-    asked = found.asked if file else tuple(replace(each, offset=None) for each in found.asked)
-    return LoadedPickle(found.value, len(data), file, base, asked)
+    requested = (
+        found.code_references if file else tuple(replace(each, offset=None) for each in found.code_references)
+    )
+    return LoadedPickle(found.value, len(data), file, base, requested)
 
 
 def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
@@ -269,18 +271,20 @@ def parse_json_member(source: Storage, name: str) -> Any:
     return text.parse_json_value(bytes(source.read()), what, once=True)
 
 
-def read_settings(source: Storage, name: str, file: str, told: list[CodeReference]) -> dict[str, Any]:
+def read_settings(source: Storage, name: str, file: str, references: list[CodeReference]) -> dict[str, Any]:
     """Return the settings in member `name` of `file`; serialized objects become inert values.
 
-    `told` collects what unpickling these would import and call.
+    `references` collects what unpickling these would import and call.
     """
     data = parse_json_member(source, name)
     if not isinstance(data, dict):
         raise FormatError(f"member {name!r} is not a dict")
-    return {setting: _decode_setting(value, setting, name, file, told) for setting, value in data.items()}
+    return {
+        setting: _decode_setting(value, setting, name, file, references) for setting, value in data.items()
+    }
 
 
-def _decode_setting(value: Any, setting: str, name: str, file: str, told: list[CodeReference]) -> Any:
+def _decode_setting(value: Any, setting: str, name: str, file: str, references: list[CodeReference]) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get(SERIALIZED), str):
         return value
     try:
@@ -291,7 +295,7 @@ def _decode_setting(value: Any, setting: str, name: str, file: str, told: list[C
         found = load_pickle(pickled, None, name=file)
     except FormatError as error:
         raise error.located(path=f"{name}/{setting}") from error.__cause__
-    told += relocate_references(found.asked, f"{name}/{setting}")
+    references += relocate_references(found.code_references, f"{name}/{setting}")
     return found.value
 
 
@@ -538,7 +542,7 @@ def dotted_name(path: Path) -> str:
 class PickleWalk(PickleTraversal[None]):
     """Collect a tree's entries from the values of pickles in one pass.
 
-    `asks` is what unpickling them would import and call.
+    `code_references` is what unpickling them would import and call.
     """
 
     def __init__(self, uses: Uses) -> None:
@@ -546,14 +550,14 @@ class PickleWalk(PickleTraversal[None]):
         super().__init__(0)
         self.uses = uses
         self.keys: set[str] = set()
-        self.asks: tuple[CodeReference, ...] = ()
+        self.code_references: tuple[CodeReference, ...] = ()
         self._pickled = LoadedPickle(None, 0, None, 0)
         self._arrays: dict[int, Path] = {}
 
     def add(self, pickled: LoadedPickle, path: Path = ()) -> None:
         """Add a pickle's value at the path."""
         self._pickled = pickled
-        self.asks = merge_references(self.asks, pickled.asked)
+        self.code_references = merge_references(self.code_references, pickled.code_references)
         self._arrays.clear()
         self.forget(pickled.size)
         self.value(pickled.value, path, None)

@@ -147,13 +147,13 @@ def _assign_policy_slots(policy: _PolicyVariables, leaves: dict[Path, Leaf | Val
             named[name] = VariableInfo(leaf.dtype, leaf.shape, leaf.source)
     found = tree_by_name(named)
     names: Mapping[Path, str] = {p: leaf.key for p, leaf in found.tensors()}
-    for path, told in found.tensors():
-        if told.role != "slot" or told.of is None or names[path] not in policy.optimizer:
+    for path, slot_names in found.tensors():
+        if slot_names.role != "slot" or slot_names.of is None or names[path] not in policy.optimizer:
             continue
-        where, of = policy.optimizer[names[path]], policy.weights.get(names.get(told.of, ""))
+        where, of = policy.optimizer[names[path]], policy.weights.get(names.get(slot_names.of, ""))
         slot = leaves[where]
         if of is not None and isinstance(slot, Leaf):
-            leaves[where] = replace(slot, role="slot", of=of, slot=told.slot)
+            leaves[where] = replace(slot, role="slot", of=of, slot=slot_names.slot)
 
 
 # Read RLlib's pickles, and find the pickled states in a folder.
@@ -204,11 +204,11 @@ def _list_file(location: str) -> RllibListing:
 
 def _load_state(file: File, where: str) -> LoadedPickle:
     found = load_pickle_file(file)
-    return found._replace(asked=relocate_references(found.asked, where))
+    return found._replace(code_references=relocate_references(found.code_references, where))
 
 
 def _build_listing(walk: PickleWalk, writer: str, notes: tuple[str, ...] = ()) -> FileListing:
-    return FileListing(assign_slots(walk.tree()), writer, notes=notes, asks=walk.asks)
+    return FileListing(assign_slots(walk.tree()), writer, notes=notes, code_references=walk.code_references)
 
 
 def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
@@ -220,7 +220,10 @@ def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
         return
     base = pickled.base + worker.at if isinstance(worker, StoredBytes) else 0
     inner = load_pickle(bytes(worker), pickled.file if isinstance(worker, StoredBytes) else None, base)
-    walk.add(inner._replace(asked=relocate_references(inner.asked, "worker")), (*path, key("worker")))
+    walk.add(
+        inner._replace(code_references=relocate_references(inner.code_references, "worker")),
+        (*path, key("worker")),
+    )
     walk.add(pickled._replace(value={k: v for k, v in value.items() if k != "worker"}), path)
 
 

@@ -282,8 +282,8 @@ def _notes(tree: Tree, entries: Mapping[str, SafetensorsEntry]) -> tuple[str, ..
 
 def _writer(metadata: Mapping[str, str]) -> str | None:
     # transformers and safetensors.torch record the framework: "pt", "tf", "flax", "mlx", "np".
-    said = metadata.get(FORMAT, "")
-    return f"metadata format {said}" if said.isalnum() and len(said) < 16 else None
+    writer = metadata.get(FORMAT, "")
+    return f"metadata format {writer}" if writer.isalnum() and len(writer) < 16 else None
 
 
 # Write a tree as safetensors: the library's byte order of tensors, the tree's own order in the header.
@@ -500,7 +500,9 @@ def read_sharded(location: str) -> Checkpoint:
             *_note_other_form(path),
             *dict.fromkeys(n for one in listed.values() for n in one.notes),
         ),
-        asks=merge_references(*(relocate_references(one.asks, name) for name, one in listed.items())),
+        code_references=merge_references(
+            *(relocate_references(one.code_references, name) for name, one in listed.items())
+        ),
     )
 
 

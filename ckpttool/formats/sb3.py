@@ -100,7 +100,7 @@ def read(location: str) -> Checkpoint:
         writer=found.writer,
         integrity=found.integrity,
         notes=found.notes,
-        asks=found.asks,
+        code_references=found.code_references,
     )
 
 
@@ -241,17 +241,17 @@ class Sb3Listing(NamedTuple):
     writer: str
     integrity: Integrity
     notes: tuple[str, ...]
-    asks: tuple[CodeReference, ...]
+    code_references: tuple[CodeReference, ...]
 
 
 def list_members(members: Sb3Members) -> Sb3Listing:
     """Return the content of the members."""
     states = {name: _list_state(name, source) for name, source in members.sources.items() if _is_state(name)}
-    told: list[CodeReference] = []
-    data = _sb3_settings(members, told)
+    text: list[CodeReference] = []
+    data = _sb3_settings(members, text)
     walk = PickleWalk(_sb3_role)
     if data is not None:
-        walk.add(LoadedPickle(data, members.sources[_SETTINGS].length, None, 0, tuple(told)), (_DATA,))
+        walk.add(LoadedPickle(data, members.sources[_SETTINGS].length, None, 0, tuple(text)), (_DATA,))
     system = _read_system_info(members)
     stems = {key(name.removesuffix(_STATE)): found.tree for name, found in states.items()}
     tree = assign_agent_slots(_merge_parts(join_trees(stems, _native, Container("dict")), walk, system))
@@ -271,7 +271,8 @@ def list_members(members: Sb3Members) -> Sb3Listing:
         else "none",
         notes,
         merge_references(
-            walk.asks, *(relocate_references(found.asks, name) for name, found in states.items())
+            walk.code_references,
+            *(relocate_references(found.code_references, name) for name, found in states.items()),
         ),
     )
 
@@ -306,10 +307,10 @@ def _native(step: PathStep, name: str) -> str:
     return f"{step.value}{_STATE}.{name}"
 
 
-def _sb3_settings(members: Sb3Members, told: list[CodeReference]) -> dict[str, Any] | None:
+def _sb3_settings(members: Sb3Members, references: list[CodeReference]) -> dict[str, Any] | None:
     if _SETTINGS not in members.sources:
         return None
-    return read_settings(members.sources[_SETTINGS], _SETTINGS, members.files[0].path, told)
+    return read_settings(members.sources[_SETTINGS], _SETTINGS, members.files[0].path, references)
 
 
 def _merge_parts(states: Tree, walk: PickleWalk, system: Mapping[Path, ValueLeaf]) -> Tree:
@@ -389,8 +390,8 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
             "writing a Stable-Baselines3 file requires stable_baselines3, which is not installed",
             hint="pip install 'ckpttool[sb3]'",
         )
-    asked = build_request(tree)
-    return (OutputFile("", lambda stream: _write_sb3(tree, asked, stream)),)
+    requested = build_request(tree)
+    return (OutputFile("", lambda stream: _write_sb3(tree, requested, stream)),)
 
 
 def build_request(tree: Tree) -> dict[str, Any]:
@@ -451,7 +452,7 @@ def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
             yield from ((alias.path, leaf) for alias in tree.aliases.get(path, ()))
 
 
-def _write_sb3(tree: Tree, asked: dict[str, Any], stream: IO[bytes]) -> None:
+def _write_sb3(tree: Tree, requested: dict[str, Any], stream: IO[bytes]) -> None:
     with tempfile.TemporaryDirectory(prefix="ckpttool-") as name:
         folder = Folder(name)
         entries = []
@@ -464,7 +465,7 @@ def _write_sb3(tree: Tree, asked: dict[str, Any], stream: IO[bytes]) -> None:
                 else:
                     what["value"] = leaf.value
                 entries.append(what)
-        (folder / "request.json").write_text(json.dumps({**asked, "entries": entries}))
+        (folder / "request.json").write_text(json.dumps({**requested, "entries": entries}))
         _run_library(name)
         with open(folder / "agent.zip", "rb") as made:
             shutil.copyfileobj(made, stream)
@@ -486,8 +487,8 @@ def _run_library(folder: str) -> None:
     except subprocess.TimeoutExpired:
         raise WorkerError(f"Stable-Baselines3 did not write the agent within {_SECONDS} s") from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        words = "".join(letter for letter in " ".join(said) if letter.isprintable())[:_LAST]
+        last_line = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        words = "".join(letter for letter in " ".join(last_line) if letter.isprintable())[:_LAST]
         raise WorkerError(f"Stable-Baselines3 did not write the agent; its last output: {words}")
 
 
@@ -538,17 +539,23 @@ def list_sb2_zip(file: File) -> FileListing:
     archive = archives.read_zip(file)
     inner = _open_parameters(archive)
     tensors, others, notes = _read_parameters(archive, inner)
-    told: list[CodeReference] = []
+    text: list[CodeReference] = []
     named = _SETTINGS in archive.members
-    data = read_settings(archive.source(_SETTINGS), _SETTINGS, file.path, told) if named else {}
+    data = read_settings(archive.source(_SETTINGS), _SETTINGS, file.path, text) if named else {}
     size = archive.members[_SETTINGS].size if _SETTINGS in archive.members else 0
     walk = PickleWalk(_sb2_role)
-    walk.add(LoadedPickle(data, size, None, 0, tuple(told)), (_DATA,))
+    walk.add(LoadedPickle(data, size, None, 0, tuple(text)), (_DATA,))
     if others:
         walk.add(LoadedPickle(others, len(others), None, 0), _PARAMS)
     notes = (*_sb2_policy(data), *notes)
     integrity: Integrity = "crc32" if inner.recorded else "none"
-    return FileListing(_join_tree(tensors, walk), f"{_SB2_WRITER} (zip)", integrity, notes, asks=walk.asks)
+    return FileListing(
+        _join_tree(tensors, walk),
+        f"{_SB2_WRITER} (zip)",
+        integrity,
+        notes,
+        code_references=walk.code_references,
+    )
 
 
 def _open_parameters(archive: archives.ZipArchive) -> archives.ZipArchive:
@@ -607,11 +614,16 @@ def list_sb2_pickle(file: File) -> FileListing:
                 "the file does not record variable names; variables are in the order of the agent's graph",
             )
         if parameters:
-            walk.add(pickled._replace(value=parameters, asked=()), _PARAMS)
+            walk.add(pickled._replace(value=parameters, code_references=()), _PARAMS)
         notes = (*_sb2_policy(data), *notes)
     else:
         walk.add(pickled)
-    return FileListing(_join_tree(tensors, walk), f"{_SB2_WRITER} (cloudpickle)", notes=notes, asks=walk.asks)
+    return FileListing(
+        _join_tree(tensors, walk),
+        f"{_SB2_WRITER} (cloudpickle)",
+        notes=notes,
+        code_references=walk.code_references,
+    )
 
 
 def _is_agent(value: Any) -> bool:

@@ -487,12 +487,12 @@ def _objects_on_paths(tree: Tree, graph: SavedObjects) -> Iterator[tuple[int, Pa
 def _module(user: tf_saved_model_messages.SavedUserObject) -> Container | None:
     if not user.identifier.startswith(_KERAS):
         return Container("module", user.registered, {}) if user.registered else None
-    told = _object(user.metadata)
-    name, config = class_name(told.get("class_name")), told.get("config")
+    metadata = _object(user.metadata)
+    name, config = class_name(metadata.get("class_name")), metadata.get("config")
     if name is None:
         return None
     settings = {**config} if isinstance(config, dict) else {}
-    settings["name"] = told.get("name", settings.get("name"))
+    settings["name"] = metadata.get("name", settings.get("name"))
     return Container("module", name, plain_facts(settings))
 
 
@@ -587,7 +587,7 @@ def read(location: str) -> Checkpoint:
         "crc32c" if bundle is not None else "none",
         (*folder.notes, *(bundle.notes if bundle is not None else ())),
         details,
-        merge_references(operations, configurations.asks),
+        merge_references(operations, configurations.code_references),
         (*configurations.unjudged, *folder.unjudged),
     )
 
@@ -631,13 +631,13 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
 def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:
     found = None if meta.objects is None else tf_saved_model_messages.parse_object_graph(meta.objects, meter)
     # If objects list the captures of functions, the nodes add nothing.
-    told = found is not None and bool(found.children)
+    has_children = found is not None and bool(found.children)
     graph = (
         tf_saved_model_messages.GraphNodes()
         if meta.nodes is None
-        else tf_saved_model_messages.parse_graph_def(meta.nodes, meter, count_only=told)
+        else tf_saved_model_messages.parse_graph_def(meta.nodes, meter, count_only=has_children)
     )
-    return _ListedGraph(meta, graph, found if told else None)
+    return _ListedGraph(meta, graph, found if has_children else None)
 
 
 def _audit_keras(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> None:

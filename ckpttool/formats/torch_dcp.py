@@ -125,7 +125,7 @@ class DcpMetadata(NamedTuple):
     paths: Mapping[str, Steps]
     items: Mapping[tuple[str, str], DcpItem]
     version: str | None
-    asked: tuple[CodeReference, ...] = ()
+    code_references: tuple[CodeReference, ...] = ()
 
 
 def read_metadata(file: File) -> DcpMetadata:
@@ -139,7 +139,9 @@ def read_metadata(file: File) -> DcpMetadata:
     items = {_index(at): _parse_item(where) for at, where in _dict(found.get("storage_data")).items()}
     _require_apart(items)
     version = found.get("version")
-    return DcpMetadata(entries, paths, items, version if isinstance(version, str) else None, pickled.asked)
+    return DcpMetadata(
+        entries, paths, items, version if isinstance(version, str) else None, pickled.code_references
+    )
 
 
 def _merge_rank_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
@@ -151,7 +153,7 @@ def _merge_rank_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
     paths = {name: steps for part in parts for name, steps in part.paths.items()}
     items = {at: item for part in reversed(parts) for at, item in part.items.items()}
     return DcpMetadata(
-        entries, paths, items, parts[0].version, merge_references(*(part.asked for part in parts))
+        entries, paths, items, parts[0].version, merge_references(*(part.code_references for part in parts))
     )
 
 
@@ -383,12 +385,12 @@ def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
     files = [File.stamp(os.path.join(folder, name)) for name in names]
     listing = _DcpTreeBuilder(folder, _merge_rank_metadata([_metadata(file) for file in files]))
     found = torch_tree.assign_slot_owners(listing.tree())
-    version = listing.told.version
+    version = listing.metadata.version
     writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
     notes = (*listing.notes(), *found.notes)
     shards = (shard for shard in listing.shards.values() if shard is not None)
     return DcpListing(
-        FileListing(found.tree, writer, listing.integrity(), notes, asks=listing.asks),
+        FileListing(found.tree, writer, listing.integrity(), notes, code_references=listing.code_references),
         (*files, *shards),
     )
 
@@ -403,23 +405,23 @@ def _metadata(file: File) -> DcpMetadata:
 class _DcpTreeBuilder:
     """Builder of the tree; each shard is checked once for existence and length."""
 
-    def __init__(self, folder: str, told: DcpMetadata) -> None:
+    def __init__(self, folder: str, metadata: DcpMetadata) -> None:
         self.folder = folder
-        self.told = told
+        self.metadata = metadata
         self.shards: dict[str, File | None] = {}
         self.leaves: dict[Path, Leaf | ValueLeaf] = {}
         self.aliases: dict[Path, tuple[Alias, ...]] = {}
         self.containers: dict[Path, Container] = {}
-        self.asks = relocate_references(told.asked, ".metadata")
+        self.code_references = relocate_references(metadata.code_references, ".metadata")
         self._said: dict[str, None] = {}
         self._recorded: dict[str, Integrity] = {}
 
     def tree(self) -> Tree:
         """Return the tree of all entries, in the order of the metadata."""
-        places = nested_paths(self.told.entries, self.told.paths)
+        places = nested_paths(self.metadata.entries, self.metadata.paths)
         self.containers, gaps = nested_containers(places.values())
         optimizers = common.find_optimizers(places.values())
-        for name, entry in self.told.entries.items():
+        for name, entry in self.metadata.entries.items():
             try:
                 if entry is None:
                     self._value(name, places[name])
@@ -504,7 +506,9 @@ class _DcpTreeBuilder:
             return
         held = torch_legacy.list_embedded(shard, item.offset, item.length)
         self._said |= dict.fromkeys(held.notes)
-        self.asks = merge_references(self.asks, relocate_references(held.asks, item.file))
+        self.code_references = merge_references(
+            self.code_references, relocate_references(held.code_references, item.file)
+        )
         for at, leaf in held.tree.items():
             full = _name(name, at)
             of = (*path, *leaf.of) if isinstance(leaf, Leaf) and leaf.of is not None else None
@@ -514,9 +518,9 @@ class _DcpTreeBuilder:
         self.containers |= {(*path, *at): kind for at, kind in held.tree.containers.items()}
 
     def _item(self, name: str, offset: tuple[int, ...] | None, *, single: bool) -> DcpItem:
-        item = self.told.items.get((name, chunk_key(offset)))
+        item = self.metadata.items.get((name, chunk_key(offset)))
         if item is None and single:
-            item = self.told.items.get((name, chunk_key(None)))
+            item = self.metadata.items.get((name, chunk_key(None)))
         if item is None:
             raise FormatError("an entry has no location in the metadata")
         return item

@@ -77,7 +77,7 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     pickled = stream.pickle(LONG, names.persistent)
     names.place(stream, stream.pickle(LONG).value)
     # Each of the five pickles may contain calls.
-    pickled = pickled._replace(asked=stream.asked)
+    pickled = pickled._replace(code_references=stream.code_references)
     rest = stream.end - stream.at
     follow = format_count(rest, "byte follows", "bytes follow")
     beyond = (f"{follow} the last storage, unused",) if rest else ()
@@ -89,17 +89,17 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     )
 
 
-def read_storage(file: File, offset: int, length: int, asked: list[CodeReference]) -> Storage:
+def read_storage(file: File, offset: int, length: int, references: list[CodeReference]) -> Storage:
     """Return the only storage in a stream: the argument of _load_from_bytes in torch/storage.py.
 
-    `asked` collects the imports and calls when unpickling. Raise FormatError for any other content.
+    `references` collects the imports and calls when unpickling. Raise FormatError for any other content.
     """
     stream = ByteStream(file, offset, offset + length)
     _check_start(stream)
     names = _LegacyStorages(file)
     found = stream.pickle(LONG, names.persistent).value
     names.place(stream, stream.pickle(LONG).value)
-    asked += stream.asked
+    references += stream.code_references
     if not isinstance(found, Storage):
         raise FormatError("the bytes of a storage contain something else", file=file.path, offset=offset)
     return found
@@ -271,19 +271,21 @@ def list_tar(file: File) -> FileListing:
         names.add_tensors(members["tensors"])
     builders = {**BUILDERS, _REBUILD: names.rebuilt}
     pickled = members["pickle"].pickle(LONG, names.persistent, builders)
-    asked = merge_references(*(relocate_references(member.asked, name) for name, member in members.items()))
+    requested = merge_references(
+        *(relocate_references(member.code_references, name) for name, member in members.items())
+    )
     return torch_tree.list_pickle(
-        pickled._replace(asked=asked),
+        pickled._replace(code_references=requested),
         f"torch tar archive protocol {TAR_PROTOCOL}",
         notes=names.classes.notes(),
         details=names.classes.details(),
     )
 
 
-def _check_machine(said: object, file: File) -> None:
-    if not isinstance(said, dict) or said.get("protocol_version") != TAR_PROTOCOL:
+def _check_machine(system: object, file: File) -> None:
+    if not isinstance(system, dict) or system.get("protocol_version") != TAR_PROTOCOL:
         raise FormatError("sys_info does not contain the protocol version", file=file.path)
-    if said.get("little_endian") is not True:
+    if system.get("little_endian") is not True:
         # These releases wrote numbers in the machine's byte order, and current torch reads them as
         # little-endian.
         raise UnsupportedError("tar archive written on a big-endian machine", file=file.path)
@@ -303,10 +305,10 @@ class _TarStorages:
         """Read the storages, then the list of views of other storages."""
         for _ in range(_read_count(stream)):
             # (key, location, class); the earliest files had no location.
-            said = _read_tuple(stream, (2, 3))
-            if len(said) == 3:
-                check_location(said[1])
-            storage = self._empty(_storage_key(said[0], stream), said[-1], stream)
+            counts = _read_tuple(stream, (2, 3))
+            if len(counts) == 3:
+                check_location(counts[1])
+            storage = self._empty(_storage_key(counts[0], stream), counts[-1], stream)
             (count,) = stream.numbers(1)
             if count < 0:
                 _fail_tar("negative size of a storage", stream)
@@ -344,15 +346,15 @@ class _TarStorages:
         """Read the tensors: each names its storage, followed by rank, sizes, strides and offset."""
         for _ in range(_read_count(stream)):
             # (key, storage, class); the earliest files had class and storage in reverse order.
-            said = _read_tuple(stream, (3,))
-            owner, kind = (said[2], said[1]) if isinstance(said[1], Global) else (said[1], said[2])
+            counts = _read_tuple(stream, (3,))
+            owner, kind = (counts[2], counts[1]) if isinstance(counts[1], Global) else (counts[1], counts[2])
             # The rank was four bytes of eight; the others were uninitialised.
             rank = stream.numbers(1)[0] & 0xFFFFFFFF
             if rank > RANK:
                 _fail_tar(f"a tensor with {rank:,} dimensions", stream)
             numbers = stream.numbers(2 * rank + 1)
             storage = self._owner(owner, kind, stream)
-            key = _storage_key(said[0], stream)
+            key = _storage_key(counts[0], stream)
             if key in self.tensors or key in self.storages:
                 _fail_tar("two entries have the same key", stream)
             self.tensors[key] = build_view(
@@ -404,16 +406,16 @@ def _read_count(stream: ByteStream) -> int:
 
 
 def _read_tuple(stream: ByteStream, lengths: tuple[int, ...]) -> tuple[Any, ...]:
-    said = stream.pickle(SHORT).value
-    if not isinstance(said, tuple) or len(said) not in lengths:
+    value = stream.pickle(SHORT).value
+    if not isinstance(value, tuple) or len(value) not in lengths:
         _fail_tar("an entry is not in the form that torch writes", stream)
-    return said
+    return value
 
 
-def _storage_key(said: object, stream: ByteStream) -> str:
-    if type(said) not in (int, str):
+def _storage_key(stored: object, stream: ByteStream) -> str:
+    if type(stored) not in (int, str):
         _fail_tar("a key is not a number", stream)
-    return str(said)
+    return str(stored)
 
 
 def _fail_tar(message: str, stream: ByteStream) -> NoReturn:
@@ -454,13 +456,13 @@ def _list_pickle(file: File) -> FileListing:
     inner = EmbeddedStorages(file)
     pickled = load_pickle_file(file, inner.builders)
     if inner.found:
-        asked = merge_references(pickled.asked, inner.asked)
+        requested = merge_references(pickled.code_references, inner.code_references)
         return torch_tree.list_pickle(
-            PickleContents(pickled.value, pickled.size, asked), "pickle of torch tensors"
+            PickleContents(pickled.value, pickled.size, requested), "pickle of torch tensors"
         )
     walk = PickleWalk(role_by_last_name)
     walk.add(pickled)
-    return FileListing(walk.tree(), asks=walk.asks)
+    return FileListing(walk.tree(), code_references=walk.code_references)
 
 
 PYTHON_PICKLE = FormatDefinition(
@@ -484,7 +486,7 @@ class EmbeddedStorages:
         """Look for storages in this file, which is a single pickle."""
         self.file = file
         self.found = 0
-        self.asked: list[CodeReference] = []
+        self.code_references: list[CodeReference] = []
 
     @property
     def builders(self) -> Mapping[str, Builder]:
@@ -494,7 +496,7 @@ class EmbeddedStorages:
     def _storage(self, args: tuple[Any, ...]) -> object:
         data = args[0] if len(args) == 1 else None
         if isinstance(data, StoredBytes):
-            made = read_storage(self.file, data.at, data.length, self.asked)
+            made = read_storage(self.file, data.at, data.length, self.code_references)
         elif isinstance(data, bytes):
             made = self._held(data)
         else:
@@ -509,7 +511,7 @@ class EmbeddedStorages:
         stream = MemoryFile(self.file.path, len(data), 0, 0)
         stream.data = data
         try:
-            made = read_storage(stream, 0, len(data), self.asked)
+            made = read_storage(stream, 0, len(data), self.code_references)
         except FormatError as error:
             # A position in the decoded bytes would be the wrong byte of the file.
             error.offset = None
@@ -563,7 +565,7 @@ class ByteStream:
 
     def __init__(self, file: File, at: int, end: int) -> None:
         """Start at the first byte."""
-        self.asked: tuple[CodeReference, ...] = ()
+        self.code_references: tuple[CodeReference, ...] = ()
         self.file = file
         self.at = at
         self.end = end
@@ -597,8 +599,8 @@ class ByteStream:
                 window *= _GROWTH
             else:
                 self.at += found.end
-                if found.asked:
-                    self.asked = merge_references(self.asked, found.asked)
+                if found.code_references:
+                    self.code_references = merge_references(self.code_references, found.code_references)
                 return found
 
     def numbers(self, count: int) -> tuple[int, ...]:

@@ -43,14 +43,14 @@ class ClassSources:
         """Start without classes."""
         self.known: dict[str, dict[str, str]] = {}
 
-    def named(self, said: Sequence[object]) -> Global | PickleObject:
+    def named(self, lines: Sequence[object]) -> Global | PickleObject:
         """Return the class of a persistent id that contains class, source file and source; keep the last two.
 
         cloudpickle stores classes by value: those are objects returned by a call.
         """
-        kind, file, text = said
+        kind, file, text = lines
         if not isinstance(kind, Global | PickleObject) or not all(
-            isinstance(each, str | bytes | None) for each in said[1:]
+            isinstance(each, str | bytes | None) for each in lines[1:]
         ):
             raise FormatError("a persistent id does not contain a class and its source")
         if text:
@@ -73,13 +73,13 @@ def _name(kind: Global | PickleObject) -> str:
     if isinstance(kind, Global):
         return kind.full
     # cloudpickle/cloudpickle.py, _make_skeleton_class(type, name, ...).
-    said = [arg for arg in kind.args[:2] if type(arg) is str]
-    return said[0] if said else kind.name
+    lines = [arg for arg in kind.args[:2] if type(arg) is str]
+    return lines[0] if lines else kind.name
 
 
-def _text(said: object) -> str:
+def _text(value: object) -> str:
     # Python 2 wrote bytes.
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said or "")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
 
 # Tensors as views of storages, with bounds checks.

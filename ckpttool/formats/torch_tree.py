@@ -85,8 +85,8 @@ class _OptimizerState:
             return {step: step for step in self.slots}
         if not self.names or len(self.names) != len(self.numbers) or not self.slots.keys() <= {*self.numbers}:
             return None
-        told = dict(zip(self.numbers, self.names, strict=True))
-        return {step: told[step] for step in self.slots}
+        fields = dict(zip(self.numbers, self.names, strict=True))
+        return {step: fields[step] for step in self.slots}
 
 
 def assign_slot_owners(tree: Tree) -> OwnedTree:
@@ -569,11 +569,11 @@ def list_pickle(
     """
     walk = TorchWalk(big=big, size=pickled.end, classes=classes)
     found = assign_slot_owners(walk.tree(pickled.value))
-    told = (*_notes(walk), *found.notes, *notes)
+    all_notes = (*_notes(walk), *found.notes, *notes)
     facts = dict(details or {})
     if walk.attributes:
         facts["attributes"] = walk.attributes
-    return FileListing(found.tree, writer, integrity, told, facts, pickled.asked)
+    return FileListing(found.tree, writer, integrity, all_notes, facts, pickled.code_references)
 
 
 def _notes(walk: TorchWalk) -> tuple[str, ...]:

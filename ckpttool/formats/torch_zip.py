@@ -175,7 +175,7 @@ def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing
         classes=script_classes(members, top, archive.source),
     )
     found = add_constants(module, _list_plain(archive, top, used, "constants"))
-    return replace(found, asks=(*audit_script(members, top), *found.asks))
+    return replace(found, code_references=(*audit_script(members, top), *found.code_references))
 
 
 def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
@@ -204,12 +204,12 @@ def _require_numbers(archive: TorchArchive, top: str) -> None:
     torch does not read folders; there the two have no effect.
     """
     for name in ("version", ".storage_alignment") if isinstance(archive, archives.ZipArchive) else ():
-        said = _read_small(archive, f"{top}/{name}") or b""
-        if f"{top}/{name}" in archive.members and not _NUMBER.fullmatch(said):
+        digits = _read_small(archive, f"{top}/{name}") or b""
+        if f"{top}/{name}" in archive.members and not _NUMBER.fullmatch(digits):
             raise FormatError(
                 f"the archive's {name.removeprefix('.')} is not a number",
                 file=archive.file.path,
-                found=repr(said),
+                found=repr(digits),
             )
 
 
@@ -225,7 +225,7 @@ def _unpickle(
         file=archive.file.path,
         base=(source.base if isinstance(source, DeflatedSpan) else source).offset,
     )
-    return found._replace(asked=relocate_references(found.asked, f"{top}/{name}.pkl"))
+    return found._replace(code_references=relocate_references(found.code_references, f"{top}/{name}.pkl"))
 
 
 def _storage_source(archive: TorchArchive, folder: str, key: str, nbytes: int) -> Storage:
@@ -590,9 +590,9 @@ def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> Non
             name = f"{module}.{begins[1]}"
         names = _NAMES.match(line) if name else None
         if names is not None:
-            told = frozenset(_QUOTED.findall(names[2]))
+            class_names = frozenset(_QUOTED.findall(names[2]))
             before = found.get(name, ClassMembers(frozenset(), None))
-            found[name] = before._replace(**{names[1]: told})
+            found[name] = before._replace(**{names[1]: class_names})
 
 
 def _code_files(members: Collection[str], top: str) -> list[str]:
@@ -613,10 +613,10 @@ def script_facts(members: Collection[str], top: str, source: Callable[[str], Sto
 def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
     """Return notes on the code, and on the interpreter it was compiled for."""
     files = sum(name.endswith(".py") for name in _code_files(members, top))
-    told = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; no code was run"]
+    text = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; no code was run"]
     if f"{top}/bytecode.pkl" in members:
-        told.append("bytecode for PyTorch's mobile interpreter, not listed")
-    return tuple(told)
+        text.append("bytecode for PyTorch's mobile interpreter, not listed")
+    return tuple(text)
 
 
 def add_constants(module: FileListing, constants: FileListing) -> FileListing:
@@ -646,8 +646,8 @@ def add_constants(module: FileListing, constants: FileListing) -> FileListing:
     containers = {placed(p): c for p, c in tree.containers.items() if p}
     containers[_CONSTANTS,] = Container("record", "CONSTANTS")
     merged = Tree({**whole, **leaves}, {**whole.aliases, **aliases}, {**whole.containers, **containers})
-    asks = checkpoint.merge_references(module.asks, constants.asks)
-    return replace(module, tree=merged, notes=(*module.notes, *constants.notes), asks=asks)
+    references = checkpoint.merge_references(module.code_references, constants.code_references)
+    return replace(module, tree=merged, notes=(*module.notes, *constants.notes), code_references=references)
 
 
 def _native(path: Path) -> str:

@@ -109,7 +109,7 @@ _LAYER_NORM_MLP = LayerNames("{i}", "{i}", norm="norm")
 _NORMED = ["dense", "layer_norm"]
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a checkpoint that the Checkpointer of acme's DDPG learner restores.
 
     The policy is `snt.Sequential([mlp, TanhToSpec(...)])`, the critic
@@ -140,7 +140,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         path=_layer_norm_mlp_path if normed else make_edge_path,
         notes=(f"build with {'LayerNormMLP' if normed else 'snt.nets.MLP'} and TanhToSpec",),
     )
-    return plan_object_graph(written, binding, agent, told, SonnetOptimizerWriter, "int32")
+    return plan_object_graph(written, binding, agent, settings, SonnetOptimizerWriter, "int32")
 
 
 def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:

@@ -73,7 +73,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     return bind(tree, TABLE)
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the tuple that CleanRL's Actor and QNetwork load strictly.
 
     If the bounds are unknown, the two buffers are missing. Raise UnsupportedError for networks or an
@@ -96,7 +96,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         containers={(): Container("tuple")},
         notes=() if known else (_UNKNOWN,),
     )
-    return plan_torch_file(writing, binding, agent, told)
+    return plan_torch_file(writing, binding, agent, settings)
 
 
 _Q = LayerNames("fc{n}", "fc{n}")

@@ -58,35 +58,39 @@ def read_values(tree: Tree, *top: str) -> dict[str, object]:
     }
 
 
-def add_config_metadata(binding: RecognizedAgent, said: ConfigValues, where: str) -> RecognizedAgent:
+def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, where: str) -> RecognizedAgent:
     """Return the binding with the facts from the configuration; `where` is the configuration's location."""
-    mine = {name.removeprefix(_PARAMS): value for name, value in said.items() if name.startswith(_PARAMS)}
+    mine = {
+        name.removeprefix(_PARAMS): value for name, value in configuration.items() if name.startswith(_PARAMS)
+    }
     facts = binding.facts._replace(lacks=())
-    facts = _add_bounds(facts, mine, said.get("action_size"), where)
-    facts = _add_normalizer(facts, mine, said.get("observation_shape/0"), where)
+    facts = _add_bounds(facts, mine, configuration.get("action_size"), where)
+    facts = _add_normalizer(facts, mine, configuration.get("observation_shape/0"), where)
     return _add_activations(replace(binding, facts=facts), mine, where)
 
 
-def _add_bounds(facts: AgentMetadata, said: ConfigValues, size: object, where: str) -> AgentMetadata:
-    kind = said.get("action_scaler/type", "none")
+def _add_bounds(facts: AgentMetadata, configuration: ConfigValues, size: object, where: str) -> AgentMetadata:
+    kind = configuration.get("action_scaler/type", "none")
     if kind == "none" and isinstance(size, int) and 0 < size < 1 << 16:
         # Without scaling, an action is tanh itself.
         return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
-    low, high = (_numbers(said, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
+    low, high = (_numbers(configuration, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
     if kind != "min_max" or not low or len(low) != len(high):
         return facts.lacking(unknown_fact("action map", f"the action scaler ({kind})", decides=True))
     return facts.read(where, action_low=low, action_high=high)
 
 
-def _add_normalizer(facts: AgentMetadata, said: ConfigValues, size: object, where: str) -> AgentMetadata:
-    kind = said.get("observation_scaler/type", "none")
+def _add_normalizer(
+    facts: AgentMetadata, configuration: ConfigValues, size: object, where: str
+) -> AgentMetadata:
+    kind = configuration.get("observation_scaler/type", "none")
     if kind == "none":
         return facts
     params = "observation_scaler/params/"
     norm = None
     if kind == "standard":
-        epsilon = said.get(f"{params}eps", 0.0)
-        mean, std = _numbers(said, f"{params}mean"), _numbers(said, f"{params}std")
+        epsilon = configuration.get(f"{params}eps", 0.0)
+        mean, std = _numbers(configuration, f"{params}mean"), _numbers(configuration, f"{params}std")
         if isinstance(epsilon, float) and mean and len(mean) == len(std):
             norm = ObservationNormalizer(
                 make_float64_tensor(mean, "mean"),
@@ -95,7 +99,7 @@ def _add_normalizer(facts: AgentMetadata, said: ConfigValues, size: object, wher
                 outside=True,
             )
     elif kind == "min_max":
-        low, high = _numbers(said, f"{params}minimum"), _numbers(said, f"{params}maximum")
+        low, high = _numbers(configuration, f"{params}minimum"), _numbers(configuration, f"{params}maximum")
         if low and len(low) == len(high):
             middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
             half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
@@ -113,14 +117,14 @@ def _add_normalizer(facts: AgentMetadata, said: ConfigValues, size: object, wher
     return facts.read(where, norm=norm)
 
 
-def _add_activations(binding: RecognizedAgent, said: ConfigValues, where: str) -> RecognizedAgent:
+def _add_activations(binding: RecognizedAgent, configuration: ConfigValues, where: str) -> RecognizedAgent:
     """Return the binding with the policy's activations; refuse networks with different ones."""
     parts = sorted(binding.parts, key=lambda part: not part.acts)
-    names = _list_activations(said, parts[0])
+    names = _list_activations(configuration, parts[0])
     facts, unplaced = binding.facts, dict(binding.unplaced)
     facts = facts.lacking(NO_ACTIVATIONS) if names is None else facts.read(where, activations=names)
     for part in parts[1:]:
-        others = _list_activations(said, part)
+        others = _list_activations(configuration, part)
         # The last activation repeats, so networks may differ in depth only if all activations are the same.
         if others != names and not (others and names and len({*others, *names}) == 1):
             shown = f"{part.title} ({', '.join(others or ('unknown',))} activations, unlike {parts[0].title})"
@@ -135,26 +139,26 @@ _FACTORIES = {
 }
 
 
-def _list_activations(said: ConfigValues, part: AgentNetwork) -> tuple[str, ...] | None:
+def _list_activations(configuration: ConfigValues, part: AgentNetwork) -> tuple[str, ...] | None:
     """Return the activation after each hidden layer of the network, None if unknown."""
     factories = _FACTORIES.get(part.component, ("critic_encoder_factory",))
-    params = next((f"{name}/params/" for name in factories if f"{name}/type" in said), "")
-    name = ACTIVATIONS.get(str(said.get(f"{params}activation")))
+    params = next((f"{name}/params/" for name in factories if f"{name}/type" in configuration), "")
+    name = ACTIVATIONS.get(str(configuration.get(f"{params}activation")))
     hidden = sum(layer.kind == "dense" for layer in part.layers) - 1
     if name is None or hidden < 1:
         return None
     last: str | None = name
-    if said.get(f"{params}exclude_last_activation"):
+    if configuration.get(f"{params}exclude_last_activation"):
         last = "linear"
-    elif said.get(f"{params}last_activation"):
-        last = ACTIVATIONS.get(str(said[f"{params}last_activation"]))
+    elif configuration.get(f"{params}last_activation"):
+        last = ACTIVATIONS.get(str(configuration[f"{params}last_activation"]))
     return None if last is None else (*(name,) * (hidden - 1), last)
 
 
-def _numbers(said: ConfigValues, name: str) -> tuple[float, ...]:
+def _numbers(configuration: ConfigValues, name: str) -> tuple[float, ...]:
     """Return a list of numbers, empty if it has other entries."""
     found: list[float] = []
-    while isinstance(number := said.get(f"{name}/{len(found)}"), int | float):
+    while isinstance(number := configuration.get(f"{name}/{len(found)}"), int | float):
         found.append(float(number))
     return tuple(found)
 
@@ -276,26 +280,26 @@ _MEAN = LayerNames(_HIDDEN, "_mu", {"log_std": "_logstd"})
 _PLAIN = LayerNames(_HIDDEN, "_fc")
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan d3rlpy's dict of state_dicts: TD3's or DDPG's, SAC's, or BC's for a policy alone.
 
     Missing targets are copied from the online networks, missing optimizers start with their defaults.
     Raise UnsupportedError for networks or an action map that the library's modules cannot represent.
     """
-    return plan_torch_file(_choose_table(binding), binding, agent, told)
+    return plan_torch_file(_choose_table(binding), binding, agent, settings)
 
 
-def plan_d3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_d3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a `.d3` file: that dict under `torch`, and the configuration.
 
     Raise the errors of `plan`, and those of `build_config`.
     """
     # The configuration contains what the other form's note asks for.
     writing = replace(_choose_table(binding), hidden="", notes=(_TRAINING,))
-    found = plan_torch_file(writing, binding, agent, told)
-    said = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))
+    found = plan_torch_file(writing, binding, agent, settings)
+    configuration = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))
     norm = binding.facts.norm
-    values = {path: each for path, each in said.items() if isinstance(each, ValueLeaf)}
+    values = {path: each for path, each in configuration.items() if isinstance(each, ValueLeaf)}
     return replace(
         found,
         moves=tuple(replace(move, target=(*_TORCH, *move.target)) for move in found.moves),
@@ -307,7 +311,7 @@ def plan_d3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         containers={
             (): DICT,
             **{(*_TORCH, *path): each for path, each in found.containers.items()},
-            **{path: each for path, each in said.items() if isinstance(each, Container)},
+            **{path: each for path, each in configuration.items() if isinstance(each, Container)},
         },
         notes=(*found.notes, *([_SCALED if norm.clip is None else _LIMIT] if norm is not None else ())),
     )
@@ -411,8 +415,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     if match is None or (name.endswith(".d3") and not match[1]):
         return None
     found = _D3rlpyNaming(tree, match[1] or "", match[2])
-    said = read_values(tree, "config")
-    if found.discrete() or str(said.get("config/type", "")).startswith("discrete"):
+    configuration = read_values(tree, "config")
+    if found.discrete() or str(configuration.get("config/type", "")).startswith("discrete"):
         return None
     table = found.table()
     if not table.components:
@@ -426,7 +430,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
         unplaced={**binding.unplaced, **found.left},
         consumed=binding.consumed | _list_setting_paths(tree),
     )
-    return add_config_metadata(binding, said, "config") if said else binding
+    return add_config_metadata(binding, configuration, "config") if configuration else binding
 
 
 def _list_setting_paths(tree: Tree) -> frozenset[Path]:
@@ -443,10 +447,12 @@ def companions(location: str) -> Sequence[str]:
     return (os.path.join(os.path.dirname(location), "params.json"),) if location.endswith(".pt") else ()
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the facts from a version 2 params.json."""
-    said = read_values(tree)
-    return add_config_metadata(binding, said, os.path.basename(file)) if "config/type" in said else binding
+    values = read_values(tree)
+    return (
+        add_config_metadata(binding, values, os.path.basename(file)) if "config/type" in values else binding
+    )
 
 
 class _D3rlpyNaming:

@@ -103,7 +103,7 @@ def _add_activations(binding: RecognizedAgent, module: PickledModule) -> Recogni
     return replace(binding, facts=binding.facts.read(net, activations=known))
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the state_dict that Actor, ActorSAC or ActorPPO loads strictly.
 
     Only the policy is written: ElegantRL has a separate file for every network. Raise UnsupportedError
@@ -119,7 +119,9 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         if isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf):
             rows.append(SingleTensorRow("actor/log_std", (key("action_std_log"),), (1, -1)))
         rows.append(NetworkRow("actor", (), LayerNames("net.{s}", "net.{s}")))
-    return plan_torch_file(WritingTable("ElegantRL", rows, "affine", notes=(_POLICY,)), binding, agent, told)
+    return plan_torch_file(
+        WritingTable("ElegantRL", rows, "affine", notes=(_POLICY,)), binding, agent, settings
+    )
 
 
 _POLICY = "the output is the policy's state_dict; ElegantRL itself pickles the whole policy (act.pth)"

@@ -86,7 +86,7 @@ def _disable_critic(binding: RecognizedAgent | None) -> RecognizedAgent | None:
     return replace(binding, unplaced={**binding.unplaced, "critic": left})
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan both files of a DDPGAgent, with Keras's own layer names.
 
     The models are the user's own: notes state the action map and the order of the critic's inputs.
@@ -112,4 +112,4 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
             "build the critic with the observation before the action",
         ),
     )
-    return replace(plan_torch_file(made, binding, agent, told), containers={})
+    return replace(plan_torch_file(made, binding, agent, settings), containers={})

@@ -334,12 +334,12 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainS
         yield ChainStep("unknown", name, cls)
 
 
-def _keras_activation(name: Name, said: Any) -> ChainStep:
+def _keras_activation(name: Name, activation: Any) -> ChainStep:
     """Return the step of an activation; a named one without an equivalent is unknown."""
-    if isinstance(said, str) and said in _KERAS:
-        return ChainStep("activation", name, _KERAS[said])
-    if isinstance(said, str) and said in _OTHER_KERAS:
-        return ChainStep("unknown", name, said)
+    if isinstance(activation, str) and activation in _KERAS:
+        return ChainStep("activation", name, _KERAS[activation])
+    if isinstance(activation, str) and activation in _OTHER_KERAS:
+        return ChainStep("unknown", name, activation)
     return ChainStep("activation", name, None)
 
 

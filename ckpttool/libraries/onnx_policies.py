@@ -571,7 +571,7 @@ class _OnnxLayer:
     node: OnnxNode
     kind: str
     uses: list[_OnnxLayerTensor]
-    told: LayerFacts = field(default_factory=LayerFacts)
+    facts: LayerFacts = field(default_factory=LayerFacts)
 
 
 class OnnxStateDictPlan(NamedTuple):
@@ -626,7 +626,7 @@ def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
         kept=rest.kept,
     )
     return OnnxStateDictPlan(
-        plan, tuple(choice for choice in choices if choice.kind or choice.told.flatten is not None)
+        plan, tuple(choice for choice in choices if choice.kind or choice.facts.flatten is not None)
     )
 
 
@@ -647,13 +647,13 @@ def _make_choice(
     layer: _OnnxLayer, name: tuple[str, ...], flattened: Mapping[Path, tuple[int, ...]]
 ) -> LayerOption:
     title = "/".join(".".join(name).split("."))
-    told = layer.told
+    facts = layer.facts
     shape = next((flattened[use.path] for use in layer.uses if use.path in flattened), None)
     kind = {"batch_norm": None, "layer_norm": None}.get(layer.kind, layer.kind)
     if layer.kind == "dense" and shape is not None:
-        told = told._replace(flatten=shape)
+        facts = facts._replace(flatten=shape)
     ambiguous = kind if layer.kind in ("embedding", "depthwise", "dense", "convolution", "prelu") else None
-    return LayerOption(title, lambda other: other == title, ambiguous, told)
+    return LayerOption(title, lambda other: other == title, ambiguous, facts)
 
 
 class _OnnxLayerFinder:
@@ -783,7 +783,7 @@ def _convolution(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
         node, kind, [_OnnxLayerTensor("weight", found[0]), *([bias] if bias is not None else [])]
     )
     if kind == "depthwise":
-        layer.told = LayerFacts(number=found[2].shape[0] // group)
+        layer.facts = LayerFacts(number=found[2].shape[0] // group)
     return [layer]
 
 

@@ -88,8 +88,8 @@ class OptimizerFamily:
         return next(theirs for theirs, ours in self.torch_slots.items() if ours == wanted)
 
 
-def _make_defaults(whose: str, **values: float | bool | None) -> Mapping[str, DefaultSetting]:
-    return MappingProxyType({name: DefaultSetting(value, whose) for name, value in values.items()})
+def _make_defaults(owner: str, **values: float | bool | None) -> Mapping[str, DefaultSetting]:
+    return MappingProxyType({name: DefaultSetting(value, owner) for name, value in values.items()})
 
 
 # torch/optim/optimizer.py: options that change how the step is computed, not its result.
@@ -401,10 +401,10 @@ def move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tu
     if found.keys() != set(POWERS):
         return ()
     first, second = (found[power] for power in POWERS)
-    told = infer_step_count(optimizer.tree, (first, second))
-    if told is None:
+    inferred = infer_step_count(optimizer.tree, (first, second))
+    if inferred is None:
         return ()
-    steps, betas = told
+    steps, betas = inferred
     return tuple(
         Move(path, schema.canonical_setting_path(optimizer.name, name), FixedValue(value))
         for path, name, value in (
@@ -585,17 +585,17 @@ class CanonicalOptimizer:
     """
 
     def __init__(
-        self, name: str, agent: Tree, told: Mapping[str, Setting], defaults: Mapping[str, DefaultSetting]
+        self, name: str, agent: Tree, settings: Mapping[str, Setting], defaults: Mapping[str, DefaultSetting]
     ) -> None:
         """Collect the optimizer's settings and slots from the agent."""
-        self.name, self.agent, self.told = name, agent, told
+        self.name, self.agent, self.stated = name, agent, settings
         self._values: dict[Path, Setting] = {}
         own = [path for path in agent if path[0] == attr(name) and len(path) > 1]
         self.slots = frozenset(
             str(path[1].value) for path in own if len(path) > 2 and path[1].value in schema.SLOTS
         )
         names = [str(path[1].value) for path in own if path[1].value not in schema.SLOTS]
-        self.settings = tuple(dict.fromkeys((*names, *(each.partition("/")[0] for each in told))))
+        self.settings = tuple(dict.fromkeys((*names, *(each.partition("/")[0] for each in settings))))
         cls = find_optimizer_class(agent, name)
         self.family = (
             find_family(self.slots) or CLASSES.get(cls or "") or _find_family_by_settings(self.settings)
@@ -624,9 +624,9 @@ class CanonicalOptimizer:
         source = self.source(setting, weight)
         if source is not None:
             return self._read(source)
-        told = self._told(setting, weight)
-        if told is not None:
-            return self.told[told]
+        recorded = self._told(setting, weight)
+        if recorded is not None:
+            return self.stated[recorded]
         if self.certain.get(setting):
             return True
         default = self.defaults.get(setting)
@@ -634,8 +634,8 @@ class CanonicalOptimizer:
 
     def exact(self, setting: str, weight: Path | None = None) -> float | bool | None:
         """Return the given setting even if the agent has one: it may be the number before rounding."""
-        told = self._told(setting, weight)
-        value = self.told[told] if told is not None else None
+        recorded = self._told(setting, weight)
+        value = self.stated[recorded] if recorded is not None else None
         return value if isinstance(value, int | float) else None
 
     def number(self, setting: str, weight: Path | None = None) -> float | None:
@@ -646,7 +646,7 @@ class CanonicalOptimizer:
     def assumed(self, setting: str) -> str:
         """Return the sentence that a default was used."""
         default = self.defaults[setting]
-        sentence = f"{self.name} {setting} = {default.value} (default of {default.whose}; "
+        sentence = f"{self.name} {setting} = {default.value} (default of {default.library}; "
         return f"{sentence}the checkpoint does not hold it)"
 
     def flat(self) -> Iterator[tuple[str, Path]]:
@@ -662,7 +662,7 @@ class CanonicalOptimizer:
         if not self.slots & {BUFFER, VELOCITY} or self.has("momentum"):
             return False
         default = self.defaults.get("momentum")
-        return self.family is SGD or default is None or default.whose == "Keras"
+        return self.family is SGD or default is None or default.library == "Keras"
 
     def idle(self, weight: Path | None = None) -> bool:
         """Return whether the gradient sums are known to be unused, because there is no momentum."""
@@ -679,7 +679,7 @@ class CanonicalOptimizer:
         own = (
             f"{setting}/{display(schema.get_optimizer_key(self.name, weight))}" if weight is not None else ""
         )
-        return next((name for name in (own, setting) if name in self.told), None)
+        return next((name for name in (own, setting) if name in self.stated), None)
 
 
 def _find_family_by_settings(names: tuple[str, ...]) -> OptimizerFamily:
@@ -897,16 +897,19 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     ]
     # torch counts updates once per parameter; all move to one counter, which must be the same number.
     moves += steps
-    told = [*_move_settings(found, order, family, optimizer), *_move_group_settings(found, order, optimizer)]
+    settings = [
+        *_move_settings(found, order, family, optimizer),
+        *_move_group_settings(found, order, optimizer),
+    ]
     listed = {member.listed for group in found for member in group.members}
-    repeated = {path for group in found for path in group.settings.values()} - {m.source for m in told}
+    repeated = {path for group in found for path in group.settings.values()} - {m.source for m in settings}
     consumed = frozenset((*listed, *repeated, *(step.source for step in steps[1:])))
-    return OptimizerMoves((*moves, *told), consumed, of)
+    return OptimizerMoves((*moves, *settings), consumed, of)
 
 
 def _find_foreign_class(keys: set[str], slots: set[str]) -> str | None:
     """Return the class of an unsupported optimizer, based on its settings' names."""
-    found = next((whose for name, whose in TORCH_OTHERS.items() if name in keys), None)
+    found = next((owner for name, owner in TORCH_OTHERS.items() if name in keys), None)
     others = "betas" in keys and _AMSGRAD not in keys and bool(keys & _YOUNGER)
     if found is None and others and "exp_inf" not in slots:
         return "RAdam, Adamax or SparseAdam"

@@ -88,9 +88,9 @@ class KerasOptimizerArguments:
             if how or harmless or argument or (setting == _DECAY and self._decays):
                 yield name, path
 
-    def told(self) -> dict[str, Setting]:
+    def stated_settings(self) -> dict[str, Setting]:
         """Return the sidecar's settings: these, and those it already contained."""
-        before = {name: value for name, value in self.known.told.items() if name != "step"}
+        before = {name: value for name, value in self.known.stated.items() if name != "step"}
         own = {name: self.known.value(str(path[1].value), _weight(path)) for name, path in self.kept()}
         return {**before, **own}
 
@@ -243,7 +243,7 @@ class KerasOptimizerWriter:
             missing=self._missing(),
             consumed=(*(path for _, path in self.arguments.kept()), *self._idle()),
             notes=tuple(self._notes()),
-            told={self.name: self.arguments.told()},
+            settings={self.name: self.arguments.stated_settings()},
         )
 
     def _notes(self) -> Iterator[str]:
@@ -410,8 +410,8 @@ def build_parameter_groups(
     """Return the groups: as in the source if known, else one per set of settings."""
     marks = [known.value(schema.GROUP, each.weight) for each in every]
     wanted = [_signature(known, each) for each in every]
-    told = all(isinstance(mark, int) for mark in marks)
-    fits = told and len(set(zip(marks, wanted, strict=True))) == len(set(marks))
+    numbered = all(isinstance(mark, int) for mark in marks)
+    fits = numbered and len(set(zip(marks, wanted, strict=True))) == len(set(marks))
     found: dict[object, list[TorchParameter]] = {}
     for each, mark, own in zip(every, marks, wanted, strict=True):
         found.setdefault(mark if fits else own, []).append(each)
@@ -459,14 +459,14 @@ class TorchOptimizerWriter:
         name: str,
         weights: Sequence[Move],
         agent: Tree,
-        told: Mapping[str, Setting],
+        settings: Mapping[str, Setting],
         defaults: Mapping[str, DefaultSetting],
     ) -> None:
         """Store the canonical optimizer `name` of the canonical `agent`.
 
-        `told` are settings that the agent may lack, `defaults` those of its library.
+        `settings` are settings that the agent may lack, `defaults` those of its library.
         """
-        self.known = CanonicalOptimizer(name, agent, told, defaults)
+        self.known = CanonicalOptimizer(name, agent, settings, defaults)
         self.family = self.known.family
         self.name, self.agent = name, agent
         self.top = key(name)
@@ -488,7 +488,7 @@ class TorchOptimizerWriter:
             tuple(self.missing()),
             tuple(self.consumed()),
             tuple(self.notes()),
-            told=self.told(),
+            settings=self.stated_settings(),
         )
 
     def moves(self) -> list[Move]:
@@ -544,8 +544,8 @@ class TorchOptimizerWriter:
                 values[self._member(number, "params", position)] = ValueLeaf(count)
                 count += 1
                 if self._named and self.known.source(schema.NAMES, each.weight) is None:
-                    told = self.known.value(schema.NAMES, each.weight)
-                    name = told or ".".join(str(step.value) for step in each.target[1:])
+                    recorded = self.known.value(schema.NAMES, each.weight)
+                    name = recorded or ".".join(str(step.value) for step in each.target[1:])
                     values[self._member(number, "param_names", position)] = ValueLeaf(name)
         for number, each in enumerate(self.parameters):
             if self._begun(each) and self._uncounted:
@@ -660,7 +660,7 @@ class TorchOptimizerWriter:
             found.append(f"{self.name}: momentum is divided by the learning rate, with rounding")
         return found
 
-    def told(self) -> dict[str, dict[str, Setting]]:
+    def stated_settings(self) -> dict[str, dict[str, Setting]]:
         """Return the settings that torch cannot store and the sidecar does: SGD's update count."""
         step = schema.canonical_setting_path(self.name, "step")
         if self.family is not SGD or step not in self.agent:
@@ -689,9 +689,9 @@ class TorchOptimizerWriter:
     @property
     def _named(self) -> bool:
         """Whether the groups list parameter names: several do, unless the source's groups had none."""
-        said = all(self.known.has(schema.NAMES, each.weight) for each in self.parameters)
-        told = any(self.known.has(schema.GROUP, each.weight) for each in self.parameters)
-        return said or (len(self.groups) > 1 and not told)
+        all_named = all(self.known.has(schema.NAMES, each.weight) for each in self.parameters)
+        any_grouped = any(self.known.has(schema.GROUP, each.weight) for each in self.parameters)
+        return all_named or (len(self.groups) > 1 and not any_grouped)
 
     def _slots(self, parameter: TorchParameter) -> Iterator[tuple[str, Move, str]]:
         """Yield a parameter's moments: torch's name, the weight's move, the canonical slot."""
@@ -717,8 +717,8 @@ class TorchOptimizerWriter:
     def _lacks_rate(self, slot: str, weight: Move) -> bool:
         if slot != VELOCITY or self.known.idle(weight.source):
             return False
-        told = self.known.has("learning_rate", weight.source)
-        return not (told and self.known.number("learning_rate", weight.source))
+        recorded = self.known.has("learning_rate", weight.source)
+        return not (recorded and self.known.number("learning_rate", weight.source))
 
     def _settings(self, number: int) -> list[tuple[str, Path]]:
         """Return the settings of a group with their paths."""

@@ -624,7 +624,7 @@ class CompanionReader(Protocol):
         """Return the files that may contain metadata of the checkpoint at `location`, even if missing."""
         ...
 
-    def told_by(self, binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    def read_companion(self, binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
         """Return the binding with the facts in `tree`, which was read from one of those files."""
         ...
 
@@ -637,7 +637,7 @@ class LibraryPlugin:
     recognise: Callable[[Tree, str], RecognizedAgent | None]
     plan: Callable[[RecognizedAgent, Tree, Settings], Plan] | None = None
     companions: Callable[[str], Sequence[str]] | None = None
-    told_by: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
+    read_companion: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
     COPIES_TARGETS: str | None = None
 
 
@@ -691,13 +691,15 @@ def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> Recogniz
         return None
     # Scanning installed packages takes as long as importing numpy: at most once, and after the built-in
     # layouts.
-    asked = (
+    requested = (
         partial(_recognize_any, strangers=cache(_installed_layouts))
         if layout is None
         else _load_recognizer(layout)
     )
     found = (
-        _recognize_unwrapped(tree, name, asked) or asked(tree, name) or _recognize_entry(tree, name, asked)
+        _recognize_unwrapped(tree, name, requested)
+        or requested(tree, name)
+        or _recognize_entry(tree, name, requested)
     )
     if found is None and layout is not None:
         raise UsageError(f"the checkpoint does not match layout {layout}")
@@ -722,8 +724,8 @@ def _recognize_any(
 
 def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
     names = tuple(_list_display_names(tree))
-    asked = (plugin for plugin in layouts if may_recognize(plugin, names, name))
-    return [b for plugin in asked if (b := _load_layout(plugin).recognise(tree, name)) is not None]
+    requested = (plugin for plugin in layouts if may_recognize(plugin, names, name))
+    return [b for plugin in requested if (b := _load_layout(plugin).recognise(tree, name)) is not None]
 
 
 def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bool:
@@ -751,21 +753,21 @@ def _installed_layouts() -> list[plugins.Plugin]:
     return [p for p in plugins.installed("layouts") if p.name not in ours]
 
 
-def _recognize_unwrapped(tree: Tree, name: str, asked: _Asked) -> RecognizedAgent | None:
+def _recognize_unwrapped(tree: Tree, name: str, requested: _Asked) -> RecognizedAgent | None:
     """Match the tree under its module names without wrapper prefixes."""
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:
         return None
-    binding = asked(plain[0], name)
+    binding = requested(plain[0], name)
     return binding.moved(lambda path: plain[1].get(path, path)) if binding is not None else None
 
 
-def _recognize_entry(tree: Tree, name: str, asked: _Asked) -> RecognizedAgent | None:
+def _recognize_entry(tree: Tree, name: str, requested: _Asked) -> RecognizedAgent | None:
     """Match every entry of a dict that is itself a dict; None unless exactly one is an agent."""
     tops = {path[:1] for path, _ in tree.tensors() if len(path) > 1}
     if not 0 < len(tops) <= _ENTRIES:
         return None
-    found = [(top, binding) for top in tops if (binding := asked(tree.below(top), name)) is not None]
+    found = [(top, binding) for top in tops if (binding := requested(tree.below(top), name)) is not None]
     if len(found) != 1:
         return None
     top, binding = found[0]

@@ -88,12 +88,12 @@ def companions(location: str) -> Sequence[str]:
     return (os.path.join(above, "config.yaml"), os.path.join(above, "params", "agent.yaml"))
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the activation and the action map from the settings."""
-    said = {"/".join(str(step.value) for step in path): leaf.value for path, leaf in tree.plain()}
+    recorded = {"/".join(str(step.value) for step in path): leaf.value for path, leaf in tree.plain()}
 
     def stated(name: str) -> object:
-        found = [value for key, value in said.items() if f"/{key}".endswith(f"/params/{name}")]
+        found = [value for key, value in recorded.items() if f"/{key}".endswith(f"/params/{name}")]
         return found[0] if len(found) == 1 else None
 
     hidden, last = stated("network/mlp/activation"), stated("network/space/continuous/mu_activation")

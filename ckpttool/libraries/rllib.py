@@ -44,14 +44,14 @@ _ACTIVATIONS = ("relu", "tanh", "elu", "silu", "sigmoid", "linear")
 _CLIP = 20.0  # default_model_config.py, log_std_clip_param
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a PPO module for a policy with a state value, else a SAC module.
 
     SAC's module is for inference only, without Q-functions. Raise UnsupportedError for a policy whose
     standard deviation does not depend on the observation, UsageError if the action bounds are unknown.
     """
     ppo = write.has_value_network(binding)
-    made = write.plan_torch_file(_ppo_table() if ppo else _sac_table(), binding, agent, told)
+    made = write.plan_torch_file(_ppo_table() if ppo else _sac_table(), binding, agent, settings)
     heads = ("pi", "vf") if ppo else ("pi",)
     clips: dict[Path, Leaf | ValueLeaf] = {
         (key(f"{head}.log_std_clip_param_const"),): Leaf(
@@ -164,33 +164,37 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
     if len(roots) != 1:
         return None
     (policy,) = roots
-    said = {tree.names[path]: leaf for path, leaf in tree.items()}
-    table = _choose_policy_table(f"{policy}weights", said)
+    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    table = _choose_policy_table(f"{policy}weights", recorded)
     binding = bind(tree, table) if table is not None else None
     if binding is None or not any(part.acts for part in binding.parts):
         return None
-    facts = _statistics(_bounds(_settings(binding.facts, said, policy), said, policy), said, policy)
-    return _drop_policy_settings(_require_same_activations(replace(binding, facts=facts), said, policy), tree)
+    facts = _statistics(
+        _bounds(_settings(binding.facts, recorded, policy), recorded, policy), recorded, policy
+    )
+    return _drop_policy_settings(
+        _require_same_activations(replace(binding, facts=facts), recorded, policy), tree
+    )
 
 
-def _require_same_activations(binding: RecognizedAgent, said: Said, policy: str) -> RecognizedAgent:
+def _require_same_activations(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
     """Refuse Q-functions with another activation than the policy's: the schema has one for both."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
-        theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
+        theirs = next((name for each in names if (name := _text(recorded, f"{config}/{each}"))), None)
         if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
             reason = f"hidden layers with {theirs}, unlike the policy's {binding.facts.hidden}"
             return binding.refused("critic", reason)
     return binding
 
 
-def _choose_policy_table(weights: str, said: Said) -> LayoutTable | None:
+def _choose_policy_table(weights: str, recorded: Said) -> LayoutTable | None:
     """Return the table of the algorithm that the weight names belong to."""
 
     def dense(network: str, layers: str = "_hidden_layers", last: str = "_logits") -> str:
         return f"{weights}/{network}{layers}+{weights}/{network}{last}"
 
-    if any(name.startswith(f"{weights}/action_model/") for name in said):
+    if any(name.startswith(f"{weights}/action_model/") for name in recorded):
         q = {"q_net": "q1", "twin_q_net": "q2"}
         critics = {dense(f"{name}/"): f"critic/{head}" for name, head in q.items()}
         return replace(
@@ -199,45 +203,46 @@ def _choose_policy_table(weights: str, said: Said) -> LayoutTable | None:
             tensors={f"{weights}/log_alpha": "temperature/log_alpha"},
             joined=True,
         )
-    if any(name.startswith(f"{weights}/policy_model/") for name in said):
+    if any(name.startswith(f"{weights}/policy_model/") for name in recorded):
         names = {"policy_model": "actor", "q_model": "critic/q1", "twin_q_model": "critic/q2"}
         return replace(POLICY_TABLE, components={f"{weights}/{n}": ours for n, ours in names.items()})
-    if f"{weights}/_logits/_model/0/weight" in said:
+    if f"{weights}/_logits/_model/0/weight" in recorded:
         value = f"{weights}/_value_branch_separate+{weights}/_value_branch"
         names = {dense(""): "actor", value: "value"}
         free = f"{weights}/_append_free_log_std/log_std"  # misc.py, AppendBiasLayer
-        tensors = {free: "actor/log_std"} if free in said else {}
+        tensors = {free: "actor/log_std"} if free in recorded else {}
         return replace(POLICY_TABLE, components=names, facts=_POLICY_PPO, joined=not tensors, tensors=tensors)
     return None
 
 
-def _settings(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
+def _settings(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
     """Return the facts with the environment and the activation from the algorithm's or policy's config."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
-        env = _text(said, f"{config}/env")
+        env = _text(recorded, f"{config}/env")
         if env is not None and ":" not in env and facts.env is None:
             facts = facts.read(config, env=env)
         model = "policy_model_config" if facts.head == "affine" else "model"
         # fcnet.py: if a network consists only of post layers, their activation applies.
-        post = not any(name.startswith(f"{config}/{model}/fcnet_hiddens/") for name in said)
-        post = post and any(name.startswith(f"{config}/{model}/post_fcnet_hiddens/") for name in said)
-        activation = _text(said, f"{config}/{model}/{'post_' if post else ''}fcnet_activation")
+        post = not any(name.startswith(f"{config}/{model}/fcnet_hiddens/") for name in recorded)
+        post = post and any(name.startswith(f"{config}/{model}/post_fcnet_hiddens/") for name in recorded)
+        activation = _text(recorded, f"{config}/{model}/{'post_' if post else ''}fcnet_activation")
         # DDPG's and TD3's (rllib/algorithms/ddpg/ddpg.py).
-        activation = activation or _text(said, f"{config}/actor_hidden_activation")
-        if activation is not None and "hidden" not in facts.said:
+        activation = activation or _text(recorded, f"{config}/actor_hidden_activation")
+        if activation is not None and "hidden" not in facts.origins:
             facts = facts.read(config, hidden=schema.RLLIB.get(activation, activation))
     return facts if facts.env is not None else facts.lacking(NO_ENVIRONMENT)
 
 
-def _text(said: Said, name: str) -> str | None:
-    found = said.get(name)
+def _text(recorded: Said, name: str) -> str | None:
+    found = recorded.get(name)
     return found.value if isinstance(found, ValueLeaf) and isinstance(found.value, str) else None
 
 
-def _bounds(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
+def _bounds(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
     space = f"{policy}policy_spec/action_space/space"
     low, high = (
-        _array(_text(said, f"{space}/{end}"), _text(said, f"{space}/dtype")) for end in ("low", "high")
+        _array(_text(recorded, f"{space}/{end}"), _text(recorded, f"{space}/dtype"))
+        for end in ("low", "high")
     )
     return facts.bounded(space, low, high) or facts.lacking(NO_BOUNDS)
 
@@ -259,29 +264,29 @@ def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
     return unpack_numbers(data[start:], _DTYPES[dtype])
 
 
-def _statistics(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
+def _statistics(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
     """Return the facts with the running statistics of a MeanStdFilter, if there is one."""
     place = f"algorithm_state/worker/filters/{policy.rstrip('/').rpartition('/')[2]}/running_stats"
-    if f"{place}/mean_array" not in said:
+    if f"{place}/mean_array" not in recorded:
         return facts
-    pushes = said.get(f"{place}/num_pushes")
+    pushes = recorded.get(f"{place}/num_pushes")
     if not isinstance(pushes, ValueLeaf) or not pushes.value:
         return facts.lacking(
             unknown_fact(
                 "observation statistics", "observation statistics: the filter received no observations"
             )
         )
-    norm = mean_std(said, place)
+    norm = mean_std(recorded, place)
     return facts.lacking(NO_STATISTICS) if norm is None else facts.read(place, norm=norm)
 
 
-def mean_std(said: Said, place: str) -> ObservationNormalizer | None:
+def mean_std(recorded: Said, place: str) -> ObservationNormalizer | None:
     """Return the statistics of a RunningStat at `place`: arrays, or RLlib's texts of them.
 
     None if it is incomplete or is not for observations.
     """
-    rows = [said.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
-    pushes = said.get(f"{place}/num_pushes")
+    rows = [recorded.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
+    pushes = recorded.get(f"{place}/num_pushes")
     texts = [leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in rows]
     mean, squares = (
         _array(text, "<f8") if isinstance(text, str) else read_numbers(leaf)
@@ -385,17 +390,17 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     """Return the facts with the statistics of a MeanStdFilter among the connectors, if there is one."""
-    said = {tree.names[path]: leaf for path, leaf in tree.items()}
-    means = [name for name in said if name.startswith(_CONNECTORS) and name.endswith("/mean_array")]
+    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    means = [name for name in recorded if name.startswith(_CONNECTORS) and name.endswith("/mean_array")]
     if not means:
         return facts
     agent = means[0].rpartition("/running_stats/")[0]
-    norm = mean_std(said, f"{agent}/running_stats/0") if len(means) == 1 else None
-    flags = [said.get(f"{agent}/{name}") for name in ("de_mean_to_zero", "de_std_to_one")]
+    norm = mean_std(recorded, f"{agent}/running_stats/0") if len(means) == 1 else None
+    flags = [recorded.get(f"{agent}/{name}") for name in ("de_mean_to_zero", "de_std_to_one")]
     whole = all(isinstance(flag, ValueLeaf) and flag.value is True for flag in flags)
-    clip = said.get(f"{agent}/clip_by_value")
+    clip = recorded.get(f"{agent}/clip_by_value")
     limit = clip.value if isinstance(clip, ValueLeaf) else ""
-    pushes = said.get(f"{agent}/running_stats/0/num_pushes")
+    pushes = recorded.get(f"{agent}/running_stats/0/num_pushes")
     alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs between versions
     if norm is None or alone or not whole or not isinstance(limit, int | float | None):
         return facts.lacking(NO_STATISTICS)
@@ -466,7 +471,7 @@ def _arguments_below(folder: str) -> list[str] | None:
     return [os.path.join(inner, _ARGUMENTS_FILE) for inner in folders if filesystem.isdir(inner)]
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with facts from a module's arguments or a connector's class.
 
     A module's arguments contain the action bounds and the activations.
@@ -474,11 +479,11 @@ def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     above, name = os.path.split(os.path.dirname(file))
     if os.path.basename(above) == os.path.basename(_CONNECTORS):
         return _check_connector(binding, name)
-    said = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
     facts = binding.facts
-    low, high = (read_numbers(_find_only(said, f"action_space/{end}")) for end in ("low", "high"))
+    low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
-    names = [_find_only(said, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
+    names = [_find_only(recorded, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
     inside, head = (
         schema.RLLIB.get(leaf.value, leaf.value)
         if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str)
@@ -507,6 +512,6 @@ def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
     return binding.entered(LedgerEntry("not used", "wrapper", f"connector {name}", where, decides=True))
 
 
-def _find_only(said: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
-    found = [leaf for name, leaf in said.items() if name.endswith(f"/{ending}")]
+def _find_only(recorded: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
+    found = [leaf for name, leaf in recorded.items() if name.endswith(f"/{ending}")]
     return found[0] if len(found) == 1 else None

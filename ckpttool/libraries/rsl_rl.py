@@ -125,16 +125,16 @@ def companions(location: str) -> Sequence[str]:
     return (os.path.join(os.path.dirname(location), "params", "agent.yaml"),)
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the activation from the settings, per network since version 4."""
-    said = {
+    recorded = {
         "/".join(str(step.value) for step in path): str(leaf.value)
         for path, leaf in tree.plain()
         if path and path[-1].value == "activation"
     }
-    of_both = said.get("policy/activation", "")
-    of_both = of_both or said.get("student/activation", "")
-    policy, value = (said.get(f"{name}/activation", of_both) for name in ("actor", "critic"))
+    of_both = recorded.get("policy/activation", "")
+    of_both = of_both or recorded.get("student/activation", "")
+    policy, value = (recorded.get(f"{name}/activation", of_both) for name in ("actor", "critic"))
     if not policy:
         return binding
     where = os.path.join(*file.split(os.sep)[-2:])
@@ -155,21 +155,21 @@ def _add_normalizer(binding: RecognizedAgent, tree: Tree, where: str) -> AgentMe
     return binding.facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the file of version 5 that `OnPolicyRunner.load` reads.
 
     Raise UnsupportedError for networks or an action map that its MLPModel cannot represent.
     """
-    return plan_torch_file(_make_table(agent), binding, agent, told)
+    return plan_torch_file(_make_table(agent), binding, agent, settings)
 
 
 _ACTOR, _CRITIC_DICT = key("actor_state_dict"), key("critic_state_dict")
 _MLP = LayerNames("mlp.{s}", "mlp.{s}")
 
 
-def _normalizer_row(entry: PathStep, whose: str) -> StatisticsRow:
+def _normalizer_row(entry: PathStep, owner: str) -> StatisticsRow:
     places = {ours: (entry, key(f"obs_normalizer.{theirs}")) for theirs, ours in _STATISTICS.items()}
-    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, whose=whose)
+    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner)
 
 
 def _make_table(agent: Tree) -> WritingTable:

@@ -64,8 +64,8 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
         return known.lacking(
             unknown_fact("observation statistics", "the observation limits (observation_range)")
         )
-    told = tree.get((attr("data"), key("normalize_observations")))
-    if not isinstance(told, ValueLeaf) or told.value is not True:
+    normalized = tree.get((attr("data"), key("normalize_observations")))
+    if not isinstance(normalized, ValueLeaf) or normalized.value is not True:
         if math.isinf(high):
             return known
         norm = ObservationNormalizer(
@@ -92,10 +92,10 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
 def read_ddpg_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the facts from a zoo file; DDPG's own limits take precedence."""
     limits = binding.facts.norm
-    if limits is None or limits.clip is None or binding.facts.said.get("norm") != LIMITED:
+    if limits is None or limits.clip is None or binding.facts.origins.get("norm") != LIMITED:
         return sb3.read_zoo_file(binding, file, tree)
-    said = {name: where for name, where in binding.facts.said.items() if name != "norm"}
-    bare = replace(binding, facts=binding.facts._replace(norm=None, said=said))
+    recorded = {name: where for name, where in binding.facts.origins.items() if name != "norm"}
+    bare = replace(binding, facts=binding.facts._replace(norm=None, origins=recorded))
     found = sb3.read_zoo_file(bare, file, tree)
     if found is bare:
         return binding
@@ -128,14 +128,16 @@ _ACTIVATIONS = {
 }
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a file for `TD3.load`, `SAC.load` or `DDPG.load`, depending on the agent's kind.
 
     Raise UnsupportedError for networks or an action map that the library's policies cannot represent,
     UsageError if the action bounds are unknown.
     """
     kind = "sac" if write.is_gaussian(binding) else "td3" if write.count_critics(binding) > 1 else "ddpg"
-    made = copy_shared_tensors(write.plan_torch_file(_make_table(kind, agent), binding, agent, told), agent)
+    made = copy_shared_tensors(
+        write.plan_torch_file(_make_table(kind, agent), binding, agent, settings), agent
+    )
     parts = [part for part in binding.parts if part.component in schema.RUN]
     alone = kind == "sac" and _ALPHA in agent and _LOG_ALPHA not in agent
     moves = (*made.moves, *([Move(_ALPHA, (_DATA, key("ent_coef")), ToValue())] if alone else ()))
@@ -490,6 +492,6 @@ def companions(location: str) -> Sequence[str]:
     return sb3.list_zoo_files(location)
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the observation statistics or the environment from the file."""
     return read_ddpg_companion(binding, file, tree)

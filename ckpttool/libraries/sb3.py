@@ -217,9 +217,9 @@ def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
     before = [order[order.index(name) + 1 : order.index(name) + 2] for name in norms]
     if before != [[name] for name in layers[: len(norms)]]:
         return PolicyNorms()
-    told = read_setting(tree, "policy_kwargs", "batch_norm_eps", None)
-    epsilon = told if isinstance(told, float) else _EPSILON
-    said = f"batch renormalisation with epsilon {epsilon:g}: default of library stable_baselines3"
+    epsilon_setting = read_setting(tree, "policy_kwargs", "batch_norm_eps", None)
+    epsilon = epsilon_setting if isinstance(epsilon_setting, float) else _EPSILON
+    sentence = f"batch renormalisation with epsilon {epsilon:g}: default of library stable_baselines3"
     return PolicyNorms(
         tuple(BatchNorm(number, epsilon) for number in range(len(norms))),
         tuple(
@@ -228,7 +228,7 @@ def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
             for theirs, ours in _TENSORS.items()
         ),
         frozenset(tree.names[path] for name in norms for path in modules[name].values()),
-        () if isinstance(told, float) else (said,),
+        () if isinstance(epsilon_setting, float) else (sentence,),
     )
 
 
@@ -450,7 +450,7 @@ def read_zoo_file(binding: RecognizedAgent, file: str, tree: Tree) -> Recognized
 
 def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> RecognizedAgent:
     """Add the running statistics; `norm_obs` may state that observations were not normalised."""
-    if "norm" in binding.facts.said:
+    if "norm" in binding.facts.origins:
         return binding
     found = {shown: tree[path] for path, shown in tree.names.items()}
     mean, var = (found.get(f"{at}{n}") for at, n in (("obs_rms/", "mean"), ("obs_rms/", "var")))
@@ -484,7 +484,7 @@ def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     # In another program's config.yml a missing key means nothing; the zoo's always names the policy.
     named = {shown.partition("/")[0] for shown in found}
     facts = _drop_unknown_settings(binding.facts) if named & {"policy", "normalize"} else binding.facts
-    if _needs_statistics(found) and "norm" not in binding.facts.said:
+    if _needs_statistics(found) and "norm" not in binding.facts.origins:
         facts = facts.lacking(_MISSING)
     wrappers = tuple(
         named
@@ -549,13 +549,13 @@ def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) 
 
 def _needs_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
     # `normalize` is a boolean, or the text of a dict of VecNormalize's arguments.
-    told = _plain_value(found, "normalize")
-    if isinstance(told, str):
-        return re.search(r"norm_obs['\"]?\s*[:=]\s*False", told) is None
+    setting = _plain_value(found, "normalize")
+    if isinstance(setting, str):
+        return re.search(r"norm_obs['\"]?\s*[:=]\s*False", setting) is None
     # A mapping of arguments also enables it; norm_obs is true unless set to false.
     groups = ("normalize", "normalize_kwargs")
     quiet = any(_plain_value(found, f"{group}/norm_obs") is False for group in groups)
-    return (bool(told) or any(shown.startswith("normalize/") for shown in found)) and not quiet
+    return (bool(setting) or any(shown.startswith("normalize/") for shown in found)) and not quiet
 
 
 def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -654,7 +654,7 @@ _COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
 _LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a TD3, DDPG or SAC file for the library's own `load`.
 
     Missing targets are copied from the online networks. Raise UnsupportedError for networks or an
@@ -680,7 +680,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         needs=("actor", "critic"),
         notes=tuple(notes),
     )
-    found = plan_torch_file(writing, binding, agent, told)
+    found = plan_torch_file(writing, binding, agent, settings)
     # The library's zip needs no containers, but the settings to build the policy.
     return replace(found, added={**found.added, **_make_settings(binding, agent)}, containers={})
 
@@ -996,7 +996,7 @@ def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     given = arguments in tree.containers or any(path[:2] == arguments for path in tree)
     if kind is None or not kind.startswith(_LIBRARIES) or not given:
         return facts
-    if "hidden" not in facts.said:
+    if "hidden" not in facts.origins:
         facts = facts.read("data/policy_kwargs", hidden=facts.hidden)
     return facts.read("data/policy_class", head=facts.head)
 
@@ -1037,6 +1037,6 @@ def companions(location: str) -> Sequence[str]:
     return list_zoo_files(location)
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the observation statistics or the environment from the file."""
     return read_zoo_file(binding, file, tree)

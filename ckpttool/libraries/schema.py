@@ -250,7 +250,7 @@ class DefaultSetting(NamedTuple):
     """Default of a hyperparameter missing from the other framework's checkpoints, and its library."""
 
     value: float | bool | None
-    whose: str
+    library: str
 
 
 class ObservationNormalizer(NamedTuple):
@@ -277,7 +277,7 @@ class AgentMetadata(NamedTuple):
     hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms. Bounds are
     per action; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names
     and arguments of its wrappers in training, the innermost first. `stacked` is the number of
-    normalised observations that the policy receives at once. `said` maps every fact read from a file to
+    normalised observations that the policy receives at once. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
     (`sidecar.unknown_fact`) for each fact that no file contains.
     """
@@ -293,13 +293,13 @@ class AgentMetadata(NamedTuple):
     env_arguments: Mapping[str, Any] = MappingProxyType({})
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     stacked: int = 1
-    said: Mapping[str, str] = MappingProxyType({})
+    origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
 
     def read(self, where: str, **facts: Any) -> AgentMetadata:
         """Return the facts with those read from the file at `where`."""
         names = dict.fromkeys(facts, where)
-        return self._replace(**facts, said=MappingProxyType({**self.said, **names}))
+        return self._replace(**facts, origins=MappingProxyType({**self.origins, **names}))
 
     def lacking(self, entry: LedgerEntry) -> AgentMetadata:
         """Return the facts with one more unknown fact."""
@@ -493,9 +493,9 @@ def action_bounds(agent: Tree) -> Bounds | None:
 
 
 def require_action_bounds(
-    facts: AgentMetadata, agent: Tree, whose: str
+    facts: AgentMetadata, agent: Tree, owner: str
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Return low and high of each action, which `whose` must contain.
+    """Return low and high of each action, which `owner` must contain.
 
     Raise UsageError if they are unknown.
     """
@@ -504,7 +504,7 @@ def require_action_bounds(
     known = action_bounds(agent)
     if known is None:
         raise UsageError(
-            f"unknown action bounds, which {whose} must contain",
+            f"unknown action bounds, which {owner} must contain",
             hint="pass --bounds LOW HIGH",
         )
     return known
@@ -729,7 +729,7 @@ _MOST_ENTRIES = 1 << 16
 class _NormalizationFormula(NamedTuple):
     """Normalisation formula of the classes with these buffer names."""
 
-    whose: str
+    owner: str
     epsilon: float
     outside: bool = False
     clip: float | None = None
@@ -840,7 +840,7 @@ def set_statistics(binding: RecognizedAgent, chosen: StoredStatistics) -> Recogn
 def _has_statistics(binding: RecognizedAgent) -> bool:
     mean = (attr(NORMALIZER), attr("mean"))
     moved = any(move.target == mean for move in binding.moves.moves)
-    return moved or binding.facts.norm is not None or "norm" in binding.facts.said
+    return moved or binding.facts.norm is not None or "norm" in binding.facts.origins
 
 
 def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGroup]:
@@ -985,4 +985,4 @@ def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _
 
 
 def _describe_formula(formula: _NormalizationFormula) -> str:
-    return formula.whose if formula is _PLAIN else f"of {formula.whose}"
+    return formula.owner if formula is _PLAIN else f"of {formula.owner}"

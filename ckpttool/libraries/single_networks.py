@@ -194,8 +194,8 @@ def _bind_policy(
         own = model_steps.own_class(document) if document is not None else None
         if binding is None or own is None:
             return binding
-        said = f"the model's custom class {own} only applies its layers in sequence"
-        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+        sentence = f"the model's custom class {own} only applies its layers in sequence"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
     steps = model_steps.read_keras_steps(document)
     binding = None
     # Chain layers can be converted to other frameworks; a program can only be run.
@@ -205,8 +205,8 @@ def _bind_policy(
         binding = _bind_keras(document, tree, checkpoint.path, network)
     kinds = model_steps.list_precisions(document)
     if kinds:
-        said = f"computed in float32: the model's own dtypes are {abbreviate_list([*kinds], 3)}"
-        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+        sentence = f"computed in float32: the model's own dtypes are {abbreviate_list([*kinds], 3)}"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
     return binding
 
 
@@ -239,7 +239,7 @@ def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: st
             head=head,
             hidden="",
             epsilon=_EPSILON["torch"],
-            said=dict.fromkeys(("head", "activations"), origin),
+            origins=dict.fromkeys(("head", "activations"), origin),
         ),
         evidence=f"a computation recorded in {origin}",
     )
@@ -380,10 +380,10 @@ def _add_bounds(
     width = next((layer.width_out for layer in reversed(layers) if _is_dense(layer)), None) or 1
     low, high = (tuple(row) * (width if len(row) == 1 else 1) for row in numbers)
     if len(low) != width:
-        said = (
+        sentence = (
             f"{abbreviate_list([*limits], 3)} does not scale actions: pass --bounds to set the action bounds"
         )
-        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
     facts = binding.facts.read(abbreviate_list([*limits], 3), action_low=low, action_high=high)
     return replace(binding, facts=facts)
 
@@ -524,9 +524,9 @@ def _choose_policy(
     found: list[_CandidateNetwork], wanted: str, file: str
 ) -> tuple[_CandidateNetwork, tuple[str, ...]]:
     """Return the one network that is the policy, by the requested name or by its own name."""
-    asked = [n for n in found if wanted in (n.title, *n.name[-1:])]
-    if len(asked) == 1:
-        return asked[0], ()
+    requested = [n for n in found if wanted in (n.title, *n.name[-1:])]
+    if len(requested) == 1:
+        return requested[0], ()
     acting = [n for n in found if _is_policy(n)]
     others = [n for n in found if n not in acting]
     if len(found) == 1:
@@ -776,8 +776,10 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
         chain, why = by_number[0], "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
     # A weights file does not show whether anything else is between them (a sum, a product).
-    said = f"the layers are applied in {why}, with exactly one activation and nothing else between: {order}"
-    assumed = (said,) if len(chain) > 1 else ()
+    sentence = (
+        f"the layers are applied in {why}, with exactly one activation and nothing else between: {order}"
+    )
+    assumed = (sentence,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
     placed, more = _insert_norms(list(chain), norms, file)
     return _LayerChain(placed, (*assumed, *more))
@@ -920,7 +922,7 @@ def _bind_steps(
     layers: Sequence[ComponentLayer],
     action_map: Mapping[str, NamedLeaf],
     where: tuple[str, str],
-    said: tuple[tuple[str, ...], tuple[str, ...], str],
+    lines: tuple[tuple[str, ...], tuple[str, ...], str],
     origin: str = "the model's configuration",
 ) -> RecognizedAgent:
     """Return the binding of a model whose own configuration lists its computation step by step."""
@@ -952,12 +954,12 @@ def _bind_steps(
     read = [name for name, known in (("activations", listed.activations), ("head", listed.head)) if known]
     if listed.epsilon is not None:
         read.append("epsilon")
-    facts = facts._replace(said=dict.fromkeys(read, listed.origin))
+    facts = facts._replace(origins=dict.fromkeys(read, listed.origin))
     if listed.scale is not None:
         width_ = chain[-1].width_out if _is_dense(chain[-1]) else None
         low, high = listed.bounds(width_ or 1)
         facts = facts.read(listed.origin, action_low=low, action_high=high)
-    assumed, notes, title = said
+    assumed, notes, title = lines
     return _make_agent(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
 
 
@@ -1064,7 +1066,7 @@ def _make_agent(
         if w.name in module.tensors
     ]
     moves += [Move(entry.path, (attr("actor"), attr(name)), KEEP) for name, entry in action_map.items()]
-    if action_map and "head" not in facts.said:
+    if action_map and "head" not in facts.origins:
         assumed = (*assumed, "the action is tanh(last layer) * action_scale + action_bias")
     return RecognizedAgent(
         layout=NO_LAYOUT,

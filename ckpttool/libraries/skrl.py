@@ -118,7 +118,7 @@ def _read_normalizer(binding: RecognizedAgent, tree: Tree) -> ObservationNormali
     return ObservationNormalizer(mean, var, epsilon=1e-8, clip=5.0, outside=True) if mean and var else None
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a file for `Agent.load` of version 2, with skrl's own models.
 
     Those are the models that its instantiators build from a list of layers. Raise UnsupportedError for
@@ -128,7 +128,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         raise UnsupportedError(
             "skrl's own models do not support a standard deviation that depends on the observation"
         )
-    return plan_torch_file(_make_table(binding, agent), binding, agent, told)
+    return plan_torch_file(_make_table(binding, agent), binding, agent, settings)
 
 
 _MODEL = "net_container.{s}"

@@ -170,12 +170,12 @@ def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
     return sorted(found, key=lambda layer: (len(layer[0]), layer[0]))
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the state_dict that an MLPActorCritic loads strictly.
 
     Raise UnsupportedError for networks or an action map that its classes cannot represent.
     """
-    return plan_torch_file(_make_table(binding), binding, agent, told)
+    return plan_torch_file(_make_table(binding), binding, agent, settings)
 
 
 _WHOSE = "Spinning Up"

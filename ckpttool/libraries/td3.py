@@ -122,15 +122,15 @@ def _is_unused(path: Path) -> bool:
 
 def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     """Return the facts from the arguments: the environment, and whether it scales actions."""
-    said = {
+    recorded = {
         path[1].value: leaf.value for path, leaf in tree.plain() if path[0] == key("args") and len(path) == 2
     }
-    env, width = said.get("env_name"), _count_actions(tree)
+    env, width = recorded.get("env_name"), _count_actions(tree)
     if not isinstance(env, str) or width is None or width > _MOST:
         return facts
     high = 1.0
     if env.startswith("Isaac-"):
-        given = said.get("action_bounds")
+        given = recorded.get("action_bounds")
         if not isinstance(given, int | float):
             return facts
         high = float(given)
@@ -155,7 +155,7 @@ def _add_normalizer(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     return facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
 
 
-def plan_fasttd3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_fasttd3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan `save_params`'s dict, without the training arguments.
 
     The result is FastSAC's if the standard deviation depends on the observation, else FastTD3's, whose
@@ -168,7 +168,7 @@ def plan_fasttd3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         raise UnsupportedError(
             "FastTD3's critics output logits of atoms, but this agent's critics output values"
         )
-    return plan_torch_file(_make_table(soft=soft), binding, agent, told)
+    return plan_torch_file(_make_table(soft=soft), binding, agent, settings)
 
 
 _ACTOR = key("actor_state_dict")
@@ -178,9 +178,9 @@ _BUFFERS = {"noise_scales": ((1, 1), 0.05), "std_min": ((), 0.05), "std_max": ((
 _ARGS = "the training arguments are not written: FastTD3 reads sizes and environment from them"
 
 
-def _normalizer_row(entry: str, whose: str) -> StatisticsRow:
+def _normalizer_row(entry: str, owner: str) -> StatisticsRow:
     places = {ours: (key(entry), key(theirs)) for theirs, ours in _STATISTICS.items()}
-    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, whose=whose)
+    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner)
 
 
 def _make_table(*, soft: bool) -> WritingTable:
@@ -201,7 +201,7 @@ def _make_table(*, soft: bool) -> WritingTable:
             NetworkRow(f"{component}/q{n}", (entry,), LayerNames(f"qnet{n}.net.{{s}}", f"qnet{n}.net.{{s}}"))
             for n in (1, 2)
         ]
-    rows += [_normalizer_row(entry, whose) for entry, whose in _NORMALIZERS.items()]
+    rows += [_normalizer_row(entry, owner) for entry, owner in _NORMALIZERS.items()]
     return WritingTable(
         "FastSAC" if soft else "FastTD3",
         rows,
@@ -304,7 +304,7 @@ def _single(tree: Tree, component: str) -> RecognizedAgent | None:
     return replace(binding.moved(lambda path: path[1:]), evidence=evidence)
 
 
-def plan_fujimoto(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_fujimoto(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the four files that the authors' `TD3.load` reads.
 
     Targets, counters, statistics and a Gaussian's second head have no place there and are not
@@ -328,7 +328,7 @@ def plan_fujimoto(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan
         late=True,
         notes=_notes(binding, agent),
     )
-    return plan_torch_file(writing, binding, agent, told)
+    return plan_torch_file(writing, binding, agent, settings)
 
 
 _LAYERS = LayerNames("l{n}", "l{n}")
@@ -417,7 +417,7 @@ def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
     )
 
 
-def plan_tf(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_tf(binding: RecognizedAgent, agent: Tree, stated: Settings) -> Plan:
     """Plan `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
 
     Layers keep their names and order from the source; those of a torch Sequential become a Keras
@@ -425,7 +425,7 @@ def plan_tf(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     """
     weights = (*_order_weights(binding, agent), *_move_single_tensors(agent))
     labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
-    state = _optimizers(weights, binding, agent, told)
+    state = _optimizers(weights, binding, agent, stated)
     counters = tuple(_counters(agent))
     labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
     networks = {move.source[0].value for move in weights}
@@ -445,7 +445,7 @@ def plan_tf(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
             *((f"the source has no {', '.join(absent)}",) if absent else ()),
             *(note for each in state for note in each.notes),
         ),
-        told={name: settings for each in state for name, settings in each.told.items()},
+        settings={name: settings for each in state for name, settings in each.settings.items()},
     )
 
 
@@ -500,12 +500,12 @@ def _layers(
 
 
 def _optimizers(
-    weights: tuple[Move, ...], binding: RecognizedAgent, agent: Tree, told: Settings
+    weights: tuple[Move, ...], binding: RecognizedAgent, agent: Tree, settings: Settings
 ) -> list[Plan]:
     present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
     return [
         optimizers_write.KerasOptimizerWriter(
-            optimizers_read.CanonicalOptimizer(name, agent, told.get(name, {}), binding.defaults),
+            optimizers_read.CanonicalOptimizer(name, agent, settings.get(name, {}), binding.defaults),
             f"adam_{number}" if number else "adam",
             [move for move in weights if schema.is_trained_by(name, move.source)],
             (ROOT, attr(name)),
@@ -526,7 +526,7 @@ TF = LibraryPlugin(
     plan_tf,
     # tf2rl's trainer writes a file of arguments beside its checkpoints.
     companions=tf2rl.list_argument_files,
-    told_by=tf2rl.read_argument_file,
+    read_companion=tf2rl.read_argument_file,
 )
 
 
@@ -580,10 +580,10 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     return add_recurrent_layers(binding, tree, TORCH_TABLE.framework)
 
 
-def plan_torch(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan one dict of state_dicts; layers keep their names and order from the source.
 
-    `told` are optimizer settings from elsewhere (a sidecar).
+    `settings` are optimizer settings from elsewhere (a sidecar).
     """
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
@@ -615,7 +615,7 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
             name,
             [move for move in moves if schema.is_trained_by(name, move.source)],
             agent,
-            told.get(name, {}),
+            settings.get(name, {}),
             binding.defaults,
         ).plan()
         for name in schema.OPTIMIZERS

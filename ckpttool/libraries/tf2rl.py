@@ -117,7 +117,7 @@ def companions(location: str) -> Sequence[str]:
     return list_argument_files(location)
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the environment from the arguments."""
     return read_argument_file(binding, file, tree)
 
@@ -131,7 +131,7 @@ _SAC = LayerNames("base_layers/{i}", "out_mean", {"log_std": "out_logstd"})
 _Q = LayerNames("base_layers/{i}", "out_layer")
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the checkpoint that the trainer's `tf.train.Checkpoint(policy=agent)` restores.
 
     A Gaussian policy becomes a SAC of 1.1; others become a TD3, or with one Q-function a DDPG, whose
@@ -139,7 +139,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     UnsupportedError for networks that its classes cannot represent.
     """
     if is_gaussian(binding):
-        return plan_object_graph(_sac(), binding, agent, told, LegacyKerasOptimizerWriter)
+        return plan_object_graph(_sac(), binding, agent, settings, LegacyKerasOptimizerWriter)
     deep = [
         part.title for part in binding.parts if len(part.layers) != _DEPTH and part.component in TABLE_TD3
     ]
@@ -165,7 +165,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         kinds=KERAS,
         path=make_edge_path,
     )
-    return plan_object_graph(made, binding, agent, told, LegacyKerasOptimizerWriter, "int32")
+    return plan_object_graph(made, binding, agent, settings, LegacyKerasOptimizerWriter, "int32")
 
 
 TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))

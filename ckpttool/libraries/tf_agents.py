@@ -272,8 +272,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
             found = (*binding.unplaced.get("critic", ()), left)
             binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
     if halved and not certain:
-        said = f"the policy's last layer ({_JOINED}) contains means and standard deviations, as in SAC"
-        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+        sentence = f"the policy's last layer ({_JOINED}) contains means and standard deviations, as in SAC"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
     if any("_value_net" in each[1:2] for each in segments):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return _add_statistics(binding, names, tree)
@@ -342,7 +342,7 @@ def companions(location: str) -> Sequence[str]:
     return list_spec_files(location)
 
 
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the action bounds from the specs; discrete actions are refused."""
     if has_discrete_action(tree):
         return binding.refused("actor", DISCRETE_CHOICE)
@@ -358,7 +358,7 @@ _SAC_NAMES = LayerNames(
 _CRITIC_NAMES = LayerNames("_joint_layers/{n}", "_joint_layers/{n}")
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the checkpoint that `Checkpointer(agent=..., ...)` of DDPG, TD3 or SAC restores.
 
     Networks are ActorNetwork or, for a Gaussian policy, ActorDistributionNetwork with a
@@ -408,4 +408,4 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         path=make_edge_path,
         notes=("the optimizers are written for tf.keras.optimizers.legacy",),
     )
-    return plan_object_graph(written, binding, agent, told, LegacyKerasOptimizerWriter)
+    return plan_object_graph(written, binding, agent, settings, LegacyKerasOptimizerWriter)

@@ -167,7 +167,7 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     if binding.layout == NO_LAYOUT:
         return binding
     binding = _read_pickled_policy(binding, checkpoint.tree)
-    if {"hidden", "activations"} & binding.facts.said.keys():
+    if {"hidden", "activations"} & binding.facts.origins.keys():
         return binding
     listed = _read_configuration(binding, checkpoint)
     if listed is not None:
@@ -234,7 +234,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     strange = sorted({name for path, name in functions.items() if _find_activation(tree, path, name) is None})
     if strange:
         return binding.refused(part.component, *strange)
-    if not functions or {"hidden", "activations"} & binding.facts.said.keys():
+    if not functions or {"hidden", "activations"} & binding.facts.origins.keys():
         return binding
     where = "/".join(str(step.value) for step in module if step != PICKLED_MODULES) or "the pickled module"
     order = list(classes)
@@ -372,10 +372,10 @@ class _GraphOptimizer(NamedTuple):
         return next(kinds for family, kinds in _KINDS if family is self.family)
 
 
-def plan_variable_names(tree: Tree, told: Settings) -> Plan:
+def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
     """Return the plan from an object graph to variables known by name, with readable paths.
 
-    `told` are optimizer settings from a sidecar. State of other optimizers keeps its path. Each of
+    `settings` are optimizer settings from a sidecar. State of other optimizers keeps its path. Each of
     several optimizers has its own scope, as if created there
     (tensorflow/python/training/slot_creator.py): powers at `SCOPE/beta1_power`, moments at
     `SCOPE/VARIABLE/Adam`, so that the names identify their optimizer.
@@ -392,7 +392,7 @@ def plan_variable_names(tree: Tree, told: Settings) -> Plan:
         alone = len(found) == 1 and (each.powers or not taken & set(POWERS))
         scope = "" if alone else f"{each.title}/"
         if each.family is SGD and each.steps is not None:
-            rate = _find_learning_rate(tree, each, told)
+            rate = _find_learning_rate(tree, each, settings)
             if not rate:
                 notes.append(f"{each.title}: the learning rate included in its momentum is unknown")
                 continue
@@ -405,7 +405,7 @@ def plan_variable_names(tree: Tree, told: Settings) -> Plan:
             elif each.steps is None:
                 missing.append(scope + power)
             else:
-                value, whence = _make_power(tree, each, power, told)
+                value, whence = _make_power(tree, each, power, settings)
                 assumed += whence
                 added[_parse_name(scope + power)] = ToTensor("float32").leaf(ValueLeaf(value))
     moves = tuple(Move(path, _parse_name(name), rules.get(path, KEEP)) for path, name in names.items())
@@ -420,7 +420,7 @@ def plan_variable_names(tree: Tree, told: Settings) -> Plan:
         assumed=tuple(dict.fromkeys(assumed)),
         missing=tuple(missing),
         notes=tuple(notes),
-        told=told,
+        settings=settings,
     )
 
 
@@ -508,30 +508,30 @@ def _number_name(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
 
-def _find_learning_rate(tree: Tree, optimizer: _GraphOptimizer, told: Settings) -> float | None:
+def _find_learning_rate(tree: Tree, optimizer: _GraphOptimizer, settings: Settings) -> float | None:
     found = _read_number(tree, optimizer.rate)
-    said = _find_setting(optimizer, told, "learning_rate")
-    return said if found is None else found
+    rate = _find_setting(optimizer, settings, "learning_rate")
+    return rate if found is None else found
 
 
-def _make_power(tree: Tree, adam: _GraphOptimizer, power: str, told: Settings) -> tuple[float, list[str]]:
+def _make_power(tree: Tree, adam: _GraphOptimizer, power: str, settings: Settings) -> tuple[float, list[str]]:
     """Return a power of a beta and the assumptions: it starts at beta and is multiplied by it per update."""
     count = _read_number(tree, adam.steps)
     steps = max(0, count) if isinstance(count, int) else 0
     name = _BETAS[power]
     beta = _read_number(tree, (*adam.path, attr(name)))
     if beta is None:
-        beta = _find_setting(adam, told, name)
+        beta = _find_setting(adam, settings, name)
     if isinstance(beta, float) and 0 <= beta < 1:
         return _multiply_float32(beta, steps), []
     default = ADAM.keras_defaults[name]
-    sentence = f"{adam.title} {name} = {default.value} (default of {default.whose}; "
+    sentence = f"{adam.title} {name} = {default.value} (default of {default.library}; "
     return _multiply_float32(default.value or 0, steps), [f"{sentence}the checkpoint does not hold it)"]
 
 
-def _find_setting(optimizer: _GraphOptimizer, told: Settings, name: str) -> float | None:
-    said = told.get(str(optimizer.path[-1].value) if optimizer.path else "", {}).get(name)
-    return said if isinstance(said, float) else None
+def _find_setting(optimizer: _GraphOptimizer, settings: Settings, name: str) -> float | None:
+    value = settings.get(str(optimizer.path[-1].value) if optimizer.path else "", {}).get(name)
+    return value if isinstance(value, float) else None
 
 
 def _multiply_float32(beta: float, steps: int) -> float:

@@ -147,21 +147,21 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding with the bounds and the action map from a pickled policy's attributes."""
-    said = {
+    recorded = {
         tuple(step.value for step in path if step.value not in ("_modules", "policy")): leaf
         for path, leaf in tree.items()
     }
 
     def value(*names: str) -> object:
-        leaf = said.get(names)
+        leaf = recorded.get(names)
         return leaf.value if isinstance(leaf, ValueLeaf) else None
 
-    low, high = (read_numbers(said.get(("action_space", end))) for end in ("low", "high"))
+    low, high = (read_numbers(recorded.get(("action_space", end))) for end in ("low", "high"))
     facts = binding.facts.bounded("action_space", low, high) or binding.facts
-    if facts.action_high is None or ("action_bound_method",) not in said:
+    if facts.action_high is None or ("action_bound_method",) not in recorded:
         return replace(binding, facts=facts)
     limit, method = value("actor", "max_action"), value("action_bound_method")
-    deterministic = ("actor", "_unbounded") not in said
+    deterministic = ("actor", "_unbounded") not in recorded
     bounded = deterministic or value("actor", "_unbounded") is False
     soft = facts.head == "affine"  # SAC applies tanh to the mean
     if value("action_scaling") is not True or method not in ("clip", "tanh", None):
@@ -232,13 +232,13 @@ def _number(tree: Tree, path: Path) -> float | None:
     return float(value)
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the `algorithm.state_dict()` of version 2, including optimizers.
 
     Raise UnsupportedError for networks or an action map that the library's Actor and Critic cannot
     represent.
     """
-    return plan_torch_file(_make_table(binding), binding, agent, told)
+    return plan_torch_file(_make_table(binding), binding, agent, settings)
 
 
 _OPTIMIZERS = key("_optimizers")

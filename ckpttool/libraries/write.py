@@ -68,7 +68,7 @@ class StatisticsPlan(NamedTuple):
 class StatisticsRow(NamedTuple):
     """The paths of mean, var, std and count ([obs_dim] each except count), and their conversion.
 
-    `whose` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is
+    `owner` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is
     the tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of
     ObservationNormalizer. If they are `required`, an agent without statistics gets neutral ones, and
     one whose statistics cannot be represented is refused.
@@ -81,7 +81,7 @@ class StatisticsRow(NamedTuple):
     outside: bool = False
     clip: float | None = None
     counter: str = "int64"
-    whose: str = ""
+    owner: str = ""
     required: bool = False
 
     def placed(self, binding: RecognizedAgent, agent: Tree, library: str) -> StatisticsPlan:
@@ -89,17 +89,17 @@ class StatisticsRow(NamedTuple):
         there = {name: agent.get(self.source(name)) for name in (*self.places, "mean", "var", "std")}
         found = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
         norm = binding.facts.norm or _make_plain_normalizer(found)
-        if norm is None or (self.whose and not found):
+        if norm is None or (self.owner and not found):
             return self._neutral(agent, binding) if self.required else StatisticsPlan()
-        if self.places.keys() - {"count"} <= found.keys() and (self.whose or self._is(norm, found)):
+        if self.places.keys() - {"count"} <= found.keys() and (self.owner or self._is(norm, found)):
             return self._kept(found)
-        if self.whose:
+        if self.owner:
             return StatisticsPlan(notes=(f"{_NOTE}: {library} stores them differently",))
         return self._computed(norm, found, library)
 
     def source(self, name: str) -> Path:
         """Return the canonical path of one of the statistics."""
-        return (attr(NORMALIZER), attr(f"{self.whose}{name}"))
+        return (attr(NORMALIZER), attr(f"{self.owner}{name}"))
 
     def _is(self, norm: ObservationNormalizer, found: Mapping[str, Leaf]) -> bool:
         """Return whether the existing tensors are the agent's statistics in the library's formula."""
@@ -174,8 +174,8 @@ class StatisticsRow(NamedTuple):
         if "count" not in self.places or "count" in found:
             return made
         zero = constant_tensor(self.counter, (), 0, role="counter")
-        said = f"{NORMALIZER}/{self.whose}count = 0 (the source has none)"
-        return made._replace(added={self.places["count"]: zero}, assumed=(said,))
+        sentence = f"{NORMALIZER}/{self.owner}count = 0 (the source has none)"
+        return made._replace(added={self.places["count"]: zero}, assumed=(sentence,))
 
     def _leaf(self, numbers: np.ndarray) -> Leaf:
         from ckpttool.core import dtypes
@@ -263,7 +263,7 @@ def make_torch_path(entry: Path, layer: str, weight: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class WritingTable:
-    """The complete output of a library; `whose` is its display name ("skrl").
+    """The complete output of a library; `library` is its display name ("skrl").
 
     `optimizers` and `counters` map canonical names ("critic_optimizer/q1") to their paths; with `fresh`
     the library needs the optimizers even if the agent has none; at `joint` it has one optimizer of all
@@ -274,7 +274,7 @@ class WritingTable:
     refused; `constants` are further entries that the library's loader requires.
     """
 
-    whose: str
+    library: str
     rows: Sequence[NetworkRow | SingleTensorRow | StatisticsRow]
     head: str
     hidden: str = "relu"
@@ -340,20 +340,20 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     absent = [name for name in writing.needs if not any(t.partition("/")[0] == name for t in titles)]
     if absent:
         raise UnsupportedError(
-            f"{writing.whose} cannot save an agent without {' and '.join(absent)}",
+            f"{writing.library} cannot save an agent without {' and '.join(absent)}",
             found=", ".join(sorted(titles)),
         )
     held = writing.held.keys()
     heads = {title.partition("/")[0] for title in held if "/" in title}
     many = sorted(title for title in titles - held if title.partition("/")[0] in heads)
     if many:
-        raise UnsupportedError(f"{writing.whose} supports fewer Q-functions", found=", ".join(many))
+        raise UnsupportedError(f"{writing.library} supports fewer Q-functions", found=", ".join(many))
     if writing.values:
         _require_values(writing, binding, agent)
     fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
-            f"{writing.whose} computes actions differently from this agent: {MAPS[writing.head]}",
+            f"{writing.library} computes actions differently from this agent: {MAPS[writing.head]}",
             expected=writing.head,
             found=binding.facts.head,
             hint="pass --bounds LOW HIGH to check whether the two are equal" if fits is None else None,
@@ -367,12 +367,12 @@ def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         found = list_kernel_shapes(part, agent)
         if found and found[-1][-1] != 1:
             raise UnsupportedError(
-                f"{writing.whose} requires Q-functions with one output",
+                f"{writing.library} requires Q-functions with one output",
                 found=f"{part.title} has {found[-1][-1]} outputs",
             )
         if not writing.late and any(one[-1] != two[0] for one, two in pairwise(found)):
             raise UnsupportedError(
-                f"the Q-functions of {writing.whose} must receive observation and action at the first layer",
+                f"the Q-functions of {writing.library} must receive observation and action in layer 1",
                 found=f"{part.title} receives the action at a later layer",
             )
 
@@ -389,12 +389,12 @@ def require_layers(
     if strange or left:
         kinds = "only dense layers" if names.norm is None else "only dense layers and layer norms"
         raise UnsupportedError(
-            f"{writing.whose} supports {kinds}", found=abbreviate_list([*strange, *left], 3)
+            f"{writing.library} supports {kinds}", found=abbreviate_list([*strange, *left], 3)
         )
     wanted, found = {"log_std"} if names.joined else set(names.branches), {name for name, _ in part.branches}
     if part.acts and names.joined and not wanted <= found:
         raise UnsupportedError(
-            f"the last layer of {writing.whose} outputs mean and standard deviation, but this policy has "
+            f"the last layer of {writing.library} outputs mean and standard deviation, but this policy has "
             "no standard deviation"
         )
 
@@ -417,13 +417,13 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
     if writing.hidden and names != {writing.hidden}:
         wanted = ", ".join(sorted(names))
         found.append(
-            f"{writing.whose} uses {writing.hidden} in hidden layers by default; configure it with {wanted}"
+            f"{writing.library} uses {writing.hidden} in hidden layers by default; configure it with {wanted}"
         )
     held = writing.held
     depths = {len(part.layers) for part in binding.parts if part.title in held}
     if writing.depth and depths != {writing.depth}:
         found.append(
-            f"{writing.whose}'s own classes have {writing.depth} layers, but this agent has a different "
+            f"{writing.library}'s own classes have {writing.depth} layers, but this agent has a different "
             "number"
         )
     sizes = {
@@ -433,15 +433,15 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
     }
     if writing.alike and len(sizes) > 1:
         found.append(
-            f"{writing.whose} uses the same hidden sizes for all networks, but this agent has several"
+            f"{writing.library} uses the same hidden sizes for all networks, but this agent has several"
         )
     if writing.head and matches_action_map(binding.facts, agent, writing.head) is None:
         found.append(
-            f"unknown action bounds (pass --bounds LOW HIGH); {writing.whose} uses {MAPS[writing.head]}"
+            f"unknown action bounds (pass --bounds LOW HIGH); {writing.library} uses {MAPS[writing.head]}"
         )
     slow = {part.component for part in binding.parts if part.component.endswith("_target")}
     if slow and not any(place.partition("/")[0] in slow for place in held):
-        found.append(f"{writing.whose} does not save targets")
+        found.append(f"{writing.library} does not save targets")
     if SAVES in agent:
         found.append("save_counter, TensorFlow's count of saves, was not converted")
     return tuple(found)
@@ -475,7 +475,7 @@ def place_rows(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> 
         elif isinstance(row, SingleTensorRow):
             found.append(_place_tensor(row, agent))
         else:
-            made = row.placed(binding, agent, writing.whose)
+            made = row.placed(binding, agent, writing.library)
             found.append(RowPlan(schema.NORMALIZER, made.moves, made.added, made.assumed, notes=made.notes))
     return found
 
@@ -536,8 +536,8 @@ def _place_tensor(row: SingleTensorRow, agent: Tree) -> RowPlan:
         return _place_log_std(row, std)
     if row.default is not None:
         number = row.default.array().reshape(-1)[0].item()
-        said = f"{row.place} = {number:g} (the source has none)"
-        return RowPlan(row.place, (), {row.target: row.default}, assumed=(said,))
+        sentence = f"{row.place} = {number:g} (the source has none)"
+        return RowPlan(row.place, (), {row.target: row.default}, assumed=(sentence,))
     return RowPlan(row.place, (), missing=() if row.optional else (display(row.target),))
 
 
@@ -583,7 +583,7 @@ _ADAM: Mapping[str, DefaultSetting] = {
 }
 
 
-def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a torch file from the table.
 
     Missing targets are copied from the online networks. Raise UnsupportedError for networks,
@@ -592,7 +592,7 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
     states = [
-        _plan_optimizer(name, place, rows, binding, agent, told)
+        _plan_optimizer(name, place, rows, binding, agent, settings)
         for name, place in writing.optimizers.items()
         if writing.fresh or any(path[0] == attr(name.partition("/")[0]) for path in agent)
     ]
@@ -605,7 +605,7 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         held = [row for row in rows if row.place != schema.NORMALIZER]
         weights = [move for row in held for move in row.moves]
         weights += [Move(path, path, KEEP) for row in held for path in row.added]
-        states.append(_plan_joint_optimizer(weights, agent, told, binding, writing.joint))
+        states.append(_plan_joint_optimizer(weights, agent, settings, binding, writing.joint))
     counts = {move.target for move in counted}
     return merge_plans(
         Plan(
@@ -629,7 +629,7 @@ def _plan_optimizer(
     rows: Iterable[RowPlan],
     binding: RecognizedAgent,
     agent: Tree,
-    told: Settings,
+    settings: Settings,
 ) -> Plan:
     """Return the plan of one optimizer: Adam as torch's state_dict at `place`."""
     ours = name.partition("/")[0]
@@ -639,27 +639,27 @@ def _plan_optimizer(
     if not any(path[0] == attr(ours) for path in agent):
         return _plan_new_optimizer(ours, weights, place)
     return optimizers_write.TorchOptimizerWriter(
-        ours, weights, agent, told.get(ours, {}), binding.defaults
+        ours, weights, agent, settings.get(ours, {}), binding.defaults
     ).plan(place)
 
 
 def _plan_joint_optimizer(
-    weights: Sequence[Move], agent: Tree, told: Settings, binding: RecognizedAgent, place: Path
+    weights: Sequence[Move], agent: Tree, settings: Settings, binding: RecognizedAgent, place: Path
 ) -> Plan:
     """Return the plan of the joint optimizer of all networks: the agent's own, or a new one."""
     name = schema.JOINT
     if not any(path[0] == attr(name) for path in agent):
         return _plan_new_optimizer(name, weights, place)
     return optimizers_write.TorchOptimizerWriter(
-        name, weights, agent, told.get(name, {}), binding.defaults
+        name, weights, agent, settings.get(name, {}), binding.defaults
     ).plan(place)
 
 
 def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path) -> Plan:
     """Return the plan of a new optimizer without state, which the library's loader requires."""
     state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
-    said = f"{name} starts with the defaults of torch's Adam: the source has none"
-    return replace(state, assumed=(said,))
+    sentence = f"{name} starts with the defaults of torch's Adam: the source has none"
+    return replace(state, assumed=(sentence,))
 
 
 def _list_containers(writing: WritingTable, rows: Iterable[RowPlan]) -> dict[Path, Container]:
@@ -686,7 +686,7 @@ def merge_plans(*plans: Plan) -> Plan:
         tuple(line for plan in plans for line in plan.notes),
         {path: others for plan in plans for path, others in plan.aliases.items()},
         {path: label for plan in plans for path, label in plan.labels.items()},
-        {name: settings for plan in plans for name, settings in plan.told.items()},
+        {name: settings for plan in plans for name, settings in plan.settings.items()},
         partly=tuple(path for plan in plans for path in plan.partly),
         kept=tuple(path for plan in plans for path in plan.kept),
     )
@@ -765,7 +765,7 @@ def plan_object_graph(
     writing_: WritingTable,
     binding: RecognizedAgent,
     agent: Tree,
-    told: Settings,
+    settings: Settings,
     form: OptimizerWriterFactory | None = None,
     counted: str = "int64",
 ) -> Plan:
@@ -777,7 +777,7 @@ def plan_object_graph(
     require_support(writing_, binding, agent)
     rows = _index_lists(place_rows(writing_, binding, agent))
     weights = tuple(move for row in rows for move in row.moves)
-    states = list(_plan_optimizers(writing_, rows, agent, told, form)) if form is not None else []
+    states = list(_plan_optimizers(writing_, rows, agent, settings, form)) if form is not None else []
     counters = tuple(_move_counters(writing_, agent, counted))
     labels = {m.target: Label("parameter", display(m.target[1:]) or display(m.target)) for m in weights}
     labels |= {path: Label("other", display(path[1:])) for row in rows for path in row.added}
@@ -834,7 +834,11 @@ def _index_lists(rows: Sequence[RowPlan]) -> list[RowPlan]:
 
 
 def _plan_optimizers(
-    writing_: WritingTable, rows: Iterable[RowPlan], agent: Tree, told: Settings, form: OptimizerWriterFactory
+    writing_: WritingTable,
+    rows: Iterable[RowPlan],
+    agent: Tree,
+    settings: Settings,
+    form: OptimizerWriterFactory,
 ) -> Iterable[Plan]:
     rows = tuple(rows)
     for number, (name, top) in enumerate(writing_.optimizers.items()):
@@ -842,9 +846,11 @@ def _plan_optimizers(
         weights = list_trained_moves(name, rows)
         if weights and any(path[0] == attr(ours) for path in agent):
             called = f"adam_{number}" if number else "adam"
-            made = form(CanonicalOptimizer(ours, agent, told.get(ours, {}), {}), called, weights, top).plan()
+            made = form(
+                CanonicalOptimizer(ours, agent, settings.get(ours, {}), {}), called, weights, top
+            ).plan()
             # Two objects for one canonical optimizer have the same settings, which are stored once.
-            yield made if head in ("", "q1") else replace(made, told={}, notes=())
+            yield made if head in ("", "q1") else replace(made, settings={}, notes=())
 
 
 def _move_counters(writing_: WritingTable, agent: Tree, counted: str) -> Iterable[Move]:

@@ -84,11 +84,13 @@ class MatchSide(NamedTuple):
 
     def spelled(self, number: int) -> str:
         """Return the possible kinds of a layer, in words."""
-        said = self.candidates[number].signatures
-        if not said and number < len(self.layers):
+        signatures = self.candidates[number].signatures
+        if not signatures and number < len(self.layers):
             why = next((kind.refused for kind in self.layers[number].kinds if kind.refused), None)
             return f"unknown kind: {why.replace(TITLE, self.title(number))}" if why else "unknown kind"
-        return " or ".join(sorted(" ".join(map(_format_signature_part, signature)) for signature in said))
+        return " or ".join(
+            sorted(" ".join(map(_format_signature_part, signature)) for signature in signatures)
+        )
 
 
 def _format_signature_part(part: object) -> str:
@@ -262,13 +264,13 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
     part = parts.get(layer.name)
     heads = part.settings.get("num_heads") if part is not None else None
     shapes = {name: leaf.shape for name, leaf in layer.group(tree).items()}
-    told = LayerFacts(heads if isinstance(heads, int) else None, None, shapes)
+    facts = LayerFacts(heads if isinstance(heads, int) else None, None, shapes)
     if part is not None:
         takes, makes = (
             part.orders[side] or UNKNOWN if side in part.orders else None for side in ("in", "out")
         )
-        told = told._replace(flatten=part.flatten, takes=takes, makes=makes)
-    return layer._replace(told=told)
+        facts = facts._replace(flatten=part.flatten, takes=takes, makes=makes)
+    return layer._replace(facts=facts)
 
 
 # Fill a target model's skeleton from a source: pairs of layers, their rules, and open questions.
@@ -427,9 +429,9 @@ def _build_sides(
     if foreign:
         mine, wanted = _drop_bare_embeddings(theirs, ours), _drop_bare_embeddings(ours, theirs)
         theirs, ours = source.side(mine), build_side(target, wanted)
-    said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
-    mine, wanted = _use_alternative_forms(theirs, said[1]), _use_alternative_forms(ours, said[0])
-    mine, wanted = _split_separable(theirs, mine, said[1]), _split_separable(ours, wanted, said[0])
+    lines = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
+    mine, wanted = _use_alternative_forms(theirs, lines[1]), _use_alternative_forms(ours, lines[0])
+    mine, wanted = _split_separable(theirs, mine, lines[1]), _split_separable(ours, wanted, lines[0])
     return (
         theirs if mine == theirs.layers else source.side(mine),
         ours if wanted == ours.layers else build_side(target, wanted),
@@ -687,7 +689,7 @@ def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> di
 def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[str]:
     """Yield a sentence for pairs based on order, and for those based on a framework's numbering."""
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
-    for said, pairs in (
+    for reason, pairs in (
         ("order", accepted),
         ("numbers follow the order of calls", solution.counted),
         ("numbers count the same layers on both sides", solution.numbered),
@@ -695,7 +697,7 @@ def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution
     ):
         if pairs:
             named = [f"{theirs.title(pair.source)} -> {ours.title(pair.target)}" for pair in pairs]
-            yield f"{said}: {abbreviate_list(named, _SAID)}"
+            yield f"{reason}: {abbreviate_list(named, _SAID)}"
 
 
 def _describe_unmatched(
@@ -708,8 +710,8 @@ def _describe_unmatched(
     named = abbreviate_list([f"{theirs.title(n)} ({theirs.spelled(n)})" for n in left], _SHOWN) or "nothing"
     open_ = [n for n in range(len(ours.candidates)) if n not in filled]
     for number in open_[:_SHOWN]:
-        said = f"{ours.title(number)} ({ours.spelled(number)})"
-        yield f"{NO_SOURCE_LAYER} {said}; unused source layers: {named}"
+        sentence = f"{ours.title(number)} ({ours.spelled(number)})"
+        yield f"{NO_SOURCE_LAYER} {sentence}; unused source layers: {named}"
     bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
     if open_ and (options := propose_options(theirs.tree, framework, bare)):
         yield f"tensors outside any layer: use {' '.join(options[:_OPTIONS])} to treat them as layers"
@@ -756,26 +758,26 @@ class _FillBuilder:
         for pair in self._of_layers(pairs):
             layer, target = self._layers[pair.source], self.ours.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
-            if (target.told.takes, target.told.makes, target.told.flatten) == (None, None, None):
+            if (target.facts.takes, target.facts.makes, target.facts.flatten) == (None, None, None):
                 # For a model that was not called, sizes show what has to be determined.
-                layer = self._layers[pair.source] = layer._replace(told=drop_unknown_orders(layer.told))
+                layer = self._layers[pair.source] = layer._replace(facts=drop_unknown_orders(layer.facts))
             try:
-                made = plan_reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
+                made = plan_reordering(self.theirs.tree, layer, source_kind, target.facts, self._frameworks)
             except MappingError as error:
                 own[layer.title] = error.message
                 continue
             self._reordered[pair.source] = made
             # Order observed in a call of the target, so that the source need not record it.
-            takes = layer.told.takes or target.told.takes
-            makes = layer.told.makes or target.told.makes
-            flatten = target.told.flatten if layer.told.flatten is None else layer.told.flatten
+            takes = layer.facts.takes or target.facts.takes
+            makes = layer.facts.makes or target.facts.makes
+            flatten = target.facts.flatten if layer.facts.flatten is None else layer.facts.flatten
             self._layers[pair.source] = layer._replace(
-                told=layer.told._replace(flatten=flatten, takes=takes, makes=makes)
+                facts=layer.facts._replace(flatten=flatten, takes=takes, makes=makes)
             )
         refused = {**find_unknown_orders(self.theirs.tree, tuple(self._layers)), **own}
-        asked = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
-        self.notes += [sentence for title, sentence in refused.items() if title in asked]
-        return [pair for pair in pairs if self.theirs.title(pair.source) not in asked]
+        requested = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
+        self.notes += [sentence for title, sentence in refused.items() if title in requested]
+        return [pair for pair in pairs if self.theirs.title(pair.source) not in requested]
 
     def _of_layers(self, pairs: Sequence[LayerPair]) -> Iterator[LayerPair]:
         return (pair for pair in pairs if pair.source < len(self._layers))
@@ -788,10 +790,10 @@ class _FillBuilder:
         layer, target = self._layers[pair.source], self.ours.layers[pair.target]
         source_kind, target_kind = self._kinds(layer, target)
         made = self._reordered.get(pair.source, FeatureReordering())
-        told = target.told._replace(flatten=made.flatten)
+        facts = target.facts._replace(flatten=made.flatten)
         # Only one framework's shapes show how a depthwise kernel is divided.
-        layer = layer._replace(told=layer.told._replace(flatten=made.flatten, wanted=target.told.wanted))
-        done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
+        layer = layer._replace(facts=layer.facts._replace(flatten=made.flatten, wanted=target.facts.wanted))
+        done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, facts, made.rules)
         self.assumed += made.assumed
         self.turned |= (
             not self._foreign

@@ -88,15 +88,15 @@ _KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
 
 def describe_kinds(done: Iterable[Layer]) -> tuple[str, ...]:
     """Return one line for each kind that needs more than weights, with the relevant facts from the file."""
-    told: dict[str, dict[str, None]] = {}
+    fields: dict[str, dict[str, None]] = {}
     for layer in done:
         name = layer.kinds[0].name
         if name in NOTES:
             facts = [f"{s} {layer.about.settings[s]}" for s in _SETTINGS[name] if s in layer.about.settings]
-            told.setdefault(name, {}).update({", ".join(facts): None} if facts else {})
+            fields.setdefault(name, {}).update({", ".join(facts): None} if facts else {})
     return tuple(
         f"{NOTES[name]} (here {'; '.join(list(facts)[:_MOST])})" if facts else NOTES[name]
-        for name, facts in told.items()
+        for name, facts in fields.items()
     )
 
 
@@ -488,8 +488,8 @@ def _is_by_name(found: Sequence[Layer]) -> bool:
 
 
 def _takes_image(layer: Layer) -> bool:
-    takes = layer.told.takes
-    return bool(layer.told.flatten) or (takes is not None and not takes.is_plain)
+    takes = layer.facts.takes
+    return bool(layer.facts.flatten) or (takes is not None and not takes.is_plain)
 
 
 def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
@@ -552,7 +552,7 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
         used = gives in taken or any(count % gives == 0 for count in dense)
         for square in _SQUARES:
             made = gives // square if gives % square == 0 else 0
-            if made > 1 and made in taken and not used and layer.told.makes is None:
+            if made > 1 and made in taken and not used and layer.facts.makes is None:
                 refused.setdefault(
                     layer.title,
                     f"{layer.title} outputs {gives:,} channels: either a pixel shuffle turns them into "
@@ -590,7 +590,7 @@ def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[st
                     f"they are places of a 3-channel image: --flatten '{layer.title}={square},3')"
                 )
             made = gives // square if gives is not None and gives % square == 0 else 0
-            if made in colours and gives not in taken and layer.told.makes is None:
+            if made in colours and gives not in taken and layer.facts.makes is None:
                 yield (
                     f"the {gives:,} output channels of {layer.title} have the same order on both sides "
                     f"(if they become places of an image of {made} channels: --unflatten "
@@ -680,9 +680,9 @@ def _image_widths(
     for layer in found:
         if {kind.name for kind in layer.kinds} != {"dense"}:
             continue
-        takes, makes = layer.told.takes, layer.told.makes
-        if layer.told.flatten:
-            widths[_input_width(tree, layer)] = layer.title, ",".join(map(str, layer.told.flatten))
+        takes, makes = layer.facts.takes, layer.facts.makes
+        if layer.facts.flatten:
+            widths[_input_width(tree, layer)] = layer.title, ",".join(map(str, layer.facts.flatten))
         elif takes is not None and not takes.is_plain:
             widths[_input_width(tree, layer)] = layer.title, _format_order_option(takes)
         elif layer.title in refused and _is_input_unknown(layer):
@@ -702,7 +702,7 @@ def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
         found.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
     elif (names == {"dense"} or names <= RECURRENT_KIND_NAMES) and _is_input_unknown(layer):
         found.append(("--flatten", "takes", _input_width(tree, layer)))
-    if names == {"dense"} and layer.told.makes is None:
+    if names == {"dense"} and layer.facts.makes is None:
         found.append(("--unflatten", "gives", _tensor_width(tree, layer, "kernel")))
     return found
 
@@ -725,7 +725,7 @@ _SMALL_SIDE = 7
 
 
 def _is_input_unknown(layer: Layer) -> bool:
-    return layer.told.flatten is None and layer.told.takes is None
+    return layer.facts.flatten is None and layer.facts.takes is None
 
 
 def _is_multiple(count: int, channels: int) -> bool:
@@ -778,8 +778,8 @@ def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
 def _is_order_unknown(layer: Layer) -> bool:
     """Return whether a dense layer's output order, or a norm's input order, is unknown."""
     if {kind.name for kind in layer.kinds} == {"dense"}:
-        return layer.told.makes is None
-    return layer.told.takes is None
+        return layer.facts.makes is None
+    return layer.facts.takes is None
 
 
 def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
@@ -927,7 +927,7 @@ def plan_reordering(
 ) -> FeatureReordering:
     """Return how the features of a layer are reordered between the models of two frameworks.
 
-    `layer.told` contains the orders of the source, `ours` those of the target. A source without known
+    `layer.facts` contains the orders of the source, `ours` those of the target. A source without known
     order is assumed to use its framework's order, if the target's order is its own framework's or the
     source's: then both are plain, or the two were made to agree. Raise MappingError if the target
     orders features in a third way, if the two do not agree, or if one cannot be followed.
@@ -937,12 +937,12 @@ def plan_reordering(
     ranks = _RANKS
     if kind.name == "convolution":
         # Only a pixel shuffle before or after it is evidence; a padded input is not.
-        layer, ours = layer._replace(told=drop_unknown_orders(layer.told)), drop_unknown_orders(ours)
+        layer, ours = layer._replace(facts=drop_unknown_orders(layer.facts)), drop_unknown_orders(ours)
         ranks = {"kernel": len(found["kernel"])}
         axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
     rules: dict[str, list[Rule]] = {}
     assumed: list[str] = []
-    flatten: Shape | None = () if layer.told.flatten == () else None
+    flatten: Shape | None = () if layer.facts.flatten == () else None
     for side in ("takes", "makes"):
         places = [(name, axes[name][side]) for name in found if side in axes[name]]
         lengths = {found[name][axis] for name, axis in places if axis < len(found[name])}
@@ -951,13 +951,13 @@ def plan_reordering(
         made = _FeatureSide(layer, side, lengths.pop(), ours, frameworks).meeting()
         if made is None:
             continue
-        theirs, target, said = made
-        assumed += said
+        theirs, target, sentence = made
+        assumed += sentence
         if theirs.positions == target.positions:
             continue
         single = side == "takes" and kind.name == "dense" and len(theirs.parts) == 1
         if single and (theirs, target) == tuple(framework_order(theirs.parts, each) for each in frameworks):
-            flatten = layer.told.flatten or theirs.parts[0]
+            flatten = layer.facts.flatten or theirs.parts[0]
             continue
         for name, axis in places:
             rules.setdefault(name, []).append(_order_rule(axis, theirs, target))
@@ -969,11 +969,11 @@ def plan_reordering(
 _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
 
 
-def drop_unknown_orders(told: LayerFacts) -> LayerFacts:
+def drop_unknown_orders(facts: LayerFacts) -> LayerFacts:
     """Return the facts without orders that could not be followed."""
-    return told._replace(
-        takes=None if told.takes == UNKNOWN else told.takes,
-        makes=None if told.makes == UNKNOWN else told.makes,
+    return facts._replace(
+        takes=None if facts.takes == UNKNOWN else facts.takes,
+        makes=None if facts.makes == UNKNOWN else facts.makes,
     )
 
 
@@ -984,18 +984,18 @@ class _FeatureSide:
         self, layer: Layer, side: str, length: int, ours: LayerFacts, frameworks: tuple[str, str]
     ) -> None:
         self.layer, self.side, self.length, self.frameworks = layer, side, length, frameworks
-        said = getattr(layer.told, side)
-        self.stated = said == NO_IMAGE or (side == "takes" and layer.told.flatten is not None)
+        order = getattr(layer.facts, side)
+        self.stated = order == NO_IMAGE or (side == "takes" and layer.facts.flatten is not None)
         self.theirs = self._theirs()
         self.ours = self._fitting(getattr(ours, side))
         if self.ours is None and side == "takes" and ours.flatten:
             self.ours = self._image(ours.flatten, frameworks[1])
 
     def _theirs(self) -> AxisOrder | None:
-        flatten = self.layer.told.flatten if self.side == "takes" else None
+        flatten = self.layer.facts.flatten if self.side == "takes" else None
         if self.stated:
             return self._image(flatten, self.frameworks[0]) if flatten else plain_order(self.length)
-        return self._fitting(getattr(self.layer.told, self.side))
+        return self._fitting(getattr(self.layer.facts, self.side))
 
     def _image(self, shape: Shape, framework: str) -> AxisOrder | None:
         if prod(shape) != self.length:
@@ -1025,8 +1025,8 @@ class _FeatureSide:
                 raise self._error("is specific to the target, and the source's order is not recorded", ours)
             return self._assumed(ours, 0), ours, self._sentence(ours, 0)
         if ours is None:
-            said = () if self.stated else self._sentence(theirs, 1)
-            return theirs, self._assumed(theirs, 1), said
+            sentences = () if self.stated else self._sentence(theirs, 1)
+            return theirs, self._assumed(theirs, 1), sentences
         if theirs.is_plain and ours.is_plain:
             return None
         if theirs.parts != ours.parts:
@@ -1127,8 +1127,8 @@ class TreeConversion(NamedTuple):
     @property
     def assumed(self) -> tuple[str, ...]:
         """The sentences on assumed defaults."""
-        said = dict.fromkeys(said for _, done, _ in self.done for said in done.assumed)
-        return (*said, *self.oriented)
+        sentence = dict.fromkeys(sentence for _, done, _ in self.done for sentence in done.assumed)
+        return (*sentence, *self.oriented)
 
     def moves(self, paths: Mapping[Name, Path]) -> tuple[Move, ...]:
         """Return the moves to the paths for the names."""
@@ -1211,7 +1211,7 @@ def _convert_layers(
     done: list[tuple[Layer, LayerConversion, Mapping[str, Name]]] = []
     refused: list[str] = []
     not_done: set[Path] = set()
-    asked: dict[LayerRefusal, list[str]] = {}
+    requested: dict[LayerRefusal, list[str]] = {}
     named = naming(found)
     unknown = find_unknown_orders(tree, found)
     for layer in found:
@@ -1225,18 +1225,18 @@ def _convert_layers(
             done.append((layer, ways[0], {name: named(layer, name) for name in stored}))
         else:
             reason = why[0] if len(layer.kinds) == 1 else refuse_ambiguous(layer)
-            asked.setdefault(reason, []).append(layer.title)
+            requested.setdefault(reason, []).append(layer.title)
             not_done.update(layer.tensors.values())
-    refused += [reason.sentence(titles) for reason, titles in asked.items()]
+    refused += [reason.sentence(titles) for reason, titles in requested.items()]
     left = [tree.names[path] for _, made, _ in done for path in made.left]
-    said = (*describe_leftovers(left), *describe_kinds(layer for layer, _, _ in done))
+    sentences = (*describe_leftovers(left), *describe_kinds(layer for layer, _, _ in done))
     oriented = describe_assumed_classes([(layer, layer.group(tree)) for layer, _, _ in done])
     converted_ = tuple(layer for layer, _, _ in done)
     pictures = (
         *describe_image_sized_inputs(tree, converted_),
         *describe_pixel_shuffles(tree, converted_),
     )
-    return TreeConversion(tuple(done), (*refused, *said), frozenset(not_done), (*oriented, *pictures))
+    return TreeConversion(tuple(done), (*refused, *sentences), frozenset(not_done), (*oriented, *pictures))
 
 
 def _find_conversions(
@@ -1250,8 +1250,8 @@ def _find_conversions(
         try:
             target = framework_kind(tree, layer, kind, framework)
             made = plan_reordering(tree, layer, kind, NO_FACTS, frameworks)
-            told = layer.told._replace(flatten=made.flatten)
-            done = convert_layer(tree, layer._replace(told=told), kind, target, told, made.rules)
+            facts = layer.facts._replace(flatten=made.flatten)
+            done = convert_layer(tree, layer._replace(facts=facts), kind, target, facts, made.rules)
             done = done._replace(assumed=(*done.assumed, *made.assumed))
         except MappingError as error:
             why.append(refusal_from_error(error))

@@ -112,7 +112,7 @@ class LayerKind:
     reading: Reading | None = None
     writing: Reading | None = None
     modules: str | None = None
-    asked: bool = False
+    opt_in: bool = False
     refused: str | None = None
     _names: Mapping[str, WeightSpec] = field(init=False, repr=False, compare=False)
     _needed: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -140,7 +140,7 @@ class LayerKind:
     @property
     def is_selected(self) -> bool:
         """Whether one module's tensors are of this kind only if an option or the file selects it."""
-        return self.asked and bool(self.form) and not self.is_composed
+        return self.opt_in and bool(self.form) and not self.is_composed
 
     @property
     def is_composed(self) -> bool:
@@ -154,18 +154,18 @@ class LayerKind:
         for number in range(len(optional) + 1):
             yield from (self._needed.union(more) for more in combinations(optional, number))
 
-    def read(self, group: Group, told: LayerFacts = NO_FACTS) -> LayerMapping:
+    def read(self, group: Group, facts: LayerFacts = NO_FACTS) -> LayerMapping:
         """Return the mapping from stored tensors to canonical ones; raise MappingError if there is none."""
         if self.reading is not None:
-            return self.reading(group, told)
+            return self.reading(group, facts)
         return LayerMapping(
             tuple(TensorMapping(w.name, w.canonical, w.to_canonical) for w in self.weights if w.name in group)
         )
 
-    def write(self, canonical: Group, told: LayerFacts = NO_FACTS) -> LayerMapping:
+    def write(self, canonical: Group, facts: LayerFacts = NO_FACTS) -> LayerMapping:
         """Return the mapping from canonical tensors to stored ones; raise MappingError if there is none."""
         if self.writing is not None:
-            return self.writing(canonical, told)
+            return self.writing(canonical, facts)
         require_tensors(self, canonical, [w.canonical for w in self.weights if not w.optional])
         rows = tuple(
             TensorMapping(w.name, w.canonical, w.to_canonical.inverse(canonical[w.canonical]))
@@ -212,7 +212,7 @@ def _merge_heads(name: str, shape: Shape) -> Rule:
     return Reshape((rows, prod(shape) // rows))
 
 
-def _read_keras(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+def _read_keras(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
     rows = []
     for name in _ALL:
         rows.append(
@@ -230,9 +230,9 @@ def _read_keras(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001
     return LayerMapping(tuple(rows))
 
 
-def _write_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
+def _write_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
     require_tensors(KERAS, canonical, [f"{name}_kernel" for name in _ALL])
-    heads = told.number or _head_count(told)
+    heads = facts.number or _head_count(facts)
     if heads is None:
         raise MappingError(HEADS)
     rows = []
@@ -259,12 +259,12 @@ def _write_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
     return LayerMapping(tuple(rows))
 
 
-def _head_count(told: LayerFacts) -> int | None:
-    wanted = told.wanted.get("query/kernel")
+def _head_count(facts: LayerFacts) -> int | None:
+    wanted = facts.wanted.get("query/kernel")
     return wanted[1] if wanted is not None and len(wanted) == 3 else None
 
 
-def _read_torch(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+def _read_torch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
     width = group["out_proj/weight"].shape[0]
     rows = []
     for number, name in enumerate(PROJECTIONS):
@@ -281,7 +281,7 @@ def _read_torch(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001
     return LayerMapping(tuple(rows))
 
 
-def _write_torch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _write_torch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
     require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
     kernels = {name: canonical[f"{name}_kernel"].shape for name in _ALL}
     width = kernels["query"][0]
@@ -368,7 +368,7 @@ def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
             )
         ),
         "separate",
-        asked=True,
+        opt_in=True,
     )
 
 
@@ -380,7 +380,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
     """
     axis, turned = (1, KEEP) if in_out else (0, TRANSPOSE)
 
-    def read(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    def read(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
         width = group[f"{joined}/weight"].shape[axis] // 3
         rows = []
         for number, name in enumerate(PROJECTIONS):
@@ -396,7 +396,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
             rows.append(TensorMapping(f"{out}/bias", "output_bias"))
         return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
 
-    def write(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
         require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
         widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
         if len(widths) != 1:
@@ -431,7 +431,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
         for name, rank in (("weight", 2), ("bias", 1))
     )
     form = "fused_in_out" if in_out else "fused"
-    return LayerKind("attention", "torch", weights, form, fits, read, write, asked=True)
+    return LayerKind("attention", "torch", weights, form, fits, read, write, opt_in=True)
 
 
 _BLOCKS = "an attention layer with one combined projection outputs query, key and value, in this order"
@@ -549,21 +549,21 @@ def _depthwise_rule(channels: int, multiplier: int, space: Shape) -> Rule:
     return chain_rules(Reshape((channels, multiplier, *space)), last)
 
 
-def _read_torch_depthwise(group: Group, told: LayerFacts) -> LayerMapping:
+def _read_torch_depthwise(group: Group, facts: LayerFacts) -> LayerMapping:
     weight = group["weight"]
-    rule, assumed = depthwise_kernel_rule(weight, told)
+    rule, assumed = depthwise_kernel_rule(weight, facts)
     rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
     return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
 
 
-def depthwise_kernel_rule(weight: Leaf, told: LayerFacts) -> tuple[Rule, tuple[str, ...]]:
+def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[str, ...]]:
     """Return the rule from a torch weight [C * M, 1, ...] to a kernel [..., C, M], and what was assumed of M.
 
     M is given as a number, or by the kernel of the target; otherwise it is 1.
     """
     outputs, space = weight.shape[0], weight.shape[2:]
-    wanted = next((s for name, s in told.wanted.items() if name.endswith("kernel")), None)
-    multiplier = told.number or (wanted[-1] if wanted else 1)
+    wanted = next((s for name, s in facts.wanted.items() if name.endswith("kernel")), None)
+    multiplier = facts.number or (wanted[-1] if wanted else 1)
     if multiplier < 1 or outputs % multiplier:
         raise MappingError(
             "the number of outputs of a depthwise convolution is not a multiple of its multiplier",
@@ -571,7 +571,7 @@ def depthwise_kernel_rule(weight: Leaf, told: LayerFacts) -> tuple[Rule, tuple[s
             found=str(outputs),
         )
     rule = _depthwise_rule(outputs // multiplier, multiplier, space)
-    known = told.number or wanted or outputs == 1
+    known = facts.number or wanted or outputs == 1
     return rule, () if known else ("depthwise convolutions have one output per channel",)
 
 
@@ -582,7 +582,7 @@ def _write_depthwise_kernel(stored: str, canonical: str, kernel: Leaf) -> Tensor
     return TensorMapping(stored, canonical, there.inverse(weight))
 
 
-def _write_torch_depthwise(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _write_torch_depthwise(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
     require_tensors(_TORCH_DEPTHWISE[0], canonical, ("kernel",))
     weight = _write_depthwise_kernel("weight", "kernel", canonical["kernel"])
     return LayerMapping((weight, *((TensorMapping("bias", "bias"),) if "bias" in canonical else ())))
@@ -627,8 +627,8 @@ _TORCH_DEPTHWISE = tuple(
 )
 
 
-def _read_two_convolutions(group: Group, told: LayerFacts) -> LayerMapping:
-    rule, assumed = depthwise_kernel_rule(group["depthwise/weight"], told)
+def _read_two_convolutions(group: Group, facts: LayerFacts) -> LayerMapping:
+    rule, assumed = depthwise_kernel_rule(group["depthwise/weight"], facts)
     pointwise = kernel_permutation(len(group["pointwise/weight"].shape) - 2)
     rows = (
         TensorMapping("depthwise/weight", "depthwise_kernel", rule),
@@ -638,7 +638,7 @@ def _read_two_convolutions(group: Group, told: LayerFacts) -> LayerMapping:
     return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
 
 
-def _write_two_convolutions(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _write_two_convolutions(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
     require_tensors(_TORCH_SEPARABLE[0], canonical, ("depthwise_kernel", "pointwise_kernel"))
     pointwise = canonical["pointwise_kernel"]
     rows = (
@@ -671,7 +671,7 @@ _TORCH_SEPARABLE = tuple(
         ),
         reading=_read_two_convolutions,
         writing=_write_two_convolutions,
-        asked=True,
+        opt_in=True,
     )
     for dimensions in (1, 2)
 )
@@ -713,23 +713,23 @@ def _check_flatten_shape(shape: Shape, inputs: int) -> Shape:
     return shape
 
 
-def _read_dense(group: Group, told: LayerFacts) -> LayerMapping:
+def _read_dense(group: Group, facts: LayerFacts) -> LayerMapping:
     weight = group["weight"]
     rule: Rule = TRANSPOSE
-    if told.flatten:
+    if facts.flatten:
         outputs, inputs = weight.shape
-        there = channels_first_rule(_check_flatten_shape(told.flatten, inputs), outputs)
+        there = channels_first_rule(_check_flatten_shape(facts.flatten, inputs), outputs)
         rule = there.inverse(TRANSPOSE.leaf(weight))
     rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
     return LayerMapping(tuple(row for row in rows if row.stored in group))
 
 
-def _write_dense(canonical: Group, told: LayerFacts) -> LayerMapping:
+def _write_dense(canonical: Group, facts: LayerFacts) -> LayerMapping:
     require_tensors(DENSE_TORCH, canonical, ("kernel",))
     inputs, outputs = canonical["kernel"].shape
     rule = (
-        channels_first_rule(_check_flatten_shape(told.flatten, inputs), outputs)
-        if told.flatten
+        channels_first_rule(_check_flatten_shape(facts.flatten, inputs), outputs)
+        if facts.flatten
         else TRANSPOSE
     )
     rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
@@ -748,17 +748,17 @@ _KERNEL_BIASED, _WEIGHT_BIASED = partial(_fits_bias, 1), partial(_fits_bias, 0)
 def _transposed_kind(name: str, framework: str, form: str, also: Callable[[Group], bool]) -> LayerKind:
     """Return a dense layer whose matrix has the orientation of the other framework."""
     weights = (WeightSpec(name, "kernel", 2, TRANSPOSE if form == OUT_IN else KEEP), _DENSE_BIAS)
-    return LayerKind("dense", framework, weights, form, also, asked=True)
+    return LayerKind("dense", framework, weights, form, also, opt_in=True)
 
 
 def _row_bias_kind() -> LayerKind:
     """Return the dense layer of Transformers' TFConv1D: x @ weight + bias [1, out]."""
 
-    def read(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    def read(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
         bias = TensorMapping("bias", "bias", Reshape(group["bias"].shape[1:]))
         return LayerMapping((TensorMapping("weight", "kernel"), bias))
 
-    def write(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
         bias = TensorMapping("bias", "bias", Reshape((1, canonical["kernel"].shape[1])))
         return LayerMapping(
             tuple(row for row in (TensorMapping("weight", "kernel"), bias) if row.canonical in canonical)
@@ -780,14 +780,14 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
 
     turned: Rule = TRANSPOSE if framework == "torch" else KEEP
 
-    def read(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    def read(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
         rows = (
             TensorMapping(name, "kernel", chain_rules(Reshape(matrix(group[name].shape)), turned)),
             TensorMapping("bias", "bias"),
         )
         return LayerMapping(tuple(row for row in rows if row.stored in group))
 
-    def write(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
         inputs, outputs = canonical["kernel"].shape
         shape = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
         rows = (
@@ -810,7 +810,7 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
         fits,
         read,
         write,
-        asked=True,
+        opt_in=True,
     )
 
 
@@ -931,7 +931,7 @@ def _norm_weights(scale: str, offset: str, rank: int = 1) -> tuple[WeightSpec, .
     return WeightSpec(scale, "scale", rank, optional=True), WeightSpec(offset, "offset", rank, optional=True)
 
 
-def _write_pair(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _write_pair(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
     """Write `weight` and `bias`; PyTorch's norms with a bias also have a weight."""
     rows = tuple(TensorMapping(stored, name) for name, stored in _PAIR.items() if name in canonical)
     if "scale" in canonical:
@@ -941,7 +941,7 @@ def _write_pair(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: AR
     return LayerMapping(rows, fills, leftover_names(canonical, rows), ("norms without gamma get weight 1",))
 
 
-def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _write_batch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
     """Write a batch norm; PyTorch's has either both weight and bias, or neither."""
     require_tensors(BATCH_TORCH, canonical, ("mean", "variance"))
     names = {**_PAIR, "mean": "running_mean", "variance": "running_var"}
@@ -959,13 +959,13 @@ def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: A
     return LayerMapping(rows, fills, leftover_names(canonical, rows), tuple(assumed))
 
 
-def _read_batch(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+def _read_batch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
     names = {"weight": "scale", "bias": "offset", "running_mean": "mean", "running_var": "variance"}
     rows = tuple(TensorMapping(stored, name) for stored, name in names.items() if stored in group)
     return LayerMapping(rows, left=tuple(name for name in group if name not in names))
 
 
-def _write_batch_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
+def _write_batch_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
     """Write a batch norm; if the target needs gamma and beta and the source lacks them, they are 1 and 0."""
     require_tensors(BATCH_KERAS, canonical, ("mean", "variance"))
     rows = tuple(TensorMapping(stored, name) for name, stored in _BATCH.items() if name in canonical)
@@ -973,7 +973,7 @@ def _write_batch_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
     fills = {
         stored: constant_tensor(like.dtype, like.shape, _TAKEN_FOR_GRANTED[name])
         for name, stored in _SPELLED.items()
-        if name not in canonical and stored in told.wanted
+        if name not in canonical and stored in facts.wanted
     }
     return LayerMapping(rows, fills, leftover_names(canonical, rows))
 
@@ -1007,7 +1007,7 @@ def _shares_axes(shape: Shape) -> bool:
     return all(extent == 1 for extent in shape[:-1])
 
 
-def _read_alpha(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+def _read_alpha(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
     shape = group["alpha"].shape
     if not _shares_axes(shape):
         raise MappingError(
@@ -1017,9 +1017,9 @@ def _read_alpha(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001
     return LayerMapping((TensorMapping("alpha", "alpha", Reshape((shape[-1],)) if len(shape) > 1 else KEEP),))
 
 
-def _write_alpha(canonical: Group, told: LayerFacts) -> LayerMapping:
+def _write_alpha(canonical: Group, facts: LayerFacts) -> LayerMapping:
     (channels,) = canonical["alpha"].shape
-    wanted = told.wanted.get("alpha", (*(1,) * (told.number or 0), channels))
+    wanted = facts.wanted.get("alpha", (*(1,) * (facts.number or 0), channels))
     return LayerMapping((TensorMapping("alpha", "alpha", Reshape(wanted) if len(wanted) > 1 else KEEP),))
 
 
@@ -1064,8 +1064,8 @@ NORM_KINDS: tuple[LayerKind, ...] = (
     LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 1),)),
     # Over several axes: a matrix that only the class distinguishes from a dense layer's.
     LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 2),)),
-    LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, asked=True),
-    LayerKind("layer_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, asked=True),
+    LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, opt_in=True),
+    LayerKind("layer_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, opt_in=True),
     *(
         LayerKind(
             "prelu",
@@ -1137,7 +1137,7 @@ class _CellForm(NamedTuple):
             and len(biases) in (0, len(self.names) - 2)
         )
 
-    def read(self, group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG002  # as every reading
+    def read(self, group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG002  # as every reading
         """Return the mapping from a cell's tensors to canonical ones."""
         kernels = [self._canonical(group[name].shape) for name in self.names[:2]]
         rows = list(self._kernels(*kernels))
@@ -1145,7 +1145,7 @@ class _CellForm(NamedTuple):
             rows += self._biases(kernels[0][1])
         return LayerMapping(tuple(rows))
 
-    def write(self, canonical: Group, told: LayerFacts) -> LayerMapping:
+    def write(self, canonical: Group, facts: LayerFacts) -> LayerMapping:
         """Return the mapping from canonical tensors to a cell's; a missing bias is 0."""
         require_tensors(self.record(), canonical, KERNELS)
         kernels = [canonical[name].shape for name in KERNELS]
@@ -1161,7 +1161,7 @@ class _CellForm(NamedTuple):
         width = kernels[0][1]
         if not given:
             zeros = constant_tensor(canonical["kernel"].dtype, self._length(width), 0.0)
-            wanted = [name for name in self.names[2:] if name in told.wanted]
+            wanted = [name for name in self.names[2:] if name in facts.wanted]
             return LayerMapping(tuple(rows), dict.fromkeys(wanted, zeros))
         if self.biases == "one":
             back = self._reordered(0).inverse(canonical[given[0]])

@@ -83,7 +83,7 @@ def _forget_bias(dtype: str, width: int, value: float) -> Leaf:
     return Leaf(dtype, (width,), Inline(bias.tobytes()), "")
 
 
-def _read_cell(gates: int, group: Group, told: LayerFacts) -> LayerMapping:
+def _read_cell(gates: int, group: Group, facts: LayerFacts) -> LayerMapping:
     rows, width = group["kernel"].shape
     inputs = rows - width // gates
     order = _gate_order_rule(gates, 1)
@@ -94,12 +94,12 @@ def _read_cell(gates: int, group: Group, told: LayerFacts) -> LayerMapping:
     )
     if gates == 1:
         return LayerMapping(ways)
-    value = _FORGET if told.number is None else float(told.number)
+    value = _FORGET if facts.number is None else float(facts.number)
     fills = {BIASES[1]: _forget_bias(group["kernel"].dtype, width, value)}
-    return LayerMapping(ways, fills, assumed=(_ASSUMED,) if told.number is None else ())
+    return LayerMapping(ways, fills, assumed=(_ASSUMED,) if facts.number is None else ())
 
 
-def _write_cell(gates: int, canonical: Group, told: LayerFacts) -> LayerMapping:
+def _write_cell(gates: int, canonical: Group, facts: LayerFacts) -> LayerMapping:
     """Write one kernel, and one bias without the constant that the cell adds."""
     require_tensors(BASIC[gates], canonical, (*KERNELS, BIASES[0]))
     (inputs, width), bias = canonical[KERNELS[0]].shape, canonical[BIASES[0]]
@@ -118,10 +118,10 @@ def _write_cell(gates: int, canonical: Group, told: LayerFacts) -> LayerMapping:
     )
     if gates == 1:
         return LayerMapping(rows)
-    value = _FORGET if told.number is None else float(told.number)
+    value = _FORGET if facts.number is None else float(facts.number)
     less = back.leaf(_forget_bias(bias.dtype, width, -value))
     source = SumSource(bias.dtype, (width,), terms, (less.source,) if isinstance(less, Leaf) else ())
-    assumed = (_ASSUMED,) if told.number is None else ()
+    assumed = (_ASSUMED,) if facts.number is None else ()
     return LayerMapping(rows, {"bias": Leaf(bias.dtype, (width,), source, "")}, assumed=assumed)
 
 
@@ -403,7 +403,7 @@ class Layer(NamedTuple):
     kinds: tuple[LayerKind, ...]
     tensors: Mapping[str, Path]
     part: str = ""
-    told: LayerFacts = NO_FACTS
+    facts: LayerFacts = NO_FACTS
     about: ModuleInfo = NO_MODULE_INFO
     given: bool = False
     last: str = ""
@@ -429,7 +429,7 @@ class Layer(NamedTuple):
 def find_modules(
     tree: Tree,
     framework: str,
-    asked: Mapping[str, Callable[[str], bool]],
+    requested: Mapping[str, Callable[[str], bool]],
     described: Mapping[Path, ModuleInfo] | None = None,
     named: Callable[[str], bool] | None = None,
 ) -> Iterator[Layer]:
@@ -439,12 +439,12 @@ def find_modules(
     `named` returns whether an option states the kind of a name: then `fc1_weight` is a tensor of the
     layer `fc1`.
 
-    `asked` lists by kind the modules for which a kind is requested that is not recognised by itself.
+    `requested` lists by kind the modules for which a kind is requested that is not recognised by itself.
     """
     found = _modules_by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Layer] = {}
     taken: set[_At] = set()
-    for whole, members in _composed_modules(tree, found, framework, asked):
+    for whole, members in _composed_modules(tree, found, framework, requested):
         composed[members[0]] = whole
         taken.update(members)
     for at, module in found.items():
@@ -502,7 +502,7 @@ def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
 
 
 def _composed_modules(
-    tree: Tree, found: Mapping[_At, Layer], framework: str, asked: Mapping[str, Callable[[str], bool]]
+    tree: Tree, found: Mapping[_At, Layer], framework: str, requested: Mapping[str, Callable[[str], bool]]
 ) -> Iterator[tuple[Layer, list[_At]]]:
     """Yield layers made of several child modules, with these modules."""
     below: dict[Name, list[_At]] = {}
@@ -512,8 +512,8 @@ def _composed_modules(
     able = [kind for kind in COMPOSED if kind.framework == framework]
     for parent, members in below.items():
         for kind in able:
-            wanted = asked.get(kind.name)
-            if kind.asked and (wanted is None or not wanted("/".join(parent))):
+            wanted = requested.get(kind.name)
+            if kind.opt_in and (wanted is None or not wanted("/".join(parent))):
                 continue
             own = [(parent, "")] if (parent, "") in found else []
             whole, used = _compose_module(found, parent, [*own, *members], kind)
@@ -734,7 +734,7 @@ class LayerOption(NamedTuple):
     pattern: str
     fits: Callable[[str], bool]
     kind: str | None = None
-    told: LayerFacts = NO_FACTS
+    facts: LayerFacts = NO_FACTS
 
 
 class LayerConversion(NamedTuple):
@@ -767,16 +767,16 @@ def find_layers(
 
     Raise UsageError for an option that matches no layer, or a kind that a layer cannot be.
     """
-    asked: dict[str, Callable[[str], bool]] = {
+    requested: dict[str, Callable[[str], bool]] = {
         name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
         for name in {choice.kind for choice in given}
         if name is not None
     }
-    asked |= dict.fromkeys(composed, lambda _: True)
+    requested |= dict.fromkeys(composed, lambda _: True)
     found = []
     used: set[int] = set()
     named = partial(_matches_choice, [choice for choice in given if choice.kind is not None])
-    for module in find_modules(tree, framework, asked, described, named):
+    for module in find_modules(tree, framework, requested, described, named):
         group = module.group(tree)
         fitting = candidate_kinds(group, framework, module.last)
         if not fitting and framework == "tensorflow" and named("/".join(module.name)):
@@ -785,11 +785,11 @@ def find_layers(
             fitting = misfit_kinds(module.about, framework)
         if not fitting:
             continue
-        layer = module._replace(kinds=fitting, told=_recorded_facts(module.about, fitting, group))
-        said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
-        used |= said.keys()
-        layer = _apply_options(layer, list(said.values()), group, framework)
-        if not any(choice.kind for choice in said.values()):
+        layer = module._replace(kinds=fitting, facts=_recorded_facts(module.about, fitting, group))
+        recorded = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
+        used |= recorded.keys()
+        layer = _apply_options(layer, list(recorded.values()), group, framework)
+        if not any(choice.kind for choice in recorded.values()):
             layer = layer._replace(kinds=narrow_kinds(layer.kinds, group, module.about, classes=classes))
         found.append(layer)
     for number, choice in enumerate(given):
@@ -823,9 +823,9 @@ def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[s
             found[title] = kind if len(leaf.shape) == 2 else "convolution"
     able = []
     for title, kind in found.items():
-        said = LayerOption(title, title.__eq__, kind)
+        option = LayerOption(title, title.__eq__, kind)
         try:
-            named = [layer for layer in find_layers(tree, framework, [said]) if layer.title == title]
+            named = [layer for layer in find_layers(tree, framework, [option]) if layer.title == title]
         except UsageError:
             continue
         able += [f"--kind '{title}={kind}'"] if named else []
@@ -864,8 +864,8 @@ def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, 
     made = []
     for layer in found:
         both = oriented_kinds(layer.group(tree), layer.kinds[0].framework)
-        told = layer.about.cls or layer.kinds[0].refused or layer.given
-        unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not told
+        decided = layer.about.cls or layer.kinds[0].refused or layer.given
+        unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not decided
         made.append(layer._replace(kinds=both) if unsure else layer)
     return tuple(made)
 
@@ -874,25 +874,25 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     """Return facts recorded in the file: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
-    told = LayerFacts(
+    facts = LayerFacts(
         takes=_recorded_order(about.settings, "takes"), makes=_recorded_order(about.settings, "makes")
     )
     for leaf in group.values():
         # Facts recorded in the file's own computation have priority over its configuration.
         takes, makes = leaf.features or FeatureOrders()
-        told = told._replace(
-            takes=takes if takes not in (None, UNKNOWN) else told.takes or takes,
-            makes=makes if makes not in (None, UNKNOWN) else told.makes or makes,
+        facts = facts._replace(
+            takes=takes if takes not in (None, UNKNOWN) else facts.takes or takes,
+            makes=makes if makes not in (None, UNKNOWN) else facts.makes or makes,
         )
     if isinstance(heads, int) and heads > 0 and names == {"attention"}:
-        return told._replace(number=heads)
+        return facts._replace(number=heads)
     channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
     if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
-        return told._replace(number=channels // groups)
+        return facts._replace(number=channels // groups)
     found = about.settings.get("flattened")
-    if told.takes is not None or not isinstance(found, list) or names != {"dense"}:
-        return told
-    return told._replace(flatten=tuple(found))
+    if facts.takes is not None or not isinstance(found, list) or names != {"dense"}:
+        return facts
+    return facts._replace(flatten=tuple(found))
 
 
 def _recorded_order(settings: Mapping[str, Any], side: str) -> AxisOrder | None:
@@ -909,29 +909,29 @@ def _recorded_order(settings: Mapping[str, Any], side: str) -> AxisOrder | None:
 
 
 def _apply_options(
-    layer: Layer, said: Sequence[LayerOption], group: Mapping[str, Leaf], framework: str
+    layer: Layer, lines: Sequence[LayerOption], group: Mapping[str, Leaf], framework: str
 ) -> Layer:
-    for choice in said:
-        told, dense = layer.told, "dense" in {kind.name for kind in layer.kinds}
-        if choice.told.flatten is not None or choice.told.takes is not None:
+    for choice in lines:
+        facts, dense = layer.facts, "dense" in {kind.name for kind in layer.kinds}
+        if choice.facts.flatten is not None or choice.facts.takes is not None:
             _require_features(layer)
         takes, makes = (
-            _to_framework_order(each, framework) for each in (choice.told.takes, choice.told.makes)
+            _to_framework_order(each, framework) for each in (choice.facts.takes, choice.facts.makes)
         )
-        if choice.told.flatten and not dense:
-            shape = choice.told.flatten
+        if choice.facts.flatten and not dense:
+            shape = choice.facts.flatten
             takes = framework_order(((prod(shape[:-1]), shape[-1]),), framework)
-            choice = choice._replace(told=choice.told._replace(flatten=None))
-        elif choice.told.flatten == () and not dense:
+            choice = choice._replace(facts=choice.facts._replace(flatten=None))
+        elif choice.facts.flatten == () and not dense:
             takes = NO_IMAGE
-            choice = choice._replace(told=choice.told._replace(flatten=None))
+            choice = choice._replace(facts=choice.facts._replace(flatten=None))
         layer = layer._replace(
-            told=told._replace(
-                number=told.number if choice.told.number is None else choice.told.number,
-                flatten=told.flatten if choice.told.flatten is None else choice.told.flatten,
-                wanted=choice.told.wanted or told.wanted,
-                takes=takes or told.takes,
-                makes=makes or told.makes,
+            facts=facts._replace(
+                number=facts.number if choice.facts.number is None else choice.facts.number,
+                flatten=facts.flatten if choice.facts.flatten is None else choice.facts.flatten,
+                wanted=choice.facts.wanted or facts.wanted,
+                takes=takes or facts.takes,
+                makes=makes or facts.makes,
             )
         )
         if choice.kind is None:
@@ -978,12 +978,12 @@ def convert_layer(
     layer: Layer,
     source: LayerKind,
     target: LayerKind,
-    told: LayerFacts | None = None,
+    facts: LayerFacts | None = None,
     between: Mapping[str, Rule] = MappingProxyType({}),
 ) -> LayerConversion:
     """Return the conversion of a layer, read as `source` and written as `target`.
 
-    `told` contains facts about the target (its own shapes, ...), by default the facts about the
+    `facts` contains facts about the target (its own shapes, ...), by default the facts about the
     layer; `between` are rules for canonical tensors in between. Raise MappingError if the target has
     no such layer.
     """
@@ -991,7 +991,7 @@ def convert_layer(
     if refused is not None:
         raise MappingError(refused, path=layer.title)
     try:
-        return _convert_layer(tree, layer, source, target, layer.told if told is None else told, between)
+        return _convert_layer(tree, layer, source, target, layer.facts if facts is None else facts, between)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
 
@@ -1001,11 +1001,11 @@ def _convert_layer(
     layer: Layer,
     source: LayerKind,
     target: LayerKind,
-    told: LayerFacts,
+    facts: LayerFacts,
     between: Mapping[str, Rule],
 ) -> LayerConversion:
-    reading = source.read(layer.group(tree), layer.told)
-    writing = target.write(canonical_tensors(tree, layer, source), told)
+    reading = source.read(layer.group(tree), layer.facts)
+    writing = target.write(canonical_tensors(tree, layer, source), facts)
     moves: list[tuple[Path, str, Rule]] = []
     added = dict(writing.fills)
     for stored, name, back in writing.rows:
@@ -1025,7 +1025,7 @@ def canonical_tensors(tree: Tree, layer: Layer, kind: LayerKind) -> dict[str, Le
     """Return a layer's canonical tensors, read as one kind; raise MappingError if they do not fit."""
     group = layer.group(tree)
     try:
-        reading = kind.read(group, layer.told)
+        reading = kind.read(group, layer.facts)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
     found = dict(reading.fills)

@@ -127,20 +127,20 @@ def infer_orientation(tree: Tree, writer: str | None = None, target: str | None 
     `writer` is the framework recorded in the file, which is sufficient for a `target` of that
     framework. Raise MappingError if there are layers and the evidence is contradictory or missing.
     """
-    said = gather_evidence(tree)
+    evidence = gather_evidence(tree)
     recorded = _WRITERS.get(writer or "")
     if writer == "mlx" and any(len(leaf.shape) > 2 for _, leaf in tree.tensors()):
-        raise _undecided_error("MLX orders the axes of convolutions differently", said)
-    if not any(said):
+        raise _undecided_error("MLX orders the axes of convolutions differently", evidence)
+    if not any(evidence):
         return _infer_row_orientation(tree, recorded, target)
-    if bool(said.torch) != bool(said.tensorflow) and not said.unclear:
-        names: Framework = "torch" if said.torch else "tensorflow"
+    if bool(evidence.torch) != bool(evidence.tensorflow) and not evidence.unclear:
+        names: Framework = "torch" if evidence.torch else "tensorflow"
         # `weight` is also TensorFlow's name if the file records TensorFlow.
         return recorded if recorded == "tensorflow" else names
-    if recorded is not None and (not said.unclear or recorded == target):
+    if recorded is not None and (not evidence.unclear or recorded == target):
         return recorded
     raise _undecided_error(
-        "cannot infer whether matrices are [out, in] (PyTorch) or [in, out] (TensorFlow)", said
+        "cannot infer whether matrices are [out, in] (PyTorch) or [in, out] (TensorFlow)", evidence
     )
 
 
@@ -240,12 +240,12 @@ def _infer_row_orientation(tree: Tree, recorded: Framework | None, target: str |
     ]
     if len(able) == 1 and recorded in (None, able[0]):
         return able[0]
-    said = OrientationEvidence(
+    evidence = OrientationEvidence(
         unclear=tuple(tree.names[path] for row in rows for path, leaf in row if len(leaf.shape) > 1)
     )
     raise _undecided_error(
         "cannot infer whether unnamed arrays are [out, in] (PyTorch) or [in, out] (TensorFlow)",
-        said,
+        evidence,
     )
 
 
@@ -353,19 +353,19 @@ def _is_norm(shapes: Sequence[Shape], framework: str) -> bool:
 
 
 def checkpoint_orientation(
-    checkpoint: Checkpoint, tree: Tree, native: str, said: str | None = None, target: str | None = None
+    checkpoint: Checkpoint, tree: Tree, native: str, stated: str | None = None, target: str | None = None
 ) -> str:
     """Return the framework whose orientation a checkpoint's tree has: "torch", "tensorflow" or "numpy".
 
-    `native` is the framework of its format, `said` the user's option (a word of WORDS), `target` the
+    `native` is the framework of its format, `stated` the user's option (a word of WORDS), `target` the
     framework of the output. The evidence decides for formats that contain arrays of any program, and
     for HDF5 files not written by Keras; arrays that do not look like layers belong to the format's
     own framework. Raise MappingError as `infer_orientation` does.
     """
-    if said is not None:
-        if said not in WORDS:
-            raise UsageError("invalid value for --from; choose torch or tf", found=said)
-        return WORDS[said]
+    if stated is not None:
+        if stated not in WORDS:
+            raise UsageError("invalid value for --from; choose torch or tf", found=stated)
+        return WORDS[stated]
     if checkpoint.format == "keras_h5" and checkpoint.writer is None:
         names = gather_evidence(tree)
         if not any(names):
@@ -385,9 +385,9 @@ def checkpoint_orientation(
     return found or native
 
 
-def _undecided_error(what: str, said: OrientationEvidence) -> MappingError:
+def _undecided_error(what: str, evidence: OrientationEvidence) -> MappingError:
     return MappingError(
         what,
-        path=abbreviate_list(said.unclear or (*said.torch[:2], *said.tensorflow[:2]), _SHOWN),
+        path=abbreviate_list(evidence.unclear or (*evidence.torch[:2], *evidence.tensorflow[:2]), _SHOWN),
         hint="use --from torch or --from tf",
     )

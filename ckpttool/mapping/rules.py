@@ -851,7 +851,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     aliases: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
     labels: Mapping[Path, Label] = field(default_factory=dict)
-    told: Settings = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     partly: tuple[Path, ...] = ()
     kept: tuple[Path, ...] = ()
 
@@ -948,7 +948,7 @@ def compose_plans(first: Plan, second: Plan) -> Plan:
         (*first.notes, *second.notes),
         second.aliases,
         second.labels,
-        {**first.told, **second.told},
+        {**first.settings, **second.settings},
         (*first.partly, *dict.fromkeys(lost)),
         (*first.kept, *(move.source for path in second.kept for move in ways.get(path, ()))),
     )

@@ -163,8 +163,8 @@ _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
     """Return the words of a name that may distinguish layers, each in its common spelling."""
     found: set[str] = set()
-    for step, said in parse_layer_name(name):
-        if said.text is None:
+    for step, word in parse_layer_name(name):
+        if word.text is None:
             continue
         whole = re.sub(r"[\d_.-]+$", "", step.lower())
         parts = [whole] if whole in _SPELLINGS else [each.lower() for each in _TOKEN.findall(step)]
@@ -176,8 +176,8 @@ def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     """Return whether words of two names exclude each other: one contains `value`, the other `advantage`."""
     for family in _FAMILIES:
         mine, theirs = (
-            {n for n, same in enumerate(family) if any(_SPELLINGS[each] in said for each in same)}
-            for said in (one, other)
+            {n for n, same in enumerate(family) if any(_SPELLINGS[each] in side for each in same)}
+            for side in (one, other)
         )
         if mine and theirs and not mine & theirs:
             return True
@@ -288,8 +288,8 @@ def build_scope(every: Sequence[LayerCandidate], some: Iterable[int]) -> NameSco
     root = NameScope()
     for number in some:
         node = root
-        for step, said in parse_layer_name(every[number].name):
-            node = node.children.setdefault(step, NameScope(word=said))
+        for step, word in parse_layer_name(every[number].name):
+            node = node.children.setdefault(step, NameScope(word=word))
         node.own.append(number)
     return root
 
@@ -470,8 +470,8 @@ class _Solver:
         taken: tuple[set[int], set[int]] = set(), set()
         for theirs, ours in given:
             left = _find_below(self.sources, theirs, taken[0]), _find_below(self.targets, ours, taken[1])
-            for known, said in zip(taken, left, strict=True):
-                known |= set(said)
+            for known, word in zip(taken, left, strict=True):
+                known |= set(word)
             self._given(*left)
         rest = [
             build_scope(every, [n for n in range(len(every)) if n not in known])
@@ -689,8 +689,8 @@ class _Solver:
         if not common:
             return []
         parts = _pair_by_marks(
-            {n: said & common for n, said in zip(having, theirs, strict=True)},
-            {n: said & common for n, said in zip(wanting, ours, strict=True)},
+            {n: own & common for n, own in zip(having, theirs, strict=True)},
+            {n: own & common for n, own in zip(wanting, ours, strict=True)},
         )
         # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
         alike = frozenset.intersection(*theirs), frozenset.intersection(*ours)
@@ -868,10 +868,10 @@ class _Solver:
 
     def _close(self, sources: list[int], targets: list[int]) -> None:
         """Record the ambiguous layers in the rest of a scope."""
-        said: set[int] = set()
+        closest: set[int] = set()
         for having, wanting in self._groups(sources, targets):
-            if not said.issuperset(wanting):
-                said |= set(wanting)
+            if not closest.issuperset(wanting):
+                closest |= set(wanting)
                 self.ambiguous.append(
                     AmbiguousGroup(tuple(having), tuple(wanting), self._order_of(having, wanting))
                 )
@@ -1043,7 +1043,7 @@ def _find_below(every: Sequence[LayerCandidate], name: str, taken: set[int]) -> 
         number
         for number, one in enumerate(every)
         if number not in taken
-        and any(said == wanted or said.startswith(f"{wanted}/") for said in (one.title, one.shown))
+        and any(title == wanted or title.startswith(f"{wanted}/") for title in (one.title, one.shown))
     ]
     if not found:
         raise UsageError("no layer matches the name in --match", found=name)

@@ -83,27 +83,27 @@ def load_rules(path: str) -> RuleFile:
         data = stream.read()
     try:
         text = data.decode()
-        said = tomllib.loads(text)
+        document = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"the rule file is not valid TOML: {error}", file=path) from error
     lines = _TableLines(path, text)
-    for name in said.keys() - {*_TABLES, "rest"}:
+    for name in document.keys() - {*_TABLES, "rest"}:
         raise lines.wrong(f"unknown key {name}", name, hint=suggest_choice(name, (*_TABLES, "rest")))
-    if said.get("rest", "unmapped") not in get_args(Rest):
+    if document.get("rest", "unmapped") not in get_args(Rest):
         raise lines.wrong("invalid value for rest", "rest", expected=", ".join(get_args(Rest)))
-    made = {name: list(_parse_items(said, name, lines)) for name in _TABLES}
+    made = {name: list(_parse_items(document, name, lines)) for name in _TABLES}
     return RuleFile(
         path,
         tuple(_parse_entry(item, lines) for item in made["rule"]),
         tuple((item.line, _parse_pattern(item, lines)) for item in made["drop"]),
         tuple(_parse_addition(item, lines) for item in made["add"]),
-        cast(Rest, said.get("rest", "unmapped")),
+        cast(Rest, document.get("rest", "unmapped")),
     )
 
 
 class _TableItem(NamedTuple):
     line: int
-    said: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
 
 class _TableLines:
@@ -134,8 +134,8 @@ class _TableLines:
         return UsageError(f"line {found}: {message}", file=self.path, **more)
 
 
-def _parse_items(said: Mapping[str, Any], table: str, lines: _TableLines) -> Iterator[_TableItem]:
-    listed = said.get(table, [])
+def _parse_items(recorded: Mapping[str, Any], table: str, lines: _TableLines) -> Iterator[_TableItem]:
+    listed = recorded.get(table, [])
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise lines.wrong(f"{table} must be written as [[{table}]]", table)
     allowed = _TABLES[table]
@@ -154,12 +154,15 @@ def _parse_items(said: Mapping[str, Any], table: str, lines: _TableLines) -> Ite
 
 def _parse_entry(item: _TableItem, lines: _TableLines) -> RuleEntry:
     source = _parse_pattern(item, lines)
-    for hole in HOLE.findall(item.said["to"]):
+    for hole in HOLE.findall(item.fields["to"]):
         if hole[0] not in source.groupindex:
             raise lines.wrong(f"{{{hole[0]}}} is no hole of from", "to", item.line)
-    told = item.said.get("rule", "keep")
-    rules = (_parse_item_rule(text, item, lines) for text in (told if isinstance(told, list) else [told]))
-    return RuleEntry(item.line, source, item.said["to"], chain_rules(*rules))
+    rules_text = item.fields.get("rule", "keep")
+    rules = (
+        _parse_item_rule(text, item, lines)
+        for text in (rules_text if isinstance(rules_text, list) else [rules_text])
+    )
+    return RuleEntry(item.line, source, item.fields["to"], chain_rules(*rules))
 
 
 def _parse_item_rule(text: object, item: _TableItem, lines: _TableLines) -> Rule:
@@ -176,7 +179,7 @@ def _parse_item_rule(text: object, item: _TableItem, lines: _TableLines) -> Rule
 
 
 def _parse_pattern(item: _TableItem, lines: _TableLines) -> re.Pattern[str]:
-    text, at, pieces = item.said["from"], 0, []
+    text, at, pieces = item.fields["from"], 0, []
     names: set[str] = set()
     for hole in HOLE.finditer(text):
         name, wide = hole.groups()
@@ -192,7 +195,7 @@ def _parse_pattern(item: _TableItem, lines: _TableLines) -> re.Pattern[str]:
 
 
 def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
-    shape, dtype = item.said.get("shape", []), item.said["dtype"]
+    shape, dtype = item.fields.get("shape", []), item.fields["dtype"]
     if dtype not in dtypes.BY_NAME:
         raise lines.wrong("unknown data type", "dtype", item.line, hint=suggest_choice(dtype, dtypes.BY_NAME))
     if not all(type(n) is int and n >= 0 for n in shape):
@@ -201,7 +204,7 @@ def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
         raise lines.wrong("the added tensor is too large", "shape", item.line)
     try:
         return AddedTensor(
-            item.line, item.said["to"], constant_tensor(dtype, tuple(shape), item.said["value"])
+            item.line, item.fields["to"], constant_tensor(dtype, tuple(shape), item.fields["value"])
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise lines.wrong(f"the value cannot be stored as {dtype}", "value", item.line) from error

@@ -138,12 +138,12 @@ def unwrap_metadata(
     places = {_wrapper_name(each.at, wrapped): each for each in wrapped}
     kept: dict[str, object] = {}
     apart: dict[str, object] = {}
-    for name, said in metadata.items():
+    for name, value in metadata.items():
         plain_name = _plain_module(tuple(name.split(".")) if name else (), places)
         if plain_name is None or plain_name in kept:
-            apart[name] = said
+            apart[name] = value
         else:
-            kept[plain_name] = said
+            kept[plain_name] = value
     return kept, apart
 
 
@@ -152,15 +152,15 @@ def wrap_metadata(
 ) -> dict[str, object]:
     """Return the original `_metadata`: each wrapper's entry before those of the modules in it."""
     found: dict[str, object] = {}
-    for name, said in metadata.items():
+    for name, value in metadata.items():
         segments = tuple(name.split(".")) if name else ()
         full = _wrapped_module_name(segments, wrapped)
         for depth in range(len(full)):
             outer = ".".join(full[:depth])
             if outer in apart:
                 found.setdefault(outer, apart[outer])
-        found[".".join(full)] = said
-    return found | {name: said for name, said in apart.items() if name not in found}
+        found[".".join(full)] = value
+    return found | {name: value for name, value in apart.items() if name not in found}
 
 
 def _wrapper_name(at: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
@@ -276,8 +276,8 @@ def strip_prefixes(tree: Tree, *, lightning: bool = False) -> StripResult | None
         if (container := containers.get(where)) is not None and (
             kept := _state_metadata(container)
         ) is not None:
-            told, metadata = unwrap_metadata(kept, found.wrapped)
-            containers[where] = _with_metadata(container, told)
+            unwrapped, metadata = unwrap_metadata(kept, found.wrapped)
+            containers[where] = _with_metadata(container, unwrapped)
         decorations.append(DictPrefixes(where, found.wrapped, metadata))
     return StripResult(replace(new, containers=containers), moves, tuple(decorations))
 
@@ -296,8 +296,8 @@ def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple
         if (container := containers.get(where)) is not None and (
             kept := _state_metadata(container)
         ) is not None:
-            told = wrap_metadata(kept, each.wrapped, each.metadata)
-            containers[where] = _with_metadata(container, told)
+            wrapped = wrap_metadata(kept, each.wrapped, each.metadata)
+            containers[where] = _with_metadata(container, wrapped)
     new, moves = _rename_tree(replace(tree, containers=containers), _DictNames.of(found))
     if len(moves) != len(tree):
         raise UsageError("with the names from the sidecar, two entries would have the same place")
@@ -318,7 +318,7 @@ def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object
                 {"at": ".".join(w.at), "segments": ".".join(w.segments), "averaged": w.averaged}
                 for w in each.wrapped
             ],
-            "metadata": {name: said for name, said in each.metadata.items() if _is_json(said)},
+            "metadata": {name: value for name, value in each.metadata.items() if _is_json(value)},
         }
         for each in found
     )
@@ -349,10 +349,10 @@ def _parse_prefix(at: str, segments: str, averaged: int | None) -> WrapperPrefix
     return WrapperPrefix(tuple(at.split(".")) if at else (), tuple(segments.split(".")), averaged)
 
 
-def _is_json(said: object) -> bool:
+def _is_json(candidate: object) -> bool:
     # From a module's version, only numbers and strings are written (torch/nn/modules/module.py).
-    return isinstance(said, dict) and all(
-        isinstance(name, str) and isinstance(value, str | int | None) for name, value in said.items()
+    return isinstance(candidate, dict) and all(
+        isinstance(name, str) and isinstance(value, str | int | None) for name, value in candidate.items()
     )
 
 
@@ -434,12 +434,12 @@ def _state_metadata(container: Container) -> Mapping[str, object] | None:
     return kept if isinstance(kept, dict) and all(isinstance(name, str) for name in kept) else None
 
 
-def _with_metadata(container: Container, told: Mapping[str, object]) -> Container:
+def _with_metadata(container: Container, metadata: Mapping[str, object]) -> Container:
     state = container.state
     if not isinstance(state, dict):
         return container
     kind = type(state["_metadata"])
-    return container._replace(state={**state, "_metadata": kind(told)})
+    return container._replace(state={**state, "_metadata": kind(metadata)})
 
 
 # Convert a tree with objects of classes that are never instantiated to plain containers: a state_dict of
@@ -605,8 +605,8 @@ def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
             by_segments.setdefault(wrapped.segments, []).append(place)
     for segments, places in by_segments.items():
         below = f" under {abbreviate_list(places, _PLACES)}" if any(places) else ""
-        whose = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
-        yield f"prefix {'.'.join(segments)}. in names{below} ({whose})"
+        owner = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
+        yield f"prefix {'.'.join(segments)}. in names{below} ({owner})"
 
 
 def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
@@ -791,9 +791,9 @@ def _parametrization_names(pairs: Collection[_WeightNormPair]) -> dict[Path, set
 def _drop_versions(container: Container, stems: set[str]) -> Container:
     """Return the container without the versions of the removed modules."""
     state = container.state
-    told = state.get("_metadata") if isinstance(state, dict) else None
-    if not isinstance(state, dict) or not isinstance(told, dict):
+    metadata = state.get("_metadata") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or not isinstance(metadata, dict):
         return container
     ended = stems | {stem.rpartition(".")[0] for stem in stems}
-    kept = {n: v for n, v in told.items() if n not in ended and str(n).rpartition(".")[0] not in stems}
-    return container._replace(state={**state, "_metadata": type(told)(kept)})
+    kept = {n: v for n, v in metadata.items() if n not in ended and str(n).rpartition(".")[0] not in stems}
+    return container._replace(state={**state, "_metadata": type(metadata)(kept)})

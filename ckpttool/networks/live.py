@@ -90,8 +90,8 @@ def compare_names(live: Tree, stored: Tree) -> LiveComparison:
             continue
         pairs[path] = match
         other = _require_tensor(stored, match)
-        said = find_difference(path, (leaf.dtype, leaf.shape), (other.dtype, other.shape))
-        different += [] if said is None else [said]
+        difference = find_difference(path, (leaf.dtype, leaf.shape), (other.dtype, other.shape))
+        different += [] if difference is None else [difference]
     taken = set(pairs.values())
     return LiveComparison(
         pairs,
@@ -141,8 +141,8 @@ def copy_values(skeleton: Tree, tree: Tree) -> Tree:
     return Tree(leaves, skeleton.aliases, skeleton.containers)
 
 
-def _format_type(said: Said) -> str:
-    return f"{said[0]}{list(said[1])}"
+def _format_type(form: Said) -> str:
+    return f"{form[0]}{list(form[1])}"
 
 
 # Resolution of a checkpoint's entries in a live object: filled and untouched variables.
@@ -184,8 +184,8 @@ class VariableMatcher:
 
     def _fill(self, live: Any, path: Path, leaf: Leaf) -> None:
         self._filled |= {id(live), id(live_trees.unwrap_variable(live))}
-        said = dtype_and_shape(live)
-        other = None if said is None else find_difference(path, said, (leaf.dtype, leaf.shape))
+        form = dtype_and_shape(live)
+        other = None if form is None else find_difference(path, form, (leaf.dtype, leaf.shape))
         if other is not None and other not in self.different:
             self.different.append(other)
 
@@ -520,13 +520,13 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> None:
 
 
 def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment | _VariableAssignment:
-    said = dtype_and_shape(variable)
-    if said is None or said[1] != leaf.shape or not dtypes.same_family(said[0], leaf.dtype):
-        expected = "a tensor with a shape" if said is None else f"{said[0]}{list(said[1])}"
+    form = dtype_and_shape(variable)
+    if form is None or form[1] != leaf.shape or not dtypes.same_family(form[0], leaf.dtype):
+        expected = "a tensor with a shape" if form is None else f"{form[0]}{list(form[1])}"
         found = f"{leaf.dtype}{list(leaf.shape)}"
         raise MappingError("the value does not match the model", path=name, expected=expected, found=found)
     if hasattr(variable, "assign"):
-        return _VariableAssignment(name, variable, leaf, said[0])
+        return _VariableAssignment(name, variable, leaf, form[0])
     return _TorchAssignment(name, variable, leaf)
 
 

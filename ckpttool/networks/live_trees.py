@@ -373,8 +373,8 @@ def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[Pa
 def _ignored_attributes(value: Any) -> frozenset[str]:
     if is_tf_module(value):
         # tf_keras uses other names for them (tf_keras/src/engine/base_layer.py).
-        said = getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED)
-        return frozenset(said)
+        ignored = getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED)
+        return frozenset(ignored)
     return _KERAS_IGNORED if holds_variables(value) else frozenset()
 
 
@@ -425,8 +425,8 @@ def _recomputed_attributes(held: dict[str, Any]) -> set[str]:
     Source: torch/nn/utils/weight_norm.py, spectral_norm.py, prune.py: a hook with its weight's name.
     """
     hooks = (held.get("_forward_pre_hooks") or {}).values()
-    said = [own_attributes(hook) for hook in hooks if package_of(hook) == "torch"]
-    return {str(hook[name]) for hook in said for name in ("name", "_tensor_name") if name in hook}
+    lines = [own_attributes(hook) for hook in hooks if package_of(hook) == "torch"]
+    return {str(hook[name]) for hook in lines for name in ("name", "_tensor_name") if name in hook}
 
 
 _TORCH_PRIVATE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
@@ -516,8 +516,8 @@ def persistent_state(module: Any) -> dict[str, Any]:
 def variable_name(value: Any) -> str | None:
     """Return a variable's own name: Keras 3's path, TensorFlow's name without the output number."""
     held = own_attributes(value)
-    said = held.get("_path") or held.get("_handle_name") or held.get("_shared_name")
-    return said.removesuffix(":0") if isinstance(said, str) else None
+    stored_name = held.get("_path") or held.get("_handle_name") or held.get("_shared_name")
+    return stored_name.removesuffix(":0") if isinstance(stored_name, str) else None
 
 
 def optimizer_slots(optimizer: Any) -> Slots:
@@ -717,8 +717,8 @@ class LiveTreeBuilder:
             self._aliases.setdefault(first, []).append(Alias(found.path, alias))
             return
         self._kept.append(found.value)
-        said = dtype_and_shape(found.value) if tensor else None
-        if said is None:
+        form = dtype_and_shape(found.value) if tensor else None
+        if form is None:
             self._leaves[found.path] = ValueLeaf(Record(_qualified_class(found.value)))
             return
         slot = slot or self._slot(found)
@@ -727,7 +727,7 @@ class LiveTreeBuilder:
         role, trainable = ("slot", None) if slot is not None else live_tensor_role(found)
         own = variable_name(found.value)
         self._leaves[found.path] = Leaf(
-            *said, LiveSource(found.value), name, role, slot=slot and slot.kind, trainable=trainable, name=own
+            *form, LiveSource(found.value), name, role, slot=slot and slot.kind, trainable=trainable, name=own
         )
 
     def _slot(self, found: LiveValue) -> OptimizerSlot | None:

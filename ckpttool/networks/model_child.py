@@ -633,10 +633,10 @@ def _follow_keras_call(model: Any, wanted: list[list[int]], *, required: bool) -
         layer.__call__ = inner
     if trace is None:
         return {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
-    told = call_facts(calls, trace)
+    call = call_facts(calls, trace)
     for number, each in probes.found(_keras_weights, _compute_keras).items():
-        told.setdefault(number, {}).update(each)
-    return told
+        call.setdefault(number, {}).update(each)
+    return call
 
 
 def _keras_weights(layer: Any) -> dict[str, Any]:
@@ -743,10 +743,10 @@ def _attribute_name(layer: Any, variable: Any) -> str | None:
 def keras_settings(layer: Any) -> dict[str, Any]:
     """Return the layer's plain settings."""
     try:
-        said = layer.get_config()
+        configuration = layer.get_config()
     except Exception:  # noqa: BLE001 - a user's layer need not know its own settings
-        said = vars(layer)
-    return dict(plain_settings(said), name=layer.name)
+        configuration = vars(layer)
+    return dict(plain_settings(configuration), name=layer.name)
 
 
 def number_keras_weights(model: Any) -> bool:
@@ -828,7 +828,7 @@ def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -
 
 
 def _drop_input_orders(
-    told: dict[int, dict[str, Any]], guessed: list[list[int]]
+    calls_by_module: dict[int, dict[str, Any]], guessed: list[list[int]]
 ) -> dict[int, dict[str, Any]]:
     """Return the facts of a call, without the order of vectors of guessed length.
 
@@ -836,11 +836,11 @@ def _drop_input_orders(
     too.
     """
     vectors = [[[1, shape[0]]] for shape in guessed if len(shape) == 1]
-    for each in told.values():
+    for each in calls_by_module.values():
         takes = each.get("orders", {}).get("in")
         if isinstance(takes, dict) and [list(part) for part in takes["parts"] or ()] in vectors:
             del each["orders"]["in"]
-    return told
+    return calls_by_module
 
 
 def _guess_shapes(guessed: list[list[int]]) -> list[list[list[int]]]:
@@ -873,10 +873,10 @@ def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[st
             hook.remove()
         for module, training in trained:
             module.training = training
-    told = call_facts(calls, trace)
+    call = call_facts(calls, trace)
     for module, each in found.items():
-        told.setdefault(module, {}).update(each)
-    return told
+        call.setdefault(module, {}).update(each)
+    return call
 
 
 def _torch_tensors(module: Any) -> dict[str, Any]:

@@ -22,10 +22,10 @@ class HtmlReport:
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         found = self.contents
-        told, summary = found.comparison, found.summary
+        comparison, summary = found.comparison, found.summary
         return {
             "path": urls.display_url(summary.checkpoint.path),
-            "other": None if told is None else told.diff.right,
+            "other": None if comparison is None else comparison.diff.right,
             "format": summary.checkpoint.format,
             "layout": summary.layout,
             "sha256": found.sha256,
@@ -34,7 +34,7 @@ class HtmlReport:
             "tensors": len(summary.tensors),
             "values": len(summary.values),
             "findings": len(found.diagnosis.findings),
-            "changes": None if told is None else len(told.changes),
+            "changes": None if comparison is None else len(comparison.changes),
             "evaluations": len(found.results.results),
             "conversion": found.conversion is not None,
             "notes": [*summary.notes, *found.diagnosis.notes],

@@ -356,17 +356,19 @@ def _tensor_row(
 
 def format_moments(found: Moments) -> dict[str, Any]:
     """Return a tensor's moments, rounded to six significant digits."""
-    told = found.document()
-    told.update({each: float(f"{told[each]:.6g}") for each in _NUMBERS if isinstance(told[each], float)})
-    return {key: value for key, value in told.items() if value != 0 or key in _NUMBERS}
+    document = found.document()
+    document.update(
+        {each: float(f"{document[each]:.6g}") for each in _NUMBERS if isinstance(document[each], float)}
+    )
+    return {key: value for key, value in document.items() if value != 0 or key in _NUMBERS}
 
 
 def _value_row(row: ValueRow) -> dict[str, Any]:
-    told = text.replace_nonfinite(json_value(row.leaf))
+    shown_value = text.replace_nonfinite(json_value(row.leaf))
     return {
         "path": format_path(row.path),
-        "type": format_name(told["type"]),
-        "value": shorten(clean(str(told["value"])), _VALUE),
+        "type": format_name(shown_value["type"]),
+        "value": shorten(clean(str(shown_value["value"])), _VALUE),
     }
 
 
@@ -445,16 +447,16 @@ def _change_heat_maps(change: ChangedEntry, pictures: HeatMapBuffer, number: int
 
 
 def _change_object(change: ChangedEntry) -> dict[str, Any]:
-    told = {"path": format_path(change.path), "what": change.what}
+    fields = {"path": format_path(change.path), "what": change.what}
     if change.values is None:
         return {
-            **told,
+            **fields,
             "sentence": f"{_describe_entry(change.left)} → {_describe_entry(change.right)}",
             "share": None,
         }
     values = change.values
     return {
-        **told,
+        **fields,
         "sentence": "; ".join(_change_sentences(change, values)),
         "share": values.different / values.size,
         "max_abs": format_exactly(values.max_abs, 3),
@@ -568,11 +570,11 @@ def _build_conversion(
     belongs: bool | None,
 ) -> ConversionSection:
     moves = [each for each in rules if isinstance(each, dict)]
-    told = [tuple(str(each.get(name, "")) for name in ("source", "rule", "target")) for each in moves]
+    text = [tuple(str(each.get(name, "")) for name in ("source", "rule", "target")) for each in moves]
     table = tuple(
-        (format_path(one), _format_text(rule), format_path(other)) for one, rule, other in told[:_RULES]
+        (format_path(one), _format_text(rule), format_path(other)) for one, rule, other in text[:_RULES]
     )
-    kinds = Counter(_format_text(rule) for _, rule, _ in told).most_common()
+    kinds = Counter(_format_text(rule) for _, rule, _ in text).most_common()
     return ConversionSection(
         source,
         facts,
@@ -689,8 +691,8 @@ def _is_evaluation(value: object) -> bool:
 
 
 def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
-    told = found.get("protocol")
-    protocol: dict[str, Any] = told if isinstance(told, dict) else {}
+    recorded_protocol = found.get("protocol")
+    protocol: dict[str, Any] = recorded_protocol if isinstance(recorded_protocol, dict) else {}
     words = [
         f"{_clean_text(protocol[key])}" for key in ("backend", "engine", "device", "dtype") if key in protocol
     ]
@@ -1041,7 +1043,7 @@ def render_page(found: ReportContents) -> bytes:
     text = _template_environment().get_template("page.html").render(
         found=found,
         checkpoint=found.summary.checkpoint,
-        asks=inspect.build_audit_document(found.summary.checkpoint.asks),
+        code_references=inspect.build_audit_document(found.summary.checkpoint.code_references),
         signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
         told=_format_details(found.summary.checkpoint.details),
         chart=build_chart(found.results.curves),
@@ -1081,8 +1083,8 @@ def _content_security_policy(style: str, script: str) -> str:
 
 
 def _page_data(found: ReportContents) -> dict[str, Any]:
-    told = found.comparison
-    return {"rows": found.rows, "changes": [] if told is None else told.changes}
+    comparison = found.comparison
+    return {"rows": found.rows, "changes": [] if comparison is None else comparison.changes}
 
 
 def _embed_json(value: object) -> Markup:
