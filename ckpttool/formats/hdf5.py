@@ -32,7 +32,7 @@ from ckpttool.formats import common
 
 # HDF5 files as lists of datasets: a child process lists them, this one reads their bytes as spans.
 #
-# The first part of docs/formats/keras_h5.md describes the layout of datasets in the file. Nothing here is a
+# docs/formats/keras_h5.md describes the layout of the file. Nothing here is a
 # format by itself: keras_h5 and keras_zip interpret the datasets.
 
 _IN_MEMORY = 64 << 20
