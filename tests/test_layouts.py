@@ -705,8 +705,6 @@ def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: se
     assert {str(path[-1].value) for path in agent if path not in placed} == lost
     written = plan.settings["actor_optimizer"]
     assert all(written[name] == v for name, v in settings.items() if name not in lost)
-        plan.settings["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost
-    )
 
 
 def completed(tree: Tree) -> set[str]:
