@@ -1043,9 +1043,9 @@ def render_page(found: ReportContents) -> bytes:
     text = _template_environment().get_template("page.html").render(
         found=found,
         checkpoint=found.summary.checkpoint,
-        code_references=inspect.build_audit_document(found.summary.checkpoint.code_references),
+        audit=inspect.build_audit_document(found.summary.checkpoint.code_references),
         signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
-        told=_format_details(found.summary.checkpoint.details),
+        details=_format_details(found.summary.checkpoint.details),
         chart=build_chart(found.results.curves),
         chart_width=WIDTH,
         chart_height=HEIGHT,

@@ -75,12 +75,12 @@ function heat(picture, title, label) {
   const block = [Math.ceil(height / rows), Math.ceil(width / columns)];
   const said = `${number(height)} × ${number(width)}` + (block[0] * block[1] > 1 ? `, a cell is the mean of ${block[0]} × ${block[1]}` : "");
   const legend = make("div", "scale");
-  const strip = canvasOf(1, 127, Uint8Array.from({ length: 127 }, (_, at) => 1 + at * 2), "Colours from lowest to highest");
+  const strip = canvasOf(1, 127, Uint8Array.from({ length: 127 }, (_, at) => 1 + at * 2), "Colors from lowest to highest");
   legend.append(make("span", "", short(-scale)), strip, make("span", "", short(scale)));
   figure.append(make("h4", "", title), canvas, legend, make("figcaption", "", said));
   if (cells.includes(0)) {
-    const none = make("p", "nothing", "no number, or among the cell's numbers one that is none");
-    none.prepend(canvasOf(1, 1, new Uint8Array(1), "The colour of no number"));
+    const none = make("p", "nothing", "NaN, or a cell that contains NaN");
+    none.prepend(canvasOf(1, 1, new Uint8Array(1), "Color of NaN"));
     figure.append(none);
   }
   return figure;

@@ -1,14 +1,14 @@
 // Theme, paper, and links from tables into the tree.
 const theme = document.getElementById("theme"), root = document.documentElement;
-function told_theme() {
+function labelTheme() {
   theme.querySelector(".word").textContent = isDark() ? "Light" : "Dark";
   theme.setAttribute("aria-pressed", String(isDark()));
-  theme.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
+  theme.setAttribute("aria-label", isDark() ? "Use light colors" : "Use dark colors");
 }
 theme.hidden = false;
-theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; told_theme(); repaint(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { told_theme(); repaint(); });
-told_theme();
+theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; labelTheme(); repaint(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { labelTheme(); repaint(); });
+labelTheme();
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-change]");

@@ -9,7 +9,7 @@ function panelOf(index) {
   // What changed has been shown with the other's beside it.
   if (row.picture && !changes[row.change]?.pictures?.length) plates.append(heat(row.picture, "Heat map", row.path));
   if (row.histogram) plates.append(histogram(row));
-  plates.append(numbersOf(row), told(row));
+  plates.append(numbersOf(row), factsOf(row));
   panel.append(plates);
   if (row.slots) panel.append(...optimizerState(row));
   return panel;
@@ -25,9 +25,9 @@ function numbersOf(row) {
   return box;
 }
 
-function told(row) {
+function factsOf(row) {
   const box = make("div", ""), pairs = [["type", row.dtype], ["shape", shapeOf(row)], ["role", row.role ?? "parameter"]];
-  if (row.frozen) pairs.push(["trained", "no: frozen"]);
+  if (row.frozen) pairs.push(["trained", "no (frozen)"]);
   if (row.slot) pairs.push(["slot", row.slot]);
   if (row.of !== undefined) pairs.push(["of", jump(byId.get(row.of))]);
   if (row.key) pairs.push(["key", row.key]);
@@ -65,7 +65,7 @@ function changed(row) {
   const pairs = [["differ", change.different], ["largest", change.max_abs], ["relative", change.max_rel]];
   if (change.cosine) pairs.push(["cosine", change.cosine]);
   if (change.at) pairs.push(["at", change.at]);
-  pairs.push(["A there", change.left], ["B there", change.right]);
+  pairs.push(["Value in A", change.left], ["Value in B", change.right]);
   if (change.path !== row.path) pairs.push(["as", change.path]);
   const names = ["A", "B", "B − A"];
   change.pictures.forEach((picture, at) => plates.append(heat(picture, names[at], `${names[at]} of ${row.path}`)));

@@ -1,5 +1,5 @@
 "use strict";
-// Heat maps: cells are bytes, 128 is zero, 0 is no number. Blue is below zero, orange above: told apart by everyone.
+// Heat maps: cells are bytes, 128 is zero, 0 is no number. Blue is below zero, orange above: distinguishable with any color vision.
 const STOPS = {
   light: [[9, 74, 130], [98, 160, 208], [247, 246, 242], [232, 152, 88], [152, 58, 12]],
   dark: [[148, 206, 255], [52, 116, 176], [24, 29, 34], [172, 96, 40], [255, 190, 132]],

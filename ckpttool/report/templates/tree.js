@@ -21,15 +21,15 @@ function walked() {
 function show() {
   visible = walked();
   tree.replaceChildren(...elements(0));
-  if (!visible.length) tree.append(make("p", "none", rows.length ? "Nothing matches." : "There is nothing in it."));
-  toldRest();
+  if (!visible.length) tree.append(make("p", "none", rows.length ? "No tensor matches." : "Empty."));
+  showRest();
   if (made.has(current)) made.get(current).tabIndex = -1;
   if (!visible.includes(current) && visible.length) current = visible[0];
   if (made.has(current)) made.get(current).tabIndex = 0;
 }
 
 const elements = (from) => visible.slice(from, limit).map((index) => refresh(index, isOpen(index)));
-function toldRest() {
+function showRest() {
   rest.hidden = visible.length <= limit;
   more.textContent = `Show more: ${counting(Math.max(0, visible.length - limit), "row", "rows")} below`;
 }
@@ -37,7 +37,7 @@ function extend(to = limit + AT_ONCE * 2) {
   const from = limit;
   limit = to;
   tree.append(...elements(from));
-  toldRest();
+  showRest();
 }
 
 function focus(index) {
