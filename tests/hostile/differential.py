@@ -407,7 +407,9 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, default=Path("build/differential"), help="folder for faulty inputs"
     )
-    parser.add_argument("--document", action="store_true", help="write the counts into benchmarks/results/hostile.md")
+    parser.add_argument(
+        "--document", action="store_true", help="write the counts into benchmarks/results/hostile.md"
+    )
     given = parser.parse_args()
     faulty = False
     for name in given.formats:
