@@ -387,7 +387,7 @@ _PAGE = """## Models with different names
 {pairs} models written twice by hand with other names and nesting, mostly square, filled from each form by
 `load_into` (`python -m tests.model_pairs.twins --record`). *Followed* are refusals that one of the listed
 choices makes right. *Refused* are the others: the hint was not tried (`--tries 0`), leaves more than
-{tries} choices, or asks for another model.
+{tries} choices, or needs another model.
 
 """
 
