@@ -1,8 +1,8 @@
-"""Plays the public agents of the corpus over 100 episodes and writes what they score into docs/claims.md.
+"""Plays the public agents of the corpus over 100 episodes and writes what they score into results/claims.md.
 
     python -m benchmarks.claims --corpus ../shared/corpus           # plays what claims.json lacks
     python -m benchmarks.claims --corpus ../shared/corpus --again   # plays everything
-    python -m benchmarks.claims --page                              # writes the table of docs/claims.md
+    python -m benchmarks.claims --page                              # writes the table of results/claims.md
 
 `CLAIMS.tsv` of the corpus holds the figures of DLR-RM/rl-baselines3-zoo's benchmark.md. MuJoCo's tasks of
 version 3 are played as version 4, which has the same observations and rewards; the simulator is another.
@@ -23,7 +23,7 @@ from ckpttool.commands.evaluate import Protocol, evaluate
 from ckpttool.core import CkpttoolError
 
 RESULTS = Path(__file__).with_name("claims.json")
-PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
+PAGE = Path(__file__).parent / "results" / "claims.md"
 EPISODES = 100
 AGREES = 3.0
 _MARKS = ("<!-- table of benchmarks.claims -->\n", "<!-- end of the table -->\n")
@@ -120,7 +120,7 @@ def _signed(value: float | None) -> str:
 
 
 def write_page() -> None:
-    """Put the table of the recorded results between the marks of docs/claims.md."""
+    """Put the table of the recorded results between the marks of results/claims.md."""
     document = json.loads(RESULTS.read_text())
     page = PAGE.read_text()
     before, rest = page.split(_MARKS[0])

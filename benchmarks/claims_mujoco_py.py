@@ -1,4 +1,4 @@
-"""Plays exported policies in Gym's MuJoCo tasks of version 3: the authors' simulator in docs/claims.md.
+"""Plays exported policies in Gym's MuJoCo tasks of version 3: the authors' simulator in results/claims.md.
 
 Needs an environment of its own: Python 3.8, gym 0.21.0, free-mujoco-py 2.1.6 (which brings
 MuJoCo 2.1.0) and onnxruntime. The policies are what `ckpttool convert AGENT.zip --to onnx NAME.onnx` writes.

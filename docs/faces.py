@@ -1,18 +1,19 @@
-"""Makes docs/api.md: every public name of the package, with its signature and what its docstring says."""
+"""Makes docs/api.md: every public name of the package with its signature and the summary of its docstring."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from types import ModuleType
 from typing import Any
 
-HEAD = """# The Python interface
+HEAD = """# Python API
 
-Made by `python docs/generate.py` from the names in `ckpttool.__all__`; do not edit it by hand. How they go
-together is in [Use the library from Python](howto/use_from_python.md) and
-[Compare a live model with its checkpoint](howto/live_objects.md). Everything else may change without notice.
+Made by `python docs/generate.py` from the names in `ckpttool.__all__`; do not edit it by hand. All else may
+change without notice. Tasks: [use from Python](howto/use_from_python.md),
+[live models](howto/live_objects.md). `help(ckpttool.NAME)` has types, errors and examples.
 
 """
 WIDTH = 100
@@ -40,19 +41,45 @@ def page() -> str:
 
 
 def _function(name: str, function: Any) -> str:
-    return f"### {name}\n\n{_fenced('ckpttool.' + name + _signature(function))}\n{_told(function)}\n\n"
+    arguments = "".join(_arguments(function))
+    call = _fenced("ckpttool." + name + _signature(function, result=True))
+    return f"### {name}\n\n{call}\n{_first(function)}\n\n{arguments}"
 
 
 def _class(name: str, kind: type) -> str:
-    made = "" if issubclass(kind, Exception) else _signature(kind)
-    members = "".join(_members(kind))
-    return f"### {name}\n\n{_fenced(f'ckpttool.{name}{made}')}\n{_told(kind)}\n\n{members}"
+    arguments, made = "".join(_arguments(kind)), ""
+    if not arguments and not issubclass(kind, Exception):
+        made = f"{_fenced(f'ckpttool.{name}{_signature(kind)}')}\n"
+    return f"### {name}\n\n{made}{_first(kind)}\n\n{arguments}{''.join(_members(kind))}"
 
 
 def _module(name: str, module: ModuleType) -> str:
+    import ckpttool
+
     own = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
-    rows = "".join(f"- `{each.__name__}`: {_first(each)}\n" for each in own if isinstance(each, type))
+    kinds = (each for each in own if isinstance(each, type) and each.__name__ not in ckpttool.__all__)
+    rows = "".join(f"- `{each.__name__}`: {_first(each).rstrip('.')}\n" for each in kinds)
     return f"### {name}\n\n{_first(module)}\n\n{rows}\n"
+
+
+def _arguments(thing: Any) -> Iterator[str]:
+    """Yield a table of the arguments that the docstring lists, with their defaults."""
+    _, _, listed = inspect.getdoc(thing).partition("Args:\n")
+    parameters = inspect.signature(thing).parameters
+    rows = []
+    for row in re.split(r"\n    (?=\w+: )", listed.removeprefix("    ").partition("\n\n")[0]):
+        name, _, meaning = row.partition(": ")
+        if name in parameters:
+            default = parameters[name].default
+            shown = name if default is inspect.Parameter.empty else f"{name}={_default(default)}"
+            text = _safe(" ".join(meaning.split())).rstrip(".").replace("|", r"\|")
+            rows.append(f"| `{shown}` | {text} |\n")
+    if rows:
+        yield f"| argument | meaning |\n|---|---|\n{''.join(rows)}\n"
+
+
+def _default(value: Any) -> str:
+    return f"{type(value).__name__}()" if is_dataclass(value) else repr(value)
 
 
 def _members(kind: type) -> Iterator[str]:
@@ -63,33 +90,28 @@ def _members(kind: type) -> Iterator[str]:
         if name.startswith("_") or not (inspect.isfunction(called) or isinstance(member, property)):
             continue
         call = "" if isinstance(member, property) else re.sub(r"^\((self|cls)(, )?", "(", _signature(called))
-        rows.append(f"- `{name}{call}`: {_first(member)}\n")
+        rows.append(f"- `{name}{call}`: {_first(member).partition('; raise')[0].rstrip('.')}\n")
     if rows:
         yield "".join(rows) + "\n"
 
 
-def _signature(thing: Any) -> str:
-    # Annotations are text here; defaults that are text keep their quotes.
-    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(thing)))
-    return re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", signature)
+def _signature(thing: Any, result: bool = False) -> str:
+    """Return the names and defaults of the arguments, with the type of the result if wanted."""
+    signature = inspect.signature(thing)
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    text = re.sub(r"AgentFacts\([^()]*\)", "AgentFacts()", text)
+    text = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text)
+    return f"{text} -> {signature.return_annotation}" if result else text
 
 
 def _fenced(call: str) -> str:
     if len(call) > WIDTH:
         head, _, rest = call.partition("(")
         inner, _, result = rest.rpartition(")")
-        arguments = "".join(f"    {each},\n" for each in re.split(r", (?=\*|\w+:)", inner))
+        arguments = "".join(f"    {each},\n" for each in re.split(r", (?=\*|\w+[=,]|\w+$)", inner))
         call = f"{head}(\n{arguments}){result}"
     return f"```text\n{call}\n```\n"
-
-
-def _told(thing: Any) -> str:
-    """Return a docstring as Markdown; examples are shown as they are."""
-    parts = []
-    for paragraph in inspect.getdoc(thing).split("\n\n"):
-        shown = paragraph.startswith((">>>", "    "))
-        parts.append(f"```text\n{inspect.cleandoc(paragraph)}\n```" if shown else _safe(paragraph))
-    return "\n\n".join(parts)
 
 
 def _first(thing: Any) -> str:

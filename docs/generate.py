@@ -34,10 +34,10 @@ for arguments in json.loads(sys.argv[1]):
     print("\\0", end="")
 """
 
-HEAD = """# The commands
+HEAD = """# Commands
 
 Made by `python docs/generate.py` from `ckpttool COMMAND --help`; do not edit it by hand.
-What the exit statuses mean is in [exit_codes.md](exit_codes.md), what `--json` prints in [json.md](json.md).
+See also [exit statuses](exit_codes.md) and [JSON documents](json.md).
 """
 
 

@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from ckpttool.cli.app import COMMANDS, CommandEntry
+from ckpttool.cli.app import app as program
 from ckpttool.cli.common import OptionPanel, complete_words, takes_panels
 from ckpttool.core import UsageError
 from tests.conftest import ROOT, in_process
@@ -155,6 +156,13 @@ def test_help_of_an_option_is_a_short_phrase(command: CommandEntry) -> None:
     for each in command.parser().params:
         assert each.help, each.name
         assert len(each.help) <= _HELP_WIDTH, each.help
+
+
+def test_help_of_the_options_of_the_program_is_a_short_phrase() -> None:
+    group = typer.main.get_command(program)
+    found = group.get_params(typer.Context(group))
+    assert {each.name for each in found} >= {"version", "limit", "show_completion"}
+    assert not [each.name for each in found if not each.help or len(each.help) > _HELP_WIDTH]
 
 
 def test_functions_of_the_command_line_are_small() -> None:

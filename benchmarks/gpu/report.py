@@ -186,6 +186,14 @@ def _task_rows(result: Result) -> Iterator[Row]:
             )
 
 
+def _best_task_rows(result: Result) -> Iterator[Row]:
+    """Yield the row of the most steps per second of each task."""
+    found = [f for f in figures(result) if f["name"] == "steps on the device"]
+    best = {f["settings"]["task"]: f["settings"] for f in sorted(found, key=lambda f: f["value"])}
+    wanted = {(str(where["task"]), f"{where['rows']:,}") for where in best.values()}
+    yield from (row for row in _task_rows(result) if row[:2] in wanted)
+
+
 _TASKS = ("task", "rows", "steps/s", "x eager", "x without graphs")
 _SHOWN_APART = {"host arrays", "tensors on the device", "steps on the device"}
 _SHOWN_APART |= {f"{name}, eager PyTorch" for name in _SHOWN_APART}
@@ -198,9 +206,6 @@ def _other_rows(result: Result) -> Iterator[Row]:
                 settings = ", ".join(f"{name} {_plain(value)}" for name, value in figure["settings"].items())
                 beside = ", ".join(f"{number(ratio)} x {name}" for name, ratio in figure["beside"].items())
                 yield figure["name"], settings, f"{number(figure['value'])} {figure['unit']}".strip(), beside
-
-
-_OTHERS = ("what", "with", "measured", "beside")
 
 
 def _plain(value: int | str) -> str:
@@ -228,6 +233,21 @@ def _check_rows(result: Result) -> Iterator[Row]:
 
 
 _CHECKS = ("group", "part", "status", "checks passed")
+
+
+def _group_rows(result: Result) -> Iterator[Row]:
+    """Yield the counts of each group of checks."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for record in (*result["checks"], *result["residency"]):
+        groups.setdefault(record["group"], []).append(record)
+    for group, found in groups.items():
+        checks = [check for record in found for check in record["checks"]]
+        counts = [str(sum(record["status"] == status for record in found)) for status in _STATUSES]
+        yield group, *counts, f"{sum(check['status'] == PASSED for check in checks)} of {len(checks)}"
+
+
+_STATUSES = (PASSED, FAILED, ABSENT)
+_GROUPS = ("group", "parts passed", "failed", "absent", "checks passed")
 
 
 def troubles(result: Result) -> list[str]:
@@ -305,10 +325,10 @@ def table(result: Result) -> str:
     return "\n".join([*lines, f"parts: {summary}; {result['seconds']:.0f} s"])
 
 
-HEAD = """# Measured on GPUs
+HEAD = """# GPU results
 
-Made by `python docs/generate.py` from `benchmarks/results/*.json`; do not edit it by hand. One command checks
-and measures everything on a device, and keeps the newest result of each:
+Made by `python docs/generate.py` from `benchmarks/results/*.json`, which have every figure and check; do not
+edit it by hand. One command checks and measures everything on a device, and keeps the newest result of each:
 
 <!-- not run: it takes minutes -->
 ```sh
@@ -316,30 +336,28 @@ make gpu                                   # python -m benchmarks.gpu --device c
 python -m benchmarks.gpu --device cpu      # the same on the CPU, which finds what can break without a GPU
 ```
 
-It needs NumPy, PyTorch and ckpttool's core. What else is installed is used; what is missing is named below.
-Each part runs in a child process with a time limit, so one that fails, hangs or crashes does not end the run.
+It needs NumPy, PyTorch and ckpttool's core, and uses what else is installed. Each part runs in a child
+process with a time limit, so a crash does not end the run.
 """
 
 NOT_YET = """
 ## Not yet measured on a GPU
 
-No result of a CUDA device is kept. What only a GPU can still refute:
+No result of a CUDA device exists. Open questions:
 
-- CUDA graphs: whether every kernel of every layer can be captured, whether replays equal eager launches bit
-  for bit, and whether an exception or a wait inside a capture leaves the device usable.
-- Page-locked buffers and streams: races that the CPU cannot have, and accesses that only memcheck sees.
-- TF32: that it is off for dense, stacked and convolutional layers whatever the caller has set.
-- Memory: the error of a batch that does not fit, and that 200 evaluations return what they took.
-- Residency: that a hundred steps cost one copy and one wait, as the profiler counts them. On the CPU
-  PyTorch's modes count what would be copies.
-- Several devices, and a device that other work keeps busy.
-- Every goal of speed below: on a CPU none is applicable.
+- CUDA graphs: capture of every layer, replays equal bit for bit, a usable device after a failed capture
+- Page-locked buffers and streams: races, and accesses that only memcheck detects
+- TF32 off for dense, stacked and convolutional layers
+- Memory: the error of a batch that does not fit, and 200 evaluations without a leak
+- Residency: one copy and one wait per hundred steps
+- Several devices, and a busy device
+- Every speed goal below
 """
 
 GOALS_TEXT = """
-## Goals
+## Speed goals
 
-For devices of the H100's class; elsewhere they are shown and do not bind.
+They bind on devices of the H100's class.
 
 | goal | bound |
 |---|---|
@@ -372,41 +390,36 @@ def plot_name(result: Result) -> str:
 
 def _section(result: Result) -> str:
     lines = ["", f"## {result['device']['name']}", "", f"{headline(result)}.", ""]
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result["versions"].items()))
-    lines += [
-        f"`{result['command']}`, {result['date']}, {result['seconds']:.0f} s. Versions: {versions}.",
-        "",
-    ]
+    lines += [f"`{result['command']}`, {result['date']}, {result['seconds']:.0f} s.", ""]
     if plot(result):
         lines += [f"![Latency and steps per second by rows]({plot_name(result)})", ""]
     explained = {
         "One call of an actor": (_LATENCY, _latency_rows(result), _LATENCY_TEXT),
-        "Tasks on the device": (_TASKS, _task_rows(result), _TASK_TEXT),
-        "Goals of speed": (_GOALS, _goal_rows(result), ""),
-        "Other figures": (_OTHERS, _other_rows(result), _OTHER_TEXT),
-        "Checks": (_CHECKS, _check_rows(result), ""),
+        "Tasks on the device": (_TASKS, _best_task_rows(result), _TASK_TEXT),
+        "Speed goals": (_GOALS, _goal_rows(result), ""),
+        "Checks": (_GROUPS, _group_rows(result), ""),
     }
     for title, (head, rows, text) in explained.items():
         made = list(rows)
         if made:
             lines += [f"**{title}.** {text}".rstrip(), "", *_markdown(head, made), ""]
-    trouble = troubles(result)
-    lines += [
-        "**Failed, absent and not measured.**",
-        "",
-        *(f"- {_inert(line)}" for line in trouble or ["nothing"]),
-    ]
+    reasons: dict[str, list[str]] = {}
+    for line in troubles(result):
+        title, _, reason = line.rpartition(": ")
+        if result["device"]["kind"] == "cpu" and reason.endswith("on CUDA devices alone"):
+            title, reason = title.rpartition(": ")[2], "absent without a CUDA device"
+        reasons.setdefault(reason, []).append(title)
+    rows = [f"- {_inert('; '.join(titles))}: {_inert(reason)}" for reason, titles in reasons.items()]
+    lines += ["**Failed, absent and not measured.**", "", *(rows or ["- nothing"])]
     return "\n".join([*lines, ""])
 
 
 _LATENCY_TEXT = """\
-Microseconds, medians of rounds in turn. `host us` has arrays of the host in and out, `device us` tensors that
-stay on the device; `x eager` is how many times as fast as a `torch.nn.Module`, `GEMM rate` the
-share of the rate of one float32 product of the hidden units without TF32."""
+Medians in µs: `host us` with arrays in and out, `device us` with tensors on the device. `x eager` is the
+speed relative to a `torch.nn.Module`, `GEMM rate` the share of the rate of one float32 product."""
 _TASK_TEXT = """\
-Actor 64-64, whole episodes without a copy inside the loop; the start states are drawn before. `x eager` is
-beside the same task written as a loop of eager PyTorch."""
-_OTHER_TEXT = "Above 1 in the last column, this way is faster."
+Actor 64-64, whole episodes without a copy inside the loop, at the fastest number of rows. `x eager` is
+relative to a loop of eager PyTorch."""
 
 
 def _markdown(head: Row, rows: Sequence[Row]) -> list[str]:

@@ -215,6 +215,14 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
         super().__init__(**attributes)
         self.commands = {each.name: each.listed() for each in COMMANDS}
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the program; typer's own help of one takes two lines."""
+        found: list[Any] = super().get_params(ctx)
+        for option in found:
+            if option.name == "show_completion":
+                option.help = "Print the completion script of the current shell."
+        return found
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name of the chosen command, the command, and the remaining arguments."""
         name, command, rest = super().resolve_command(ctx, args)

@@ -82,7 +82,7 @@ class AgentFacts:
         return bool(self.known)
 
     def over(self, sidecar: Sidecar | None) -> Sidecar | None:
-        """Return the sidecar with these facts in place of its own, None without facts and sidecar."""
+        """Return the sidecar with these facts replaced, None without facts and sidecar."""
         if not self.known:
             return sidecar
         base = sidecar or Sidecar("")

@@ -253,7 +253,7 @@ def build_agent_network(agent: Agent, other: Agent, title: str, assumed: list[st
 
 PARITY_OBSERVATIONS = 1000
 OWN_ERROR = 2.0
-# Relative to the largest intermediate number, not the output: see docs/design.md for what that rejected.
+# Relative to the largest intermediate number, not the output: docs/decisions/0016-verification-bounds.md.
 SCALE = 1e-5
 # Two float32 computations of one sum differ by a few units in the last place of the largest intermediate
 # number: a policy's tanh hides how large earlier numbers were, and how far rounding moved them.

@@ -850,7 +850,7 @@ class ConversionOptions:
             `PATTERN=no`.
         unflatten: `PATTERN=H,W,C`, the shape of the image that a dense layer's output becomes.
         from_: orientation of the source's matrices ("torch" or "tf") where no name or shape shows it.
-        l2: `PATTERN=FACTOR`, weights that a Keras program penalised with `l2(FACTOR)`.
+        l2: `PATTERN=FACTOR`, weights that a Keras program penalized with `l2(FACTOR)`.
         optimizer: `NAME/SETTING=VALUE`, hyperparameters missing from the checkpoint; "none" leaves
             out the state of optimizers.
         network: network to export to onnx; default: the actor.

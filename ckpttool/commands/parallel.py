@@ -39,7 +39,8 @@ from ckpttool.networks.worker import THREADS, ended_error
 
 # Batches of agents, and playing one.
 
-# Larger batches gain little (figures in docs/design.md), and smaller ones leave work for more processes.
+# Larger batches gain little (docs/decisions/0020-evaluation-batches.md), and smaller ones leave work for
+# more processes.
 ROWS = 320
 MEMBERS = 16
 # On a device, where weights stay for the whole evaluation, smaller batches gain nothing.

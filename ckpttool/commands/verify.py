@@ -901,7 +901,7 @@ class VerificationOptions:
         tolerance: replaces the default bound: B's largest error against float64, relative to the
             output's scale.
         steps: train both sides for that many updates, and compare the updates.
-        layout: that of the first checkpoint, None for the recognised one.
+        layout: that of the first checkpoint, None for the recognized one.
         facts: facts of the common agent that no file contains.
         python: the interpreter that runs the frameworks.
         whole: also compare every entry, fact, setting and receipt exactly; checkpoints without an agent

@@ -34,7 +34,7 @@ Job = Callable[[], object]
 # Bytes queued in a worker before its caller waits: a few tensors, however small.
 BACKLOG = 16 << 20
 # For larger pieces the kernel needs larger free blocks of memory, which a virtual machine may have returned
-# to its host: writes of 4 MiB took up to ten times as long (docs/design.md).
+# to its host: writes of 4 MiB took up to ten times as long (docs/decisions/0019-conversion-pipeline.md).
 _PIECE = 256 << 10
 _SMALL = 64 << 10
 # Just below glibc's DEFAULT_MMAP_THRESHOLD_MAX.

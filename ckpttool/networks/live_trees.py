@@ -983,10 +983,8 @@ def flatten_with_path(
         predicate: selects values of any kind; None selects tensors.
         recursive: False includes only the object's own values.
         attribute_traversal_key: sort key of the attributes, as in `tf.Module._flatten`.
-        enter: selects objects to enter; None enters modules, layers, optimizers, metrics and other
-            trackable objects, where TensorFlow enters tf.Modules only.
-        most: after this many values, objects that were entered before are not entered again, so that
-            every value keeps its first path.
+        enter: selects objects to enter; None: all trackable objects (TensorFlow: tf.Modules only).
+        most: number of values after which no object is entered twice; first paths are kept.
 
     """
     if is_tensor(obj):

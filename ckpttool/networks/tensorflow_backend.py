@@ -55,7 +55,7 @@ def build(network: Network, device: str = "cpu", *, xla: bool = False) -> Tensor
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is one).
 
     `xla` compiles the network for every new batch shape, which takes half a second each
-    (docs/design.md lists the gain).
+    (docs/decisions/0014-network-backends.md lists the gain).
     """
     _use_one_thread()
     return TensorFlowPolicy(network, _resolve_device(device), xla=xla)

@@ -1,9 +1,10 @@
-"""Makes docs/everyday.md of the recorded results."""
+"""Makes docs/everyday.md of the recorded results: shares by kind of file and target, and refused cells."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from tests.everyday.cases import CASES, COLUMNS, Case
 from tests.everyday.matrix import Cell, recorded
@@ -12,34 +13,55 @@ HEAD = """# Everyday checkpoints
 
 Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand.
 
-{files} ordinary files, each made by its framework in a few lines, and what each command does with them.
-**{working} of {cells} cells work ({share:.1%})**; none is wrong.
+{files} ordinary files, each written by its framework in a few lines, and what each command does with them. **{working} of {cells}
+cells work ({share:.1%})**. Every cell is in `tests/everyday/results.tsv`; `tests/everyday/cases.py` describes the files.
 
-A conversion to torch, tf or keras works if the lines that it prints load the result strictly into the user's
-model (`load_state_dict`, `assert_existing_objects_matched`, `load_weights`), the model computes the same
-outputs within {tolerance:g} of their size, and, where the file holds an optimizer, makes the same two updates
-from there (with `--part`, which converts the network alone, outputs are compared). `inspect` works
-if it finds every parameter, `onnx` if ONNX Runtime computes the same actions, and `eval` if the returns
-on Pendulum-v1 are those of the framework's own policy.
-
-| mark | meaning |
+| command | a cell works if |
 |---|---|
-| yes | works at the first try |
-| opt | works with an option, or after a command, that the first message names |
-| 1, 2, ... | does not work; the note says why |
-| - | does not apply: not a policy |
+| `inspect` | every parameter is found |
+| `torch`, `tf`, `keras` | the printed lines load the result strictly, outputs are equal within {tolerance:g} of their size, and two further updates of the optimizer are equal (`--part`: outputs only) |
+| `safetensors`, `npz` | the same, loaded into the PyTorch model |
+| `onnx` | ONNX Runtime computes the same actions |
+| `eval` | returns on Pendulum-v1 are those of the framework's own policy |
 
-PyTorch trains two biases of an LSTM, Keras their sum; PyTorch's groups have learning rates of their own,
-Keras's optimizer has one. The next updates differ by nature: a note of the conversion must say so, and
-outputs are compared.
+Updates differ by nature for an LSTM with PyTorch's two biases and for groups with several learning rates; a note of the conversion
+states it, and outputs are compared.
 
-"""
-GROUPS = (
-    ("PyTorch and RL libraries", ("torch",)),
-    ("TensorFlow and Keras 3", ("tensorflow",)),
-    ("Keras 2 and 1", ("keras_2",)),
+## Results by kind of file
+
+`25+6` means that 25 files work at the first try and 6 with an option that the first message names. `-` does not apply.
+
+"""  # noqa: E501
+# The first pattern that matches the side and the name of a case decides.
+KINDS = (
+    ("RL library agents", r"torch (cleanrl|authors|sb3)_"),
+    ("`torch.save(model)`", r"torch whole_"),
+    ("TorchScript", r"torch script_"),
+    ("`torch.onnx.export`", r"torch onnx_"),
+    (
+        "DDP, compile, Lightning, Accelerate, Trainer, timm, EMA",
+        r"torch (data_parallel|\w*distributed|compiled|lightning|accelerate|trainer|timm|averaged)$",
+    ),
+    ("`state_dict` and training dicts", r"torch "),
+    ("TensorFlow 1: Saver, Estimator", r"tensorflow (saver_|estimator)"),
+    (
+        "`.keras`, `.h5`, `.weights.h5`",
+        r"tensorflow (keras_|h5_|weights_|model_checkpoint|\w+_(keras|weights)$)",
+    ),
+    ("SavedModel", r"tensorflow (saved_model|exported)"),
+    ("`tf.train.Checkpoint`", r"tensorflow "),
+    ("Keras 2 and 1", r"keras_2 "),
 )
-SHORT = {"safetensors": "safet."}
+PURPOSES = {
+    "--flatten": "order of a flattened image",
+    "--kind": "ambiguous layers: embedding or dense, attention heads",
+    "--part": "one of several networks",
+    "--optimizer": "hyperparameters missing from the file",
+    "--head": "action map of a policy without a known layout",
+    "--activation": "hidden activations of a policy without a known layout",
+    "--network": "which network is the policy",
+    "convert": "conversion to a state_dict first",
+}
 
 
 def page() -> str:
@@ -48,23 +70,43 @@ def page() -> str:
 
     cells = recorded()
     working = sum(cell.state == "works" for cell in cells.values())
-    notes: dict[str, int] = {}
-    head = HEAD.format(
-        files=len(CASES), working=working, cells=len(cells), share=working / len(cells), tolerance=OUTPUTS
-    )
-    parts = [head]
-    for title, sides in GROUPS:
-        parts.append(f"## {title}\n\n| file | {' | '.join(SHORT.get(c, c) for c in COLUMNS)} |\n")
-        parts.append(f"|---|{'---|' * len(COLUMNS)}\n")
-        for case in CASES:
-            if case.side in sides:
-                marks = [_mark(case, column, cells, notes) for column in COLUMNS]
-                parts.append(f"| {case.title} | {' | '.join(marks)} |\n")
-        parts.append("\n")
-    parts.append("## What does not work\n\n")
-    parts += [f"{number}. {sentence}\n" for sentence, number in notes.items()]
-    parts.append("" if notes else "Every cell works.\n")
-    return "".join([*parts, *_corpus()])
+    share = working / len(cells)
+    head = HEAD.format(files=len(CASES), working=working, cells=len(cells), share=share, tolerance=OUTPUTS)
+    groups: dict[str, list[Case]] = {title: [] for title, _ in KINDS}
+    for case in CASES:
+        groups[_kind(case)].append(case)
+    rows = [f"| kind | files | {' | '.join(COLUMNS)} |\n|---|---:|{'---|' * len(COLUMNS)}\n"]
+    for title, cases in groups.items():
+        found = ([cells[c.name, column] for c in cases if c.applies(column)] for column in COLUMNS)
+        rows.append(f"| {title} | {len(cases)} | {' | '.join(map(_count, found))} |\n")
+    return "".join([head, *rows, *_options(cells.values()), *_refused(cells), *_corpus()])
+
+
+def _kind(case: Case) -> str:
+    return next(title for title, pattern in KINDS if re.match(pattern, f"{case.side} {case.name}"))
+
+
+def _count(cells: list[Cell]) -> str:
+    """Return how many work, how many of them with options, and of how many if some do not."""
+    works = [cell for cell in cells if cell.state == "works"]
+    more = sum(bool(cell.options) for cell in works)
+    text = f"{len(works) - more}+{more}" if more else str(len(works))
+    return "-" if not cells else text if len(works) == len(cells) else f"{text} of {len(cells)}"
+
+
+def _options(cells: Iterable[Cell]) -> Iterator[str]:
+    uses = Counter(name for cell in cells for name in dict.fromkeys(cell.options) if name in PURPOSES)
+    yield "\n## Options in use\n\n| option | cells | purpose |\n|---|---:|---|\n"
+    yield from (f"| `{name}` | {count} | {PURPOSES[name]} |\n" for name, count in uses.most_common())
+
+
+def _refused(cells: dict[tuple[str, str], Cell]) -> Iterator[str]:
+    yield "\n## Refused cells\n\n"
+    refused = [(case, column) for case in CASES for column in COLUMNS if case.applies(column)]
+    refused = [key for key in refused if cells[key[0].name, key[1]].state != "works"]
+    yield "" if refused else "None.\n"
+    for case, column in refused:
+        yield f"- {case.title}, {column}: {_escaped(cells[case.name, column].sentence)}\n"
 
 
 def _corpus() -> Iterator[str]:
@@ -75,30 +117,20 @@ def _corpus() -> Iterator[str]:
         return
     date, *lines = RESULTS.read_text(encoding="utf-8").splitlines()
     tried = [line.split("\t") for line in lines]
-    yield "\n## Checkpoints of other people\n\n"
-    yield f"Measured on {date} by `python -m tests.everyday.corpus_share`:\n\n"
+    yield f"\n## Public checkpoints\n\nMeasured on {date} by `python -m tests.everyday.corpus_share`; "
+    yield "every file and cause is in `tests/everyday/corpus.tsv`.\n\n"
+    yield "| direction | files | converted | with named options | without network or known layer |\n"
+    yield "|---|---:|---:|---:|---:|\n"
     for to, title in (("torch", "TensorFlow to PyTorch"), ("tf", "PyTorch to TensorFlow")):
         mine = [(cause, options) for target, _, cause, options in tried if target == to]
         done, more = sum(not cause for cause, _ in mine), sum(bool(options) for _, options in mine)
         none = sum("no network" in cause or "no tensor is of a layer" in cause for cause, _ in mine)
-        yield f"- {title}: {done} of {len(mine)} convert without options, {more} more with options that the "
-        yield f"message names; {none} hold no network or no known layer (single tensors, statistics).\n"
-    causes: dict[tuple[str, str], list[str]] = {}
+        yield f"| {title} | {len(mine)} | {done} | {more} | {none} |\n"
+    yield "\nOther refusals that no named option solves:\n\n"
     for target, path, cause, options in tried:
-        if cause:
-            title = f"to {target}: {re.sub(r'[0-9]+', 'N', cause)}".replace("|", "\\|").replace("<", "&lt;")
-            causes.setdefault((title[:330], "yes" if options else "no"), []).append(path)
-    yield "\nThe others, by cause, and whether the options that the message names convert them:\n\n"
-    yield "| files | with options | cause | e.g. |\n|---|---|---|---|\n"
-    for (cause, able), paths in sorted(causes.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield f"| {len(paths)} | {able} | {cause} | `{paths[0]}` |\n"
+        if cause and not options and "no network" not in cause and "no tensor is of a layer" not in cause:
+            yield f"- to {target}, `{path.rpartition('/')[2]}`: {_escaped(cause.partition(';')[0])}\n"
 
 
-def _mark(case: Case, column: str, cells: Mapping[tuple[str, str], Cell], notes: dict[str, int]) -> str:
-    if not case.applies(column):
-        return "-"
-    cell = cells[case.name, column]
-    if cell.state == "works":
-        return "opt" if cell.options else "yes"
-    sentence = cell.sentence.replace("|", "\\|").replace("<", "&lt;")
-    return str(notes.setdefault(sentence, len(notes) + 1))
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -29,7 +29,7 @@ from tests.hostile.seeds import SEEDS, Seed
 
 BATCH = 250
 CRAFTED = "crafted"
-_PAGE = ROOT / "docs" / "security.md"
+_PAGE = ROOT / "benchmarks" / "results" / "hostile.md"
 _MEMORY = Path("/dev/shm")  # Linux; elsewhere the usual folder does
 
 # Outcomes of one file. The last four are faults.
@@ -362,7 +362,7 @@ def crafted(keep: Path | None) -> Tally:
     return tally
 
 
-# The table of docs/security.md.
+# The table of benchmarks/results/hostile.md.
 
 _HEAD = (
     "| format | mutants | refused | equal | only the reference refuses | silent differences | other faults"
@@ -407,7 +407,9 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, default=Path("build/differential"), help="folder for faulty inputs"
     )
-    parser.add_argument("--document", action="store_true", help="write the counts into docs/security.md")
+    parser.add_argument(
+        "--document", action="store_true", help="write the counts into benchmarks/results/hostile.md"
+    )
     given = parser.parse_args()
     faulty = False
     for name in given.formats:

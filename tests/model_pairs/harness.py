@@ -470,65 +470,74 @@ def totals(cells: Sequence[Cell]) -> dict[str, Any]:
     return {**Counter(cell.state for cell in cells), "sure": len(sure), "good": good}
 
 
-_PAGE = """# Pairs of models
+_PAGE = """# Model pairs
 
-Made by `python docs/generate.py` from `tests/model_pairs/`; do not edit it by hand.
+Made by `python docs/generate.py` from `tests/model_pairs/*.tsv`, which have every
+conversion; do not edit it by hand.
 
-{programs} models, each built in Keras 3 and in PyTorch: convolutions before dense layers (in one, two and
-three dimensions, with norms, pooling, side inputs, several heads), decoders, autoencoders, recurrent and
-attention models, the same models with other names. A checkpoint of the one is converted into the other, and
-the framework that loads the result must compute the source's outputs within {tolerance:g} of their size.
-Where ckpttool refuses, the hint is followed by somebody who knows the model.
+{programs} models, each built in Keras 3 and in PyTorch, also with different names. The target framework must
+compute the source's outputs within {tolerance:g} of their size. Hints of refusals are followed.
+`python -m tests.model_pairs` makes {each} conversions per model and
+direction, and one by layer kinds: {cells} of {every} possible ones are recorded.
 
-| way | means |
+| outcome | meaning |
 |---|---|
-| `like` | `convert --like`, with the shapes of the inputs |
-| `bare` | `convert --like` without them |
-| `into` | `load_into` a live model |
-| `kinds` | `convert` by layer kinds, without the target's model |
-
-`python -m tests.model_pairs` converts each model {each} times in each direction, by files and ways in turn,
-and once by layer kinds, where names are equal. {cells} of the {every} conversions that `--each 0` runs are
-recorded.
-
-*Determined* are the conversions in which the source, with the target's model where there is one, tells the
-order in which an image is flattened: a file of weights alone does not, if a model reorders axes by itself.
-*assumed* are conversions whose report names the layer and what was assumed of it, and it was so. *corrected*
-are those of which it was not so, and the option that the report names for that case gave the right result.
-*wrong, assumed* are those that stayed wrong with it.
+| right | equal outputs |
+| assumed | the same, with a named assumption that holds |
+| corrected | right with the option that the report names |
+| refused | an error, or not loadable |
+| wrong | other outputs, with or without (*silent*) an assumption |
+| determined | the files and the target model determine the order of flattened images |
 
 """
+WAYS = {
+    "like": "`convert --like` with input shapes",
+    "bare": "`convert --like` without them",
+    "into": "`load_into` a live model",
+    "kinds": "`convert` by layer kinds",
+}
+COUNTED = ("right", "assumed", "corrected")
 
 
 def page() -> str:
-    """Return the page with the recorded shares by direction, file and way."""
+    """Return the page with the recorded shares by direction and way."""
     cells = list(recorded().values())
     every = sum(len(conversions([*PROGRAMS], target)) for target in ("torch", "keras"))
     text = _PAGE.format(
-        programs=len(PROGRAMS), tolerance=OUTPUTS, each=EACH, cells=len(cells), every=f"{every:,}"
+        programs=len(PROGRAMS), tolerance=OUTPUTS, each=EACH, cells=f"{len(cells):,}", every=f"{every:,}"
     )
     whole = totals(cells)
     text += (
-        f"**{whole['good']} of {whole['sure']} determined conversions are right "
-        f"({whole['good'] / max(1, whole['sure']):.1%})**; {whole.get('WRONG', 0)} of all {len(cells)} are "
-        f"wrong without a word.\n\n"
+        f"**{whole['good']:,} of {whole['sure']:,} determined conversions are right "
+        f"({whole['good'] / max(1, whole['sure']):.1%})**; {whole.get('WRONG', 0)} of all {len(cells):,} are "
+        f"wrong without a message.\n\n## Conversions by command\n\n"
+        f"| to | command | {' | '.join(COUNTED)} | refused | wrong: with, silent | right of determined |\n"
+        f"|---|---|{'---:|' * (len(COUNTED) + 3)}\n"
     )
-    columns = ("right", "assumed", "corrected", "refused", "unloadable", "WRONG ASSUMED", "WRONG", "crash")
-    for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
-        mine = [cell for cell in cells if cell.target == target]
-        text += f"## {title}\n\n| file or way | {' | '.join(columns)} | right of determined |\n"
-        text += f"|---|{'---|' * (len(columns) + 1)}\n"
-        for field in ("source", "way"):
-            for value in sorted({getattr(cell, field) for cell in mine}):
-                found = totals([cell for cell in mine if getattr(cell, field) == value])
-                marks = " | ".join(str(found.get(column, 0)) for column in columns)
-                text += f"| `{value}` | {marks} | {found['good']} of {found['sure']} |\n"
-        text += "\n"
-    text += "## What is not right\n\n| model | file | way | state | why |\n|---|---|---|---|---|\n"
+    for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
+        for way, name in WAYS.items():
+            if mine := [cell for cell in cells if (cell.target, cell.way) == (target, way)]:
+                found = totals(mine)
+                counts = [*(found.get(column, 0) for column in COUNTED), len(mine)]
+                counts[-1] -= sum(counts[:-1]) + found.get("WRONG", 0) + found.get("WRONG ASSUMED", 0)
+                wrong = f"{found.get('WRONG ASSUMED', 0)}, {found.get('WRONG', 0)}"
+                text += f"| {title} | {name} | {' | '.join(map(str, counts))} | {wrong} "
+                text += f"| {found['good']} of {found['sure']} |\n"
+    return text + _refused(cells)
+
+
+def _refused(cells: Sequence[Cell]) -> str:
+    """Return the conversions that are not right, by model and direction."""
+    found: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         if cell.state not in FINE:
-            why = escaped(cell.sentence[:160])
-            text += f"| `{cell.program}` | `{cell.source}` | `{cell.way}` | {cell.state} | {why} |\n"
+            state = "" if cell.state == "refused" else f" ({cell.state})"
+            key = cell.program.removesuffix("__renamed"), cell.target
+            found.setdefault(key, []).append(f"`{cell.source}` {cell.way}{state}")
+    text = "\n## Refused conversions\n\n"
+    for (name, target), which in sorted(found.items()):
+        side = "PyTorch" if target == "torch" else "Keras"
+        text += f"- `{name}` to {side}: {', '.join(dict.fromkeys(which))}\n"
     return text
 
 

@@ -37,7 +37,6 @@ LIBRARIES = (
     *("tensorflow-cpu", "torch", "keras", "tf_keras", "tf2onnx", "onnx2torch", "onnx2tf", "onnx"),
     "transformers",
 )
-COLUMNS = ("right", "assumed", "corrected", "refused", "crash", "WRONG ASSUMED", "WRONG")
 # Errors by which a converter declines a model; any other exception is a crash.
 REFUSALS = (NotImplementedError, ValueError, RuntimeError)
 _PROGRAM = """
@@ -366,41 +365,24 @@ def recorded() -> list[Outcome]:
 
 _PAGE = """## Other converters
 
-The same pairs, converted by other tools as their documentation describes, with the same inputs and the same
-tolerance. {torch} models are converted to PyTorch and {keras} to Keras; models that differ from these in
-names only are left out. ckpttool reads two kinds of files for the comparison: weights with a configuration or
-alone, and a graph.
+The same pairs and tolerance; {torch} models to PyTorch and {keras} to Keras. *Time* is the median
+ratio of CPU times to ckpttool's first row; loads differed, so ratios are rough.
 
-- **Keras 3 with the torch backend** loads `.keras` files, and `.weights.h5` files where the Keras code of the
-  model is at hand. The result is a Keras model that computes with torch tensors: it is an `nn.Module`, trains
-  with torch optimizers, takes images with channels last, and does not run without Keras. It gives no
-  state_dict for a module written in PyTorch, and there is no way from a torch module to Keras.
-- **tf2onnx and onnx2torch** make a `torch.fx` graph of the SavedModel; **torch.onnx and onnx2tf** make a
-  Keras 2 model of the live torch module. The names of layers and the user's own class are lost.
-- **The one-off script** reverses the axes of kernels and copies the weights in order.
-- nobuco {nobuco}, which converts torch modules to Keras, was not run: it needs Keras 2 (TensorFlow before
-  2.16).
-
-*Refused* is an error that declines the model (`NotImplementedError`, `ValueError`, `RuntimeError`), *crash*
-any other exception. *WRONG* is a result that computes something else, without a word; *WRONG ASSUMED* names
-the layer and the assumption. *Time* is the median CPU time of a right conversion with loading and comparison,
-in processes that have imported the libraries; *ratio* is the median of each conversion's time divided by that
-of ckpttool's first row for the same model. The times of onnx2torch and onnx2tf include the export to ONNX.
-ckpttool's rows were recorded after the others', in processes of their own, on a busy machine: the ratios are
-rough.
+- Keras 3 with the torch backend gives a Keras model on torch tensors, and no way back.
+- onnx2torch gives a `torch.fx` graph, onnx2tf a Keras 2 model. Names and classes are lost.
+- The one-off script reverses kernels and copies weights in order.
+- nobuco {nobuco} needs Keras 2 and was not run.
 
 Versions: {versions}.
 
 """
-_TRANSFORMERS = """### Transformers' own loaders
+_TRANSFORMERS = """### Transformers
 
-Models of Transformers in tiny configurations with random weights: `from_pretrained(..., from_tf=True)` and
-`from_pt=True` beside `ckpttool convert --like`. Transformers 5 has no TensorFlow models, and in its last
-release before 5 (4.57.6) `from_tf=True` raises with PyTorch 2.13; 4.49 was used. The last column has the
-options of ckpttool that its hints asked for.
+Tiny models of Transformers 4.49 (5 has no TensorFlow models): `from_pretrained(..., from_tf=True)` and
+`from_pt=True` beside `convert --like`, CPU time in ms.
 
-| model | direction | Transformers | time | ckpttool | time | options |
-|---|---|---|---:|---|---:|---|
+| model | to TensorFlow: Transformers, ckpttool | to PyTorch: Transformers, ckpttool |
+|---|---|---|
 """
 NOBUCO = "0.17.0"
 
@@ -413,51 +395,35 @@ def page() -> str:
     head = RESULTS.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     count = {t: len({each.program for each in outcomes if each.target == t}) for t in TOOLS}
     text = _PAGE.format(**count, versions=head, nobuco=NOBUCO)
-    for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
-        columns = " | ".join(COLUMNS)
-        text += f"### {title} with other converters\n\n| tool | reads | makes | {columns} | time | ratio |\n"
-        text += f"|---|---|---|{'---|' * len(COLUMNS)}---:|---:|\n"
+    text += "| to | tool | reads | right | assumed | refused, crash | wrong | time |\n"
+    text += f"|---|---|---|{'---:|' * 5}\n"
+    for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         base = {e.program: e for e in outcomes if e.target == target and e.tool == "ckpttool"}
         for key, tool in TOOLS[target].items():
             mine = [each for each in outcomes if each.target == target and each.tool == key]
             counts = Counter(each.state for each in mine)
             done = [each for each in mine if each.state in harness.FINE]
-            took = statistics.median(each.seconds for each in done) if done else 0.0
             ratios = [each.seconds / max(1e-6, base[each.program].seconds) for each in done]
-            marks = " | ".join(str(counts[column]) for column in COLUMNS)
-            text += f"| {tool.title} | {tool.source} | {tool.result} | {marks} "
-            text += f"| {took * 1000:,.0f} ms | {statistics.median(ratios) if ratios else 0:.1f} |\n"
-        text += "\n"
-    return text + _of_transformers() + _reasons(outcomes)
+            assumed = counts["assumed"] + counts["corrected"]
+            wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
+            text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} "
+            text += f"| {counts['refused'] + counts['crash']} | {wrong} "
+            text += f"| {statistics.median(ratios) if ratios else 0:.1f} |\n"
+    return f"{text}\n{_of_transformers()}"
 
 
 def _of_transformers() -> str:
     found = {(each.program, each.target, each.tool): each for each in recorded()}
-    text = ""
+    rows: dict[str, dict[str, str]] = {}
+    options = []
     for (name, target, tool), theirs in found.items():
         if tool == "transformers":
             ours = found[name, target, "ckpttool"]
-            way = "to PyTorch" if target == "torch" else "to TensorFlow"
-            options = f"`{ours.sentence}`" if ours.sentence else ""
-            text += f"| {name} | {way} | {theirs.state} | {theirs.seconds * 1000:,.0f} ms "
-            text += f"| {ours.state} | {ours.seconds * 1000:,.0f} ms | {options} |\n"
-    return f"{_TRANSFORMERS}{text}\n" if text else ""
-
-
-def _reasons(outcomes: Sequence[Outcome]) -> str:
-    text = "### What other converters do not convert\n\n"
-    text += "| direction | tool | state | models | why, for the first |\n|---|---|---|---|---|\n"
-    groups: dict[tuple[str, str, str], list[Outcome]] = {}
-    for each in outcomes:
-        if each.tool not in _OURS[each.target] and each.state != "right":
-            groups.setdefault((each.target, each.tool, each.state), []).append(each)
-    for (target, tool, state), mine in sorted(groups.items()):
-        way = "to PyTorch" if target == "torch" else "to Keras"
-        names = ", ".join(f"`{each.program}`" for each in mine[:6])
-        more = f" and {len(mine) - 6} more" if len(mine) > 6 else ""
-        why = harness.escaped(mine[0].sentence[:120])
-        text += f"| {way} | {TOOLS[target][tool].title} | {state} | {names}{more} | {why} |\n"
-    return text
+            cell = f"{theirs.state} {theirs.seconds * 1000:,.0f}, {ours.state} {ours.seconds * 1000:,.0f}"
+            rows.setdefault(name, {})[target] = cell
+            options += [f"\n{name} needs `{ours.sentence}`.\n"] if ours.sentence else []
+    text = "".join(f"| {name} | {row['keras']} | {row['torch']} |\n" for name, row in rows.items())
+    return f"{_TRANSFORMERS}{text}{''.join(options)}" if text else ""
 
 
 def _transformers(folder: Path) -> Iterator[Outcome]:

@@ -382,37 +382,35 @@ def recorded() -> list[Cell]:
     return [Cell(*line.split("\t")) for line in lines]
 
 
-_PAGE = """## Twins with names of their own
+_PAGE = """## Models with different names
 
-{pairs} models written twice by hand, whose layers are named, nested and constructed differently and are
-mostly square, are filled from each form by `load_into` (`python -m tests.model_pairs.twins --record`).
-
-*followed* are refusals whose hint, followed with one of the choices that it lists, gives the source's
-outputs; *refused* are the others: those whose hint was not followed when this was recorded
-(`--tries 0`), that leave more than {tries} choices, or that ask for another model.
-*corrected* are assumptions that were wrong, and right with the option or epsilon that their sentence names.
-*wrong, assumed* cannot be known from the file: the sentence names what was taken.
+{pairs} models written twice by hand with other names and nesting, mostly square, filled from each form by
+`load_into` (`python -m tests.model_pairs.twins --record`). *Followed* are refusals that one of the listed
+choices makes right. *Refused* are the others: the hint was not tried (`--tries 0`), leaves more than
+{tries} choices, or needs another model.
 
 """
 
 
 def page() -> str:
-    """Return the section with the recorded states by form, and what was assumed wrongly."""
+    """Return the section with the recorded states by form, and the fillings that are wrong."""
     found = recorded()
+    columns = [state for state in STATES if state not in ("WRONG ASSUMED", "WRONG", "crash", "unable")]
     text = _PAGE.format(pairs=len({cell.pair for cell in found}), tries=_MOST_TRIES)
-    text += f"| form | {' | '.join(STATES)} |\n|---|{'---|' * len(STATES)}\n"
-    for source in (*KERAS, *TORCH):
-        states = [cell.state for cell in found if cell.source == source]
-        text += f"| `{source}` | {' | '.join(str(states.count(state)) for state in STATES)} |\n"
-    states = [cell.state for cell in found]
-    text += f"| all | {' | '.join(str(states.count(state)) for state in STATES)} |\n\n"
-    wrong = [cell for cell in found if cell.state == "WRONG ASSUMED"]
-    if wrong:
-        text += "| model | form | assumed |\n|---|---|---|\n"
-    for cell in wrong:
-        sentence = re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", cell.sentence)
-        text += f"| `{cell.pair}` | `{cell.source}` | {sentence} |\n"
-    return text
+    text += f"| forms | {' | '.join(columns)} | wrong: with, silent |\n|---|{'---:|' * (len(columns) + 1)}\n"
+    for title, forms in (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))):
+        states = [cell.state for cell in found if cell.source in forms]
+        marks = " | ".join(str(states.count(state)) for state in columns)
+        wrong = f"{states.count('WRONG ASSUMED')}, {states.count('WRONG')}"
+        text += f"| {title} | {marks} | {wrong} |\n"
+    wrong_fillings: dict[str, list[str]] = {}
+    for cell in found:
+        if cell.state == "WRONG ASSUMED":
+            wrong_fillings.setdefault(cell.pair, []).append(f"`{cell.source}`")
+    each = "; ".join(f"`{pair}` ({', '.join(forms)})" for pair, forms in wrong_fillings.items())
+    return (
+        f"{text}\nWrong with an assumption (square matrices and pairs of vectors without classes): {each}.\n"
+    )
 
 
 def main() -> None:
