@@ -70,7 +70,7 @@ def test_statistics_play_by_their_agent(folder: Path) -> None:
     sb3.statistics(folder / "vecnormalize.pkl")
     with pytest.raises(MappingError) as caught:
         restore_agent("vecnormalize.pkl")
-    assert caught.value.hint == "ckpttool eval agent.zip"
+    assert str(caught.value.hint).split() == ["ckpttool", "eval", "agent.zip"]
 
 
 def test_statistics_without_an_agent_belong_to_none(folder: Path) -> None:

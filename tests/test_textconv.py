@@ -17,6 +17,7 @@ from ckpttool.core import Alias, Tree, ValueLeaf, display, key
 from ckpttool.formats import open_checkpoint
 from tests.bundle_writer import bundle, entry, header, shape, table
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.golden_texts import Golden
 from tests.pickles import ACTING
 from tests.trees import keys, leaf, torch_tree
 
@@ -51,7 +52,7 @@ def written(folder: Path, name: str = "agent.pt", **changes: object) -> Path:
 def test_every_entry_has_one_line_with_its_digest_and_numbers(tmp_path: Path) -> None:
     file = written(tmp_path)
     lines = textconv(str(file))
-    assert lines[0].startswith("format pytorch, ")
+    assert "pytorch" in lines[0]
     digests = {each.path: each.sha256 for each in digest(str(file)).tensors}
     assert lines[1:] == (
         "lr = 0.0003",
@@ -85,10 +86,10 @@ def test_what_is_not_finite_is_counted_and_aliases_are_named(tmp_path: Path) -> 
     assert lines[2] == "b is a"
 
 
-def test_what_loading_would_run_comes_first(tmp_path: Path) -> None:
+def test_what_loading_would_run_comes_first(tmp_path: Path, golden: Golden) -> None:
     data, name = ACTING["GLOBAL + REDUCE"]
     (tmp_path / "x.pkl").write_bytes(data)
-    assert f"loading calls {name} (would run code)" in textconv(str(tmp_path / "x.pkl"))[:3]
+    golden("\n".join(each for each in textconv(str(tmp_path / "x.pkl"))[:3] if name in each))
 
 
 def test_long_texts_and_control_characters_stay_in_their_line(tmp_path: Path) -> None:
@@ -127,12 +128,12 @@ def test_a_tensor_that_changes_its_bytes_changes_its_line_of_the_index(tmp_path:
     assert [line.split()[0] for line, other in zip(before, after, strict=True) if line != other] == ["v"]
 
 
-def test_inspect_lists_an_index_whose_graph_is_in_a_missing_shard(tmp_path: Path) -> None:
+def test_inspect_lists_an_index_whose_graph_is_in_a_missing_shard(tmp_path: Path, golden: Golden) -> None:
     shutil.copy(f"{TF_SAMPLE}.index", tmp_path)
     ran = in_process("inspect", tmp_path / TF_SAMPLE.name, "--json")
     assert ran.status == 0
     assert len(ran.json()["tensors"]) == 78
-    assert any("the object graph is in a missing shard" in note for note in ran.json()["notes"])
+    golden("\n".join(ran.json()["notes"]))
 
 
 # --- What is no checkpoint by itself ----------------------------------------------------------------
