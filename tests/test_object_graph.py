@@ -446,16 +446,16 @@ def test_any_graph_is_named_once(edges: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(graph(node([("a", 77)])), id="does-not-have"),
-        pytest.param(graph(node([("a", -1)])), id="does-not-have-2"),
-        pytest.param(graph(node([("a", 2**31 - 1)])), id="does-not-have-3"),
+        pytest.param(graph(node([("a", 77)])), id="no-such-object"),
+        pytest.param(graph(node([("a", -1)])), id="no-such-object-2"),
+        pytest.param(graph(node([("a", 2**31 - 1)])), id="no-such-object-3"),
         pytest.param(graph(node([("a", 1), ("a", 2)]), node(), node()), id="two-children"),
-        pytest.param(graph(node(slots=[(77, "m", 0)])), id="does-not-have-4"),
-        pytest.param(graph(node(slots=[(0, "m", -1)])), id="does-not-have-5"),
+        pytest.param(graph(node(slots=[(77, "m", 0)])), id="no-such-object-4"),
+        pytest.param(graph(node(slots=[(0, "m", -1)])), id="no-such-object-5"),
         pytest.param(b"\xff" * 20, id="varint"),
         pytest.param(b"\x0a\x7f", id="longer"),
-        pytest.param(graph(W["field"](1, 5)), id="number-where-a-message"),
-        pytest.param(graph(W["field"](2, W["field"](3, 5))), id="number-where-a-message-2"),
+        pytest.param(graph(W["field"](1, 5)), id="number"),
+        pytest.param(graph(W["field"](2, W["field"](3, 5))), id="number-2"),
     ],
 )
 def test_broken_graphs(data: bytes, golden: Golden) -> None:

@@ -221,42 +221,43 @@ def test_a_momentum_that_nobody_tells_is_missing(momentum: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options",
     [
-        (("--optimizer", "x_optimizer/momentum=1"), "the agent has no x_optimizer"),
-        (("--optimizer", "critic_optimizer/nomentum=1"), "did you mean momentum"),
-        (("--optimizer", "x=2"), "the agent has no x"),
-        (("--optimizer", "critic_optimizer/epsilon=small"), "'small' is no number"),
-        (("--optimizer", "critic_optimizer/learning_rate=1"), "the checkpoint itself says"),
-        (("--l2", "critic/**/kernel"), "no pattern and factor"),
-        (("--l2", "critic/**/kernel=-1"), "no pattern and factor"),
-        (("--l2", "critic/**/kernle=0.01"), "fits no weight that is trained"),
+        pytest.param(("--optimizer", "x_optimizer/momentum=1"), id="unknown-optimizer"),
+        pytest.param(("--optimizer", "critic_optimizer/nomentum=1"), id="unknown-setting"),
+        pytest.param(("--optimizer", "x=2"), id="no-setting"),
+        pytest.param(("--optimizer", "critic_optimizer/epsilon=small"), id="not-a-number"),
+        pytest.param(("--optimizer", "critic_optimizer/learning_rate=1"), id="in-the-checkpoint"),
+        pytest.param(("--l2", "critic/**/kernel"), id="no-factor"),
+        pytest.param(("--l2", "critic/**/kernel=-1"), id="negative-factor"),
+        pytest.param(("--l2", "critic/**/kernle=0.01"), id="no-such-weight"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
+def test_what_makes_no_sense_is_one_sentence(
+    tmp_path: Path, options: tuple[str, ...], golden: Golden
+) -> None:
     ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt", *options)
     assert ran.status == 2
-    assert sentence in ran.err
+    golden(ran)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence", "hint"),
+    "said",
     [
-        (("lr=1",), "no optimizer has a lr", "did you mean learning_rate"),
-        (("momentum=0.9",), "actor_optimizer is Adam, which has no momentum", "amsgrad"),
-        (("epsilon=true",), "epsilon is a number", ""),
-        (("amsgrad=2",), "amsgrad is true, false or null", ""),
-        (("epsilon=1", "beta_1=0.5", "epsilon=1"), "actor_optimizer/epsilon is said twice", ""),
+        pytest.param(("lr=1",), id="unknown"),
+        pytest.param(("momentum=0.9",), id="of-another-optimizer"),
+        pytest.param(("epsilon=true",), id="not-a-number"),
+        pytest.param(("amsgrad=2",), id="not-a-flag"),
+        pytest.param(("epsilon=1", "beta_1=0.5", "epsilon=1"), id="twice"),
     ],
 )
 def test_a_setting_that_the_optimizer_has_not_is_refused(
-    tmp_path: Path, said: tuple[str, ...], sentence: str, hint: str
+    tmp_path: Path, said: tuple[str, ...], golden: Golden
 ) -> None:
     with pytest.raises(UsageError) as caught:
         convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{each}" for each in said])
-    assert sentence in str(caught.value)
-    assert hint in (caught.value.hint or "")
+    golden(caught.value)
 
 
 def test_settings_of_two_optimizers_are_two_settings(tmp_path: Path) -> None:

@@ -131,25 +131,22 @@ def test_the_token_goes_to_the_hub_and_is_not_shown(hub: Hub, monkeypatch: pytes
     assert "SECRET" not in ran.out + ran.err
 
 
-WRONG = {
-    "hf://user/nothing/a.pt": "no such repository",
-    "hf://user/agent@nowhere/a.pt": "no such revision",
-    "hf://user/agent/td3_pendulum_torch/ckpt-1500.pt": "no such checkpoint",
-    "hf://buckets/user/agent/a.pt": "buckets are not",
-    "hf://user": "no such checkpoint",
-}
+WRONG = (
+    "hf://user/nothing/a.pt",
+    "hf://user/agent@nowhere/a.pt",
+    "hf://user/agent/td3_pendulum_torch/ckpt-1500.pt",
+    "hf://buckets/user/agent/a.pt",
+    "hf://user",
+)
 
 
-def test_what_is_wrong_at_the_hub_is_one_sentence(hub: Hub) -> None:
-    for url, message in WRONG.items():
-        assert message in refused(in_process("inspect", url)), url
+def test_what_is_wrong_at_the_hub_is_one_sentence(hub: Hub, golden: Golden) -> None:
+    for url in WRONG:
+        golden(refused(in_process("inspect", url)))
     url = "hf://user/agent/td3_pendulum_torch/ckpt-15000.pt"
-    for odd, message in {
-        "403": "permits no reading",
-        "cut": "stopped before all bytes",
-    }.items():
+    for odd in ("403", "cut"):
         hub.odd = odd
-        assert message in refused(in_process("inspect", url)), odd
+        golden(refused(in_process("inspect", url)))
     hub.odd = "whole"  # of what is small
     assert ckpttool.digest(url).sha256 == ckpttool.digest(str(TORCH_SAMPLE)).sha256
 

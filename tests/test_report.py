@@ -382,22 +382,22 @@ def test_the_name_is_that_of_the_checkpoint_and_nothing_is_overwritten(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        (["none.pt"], "no such checkpoint"),
-        ([TORCH_SAMPLE, "none.pt"], "no such checkpoint"),
-        ([TORCH_SAMPLE, "--eval", "text.json"], "text.json: the evaluation is not JSON"),
-        ([TORCH_SAMPLE, "--eval", "other.json"], "other.json: this is no evaluation"),
-        ([TORCH_SAMPLE, "--conversion", "other.json"], "other.json: this is no report of a conversion"),
-        ([TORCH_SAMPLE, "--eval", "none.json"], "none.json: the evaluation is not there"),
-        ([TORCH_SAMPLE, "--out", "none/x.html"], "does not exist"),
-        ([TORCH_SAMPLE, "--out", "."], "is a folder"),
+        pytest.param(["none.pt"], id="absent"),
+        pytest.param([TORCH_SAMPLE, "none.pt"], id="absent-other"),
+        pytest.param([TORCH_SAMPLE, "--eval", "text.json"], id="not-json"),
+        pytest.param([TORCH_SAMPLE, "--eval", "other.json"], id="no-evaluation"),
+        pytest.param([TORCH_SAMPLE, "--conversion", "other.json"], id="no-conversion"),
+        pytest.param([TORCH_SAMPLE, "--eval", "none.json"], id="absent-evaluation"),
+        pytest.param([TORCH_SAMPLE, "--out", "none/x.html"], id="absent-folder"),
+        pytest.param([TORCH_SAMPLE, "--out", "."], id="folder"),
     ],
 )
-def test_what_is_refused(arguments: list[object], said: str, tmp_path: Path) -> None:
+def test_what_is_refused(arguments: list[object], golden: Golden, tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "other.json").write_text('{"evaluations": [{}]}')
-    assert said in refused(in_process("report", *arguments, cwd=tmp_path))
+    golden(refused(in_process("report", *arguments, cwd=tmp_path)))
     assert {each.name for each in tmp_path.iterdir()} == {"text.json", "other.json"}
 
 

@@ -186,7 +186,7 @@ def test_a_file_of_an_unknown_tool_points_to_the_formats(folder: Path) -> None:
     assert isinstance(error, NotACheckpointError)
     ran = in_process("formats", cwd=folder)
     assert ran.status == 0
-    assert str(error.hint).startswith("ckpttool formats ")
+    assert "ckpttool formats" in str(error.hint)
 
 
 @pytest.mark.parametrize("level", [1, 9])

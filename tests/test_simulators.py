@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,28 +265,40 @@ def test_several_checkpoints_play_in_it(module: Path, more: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
-        ("Missing", ("own_simulator has no Missing",)),
-        ("Simulatr", ("did you mean Simulator",)),
-        ("nothing", ("not a factory", "int")),
-        ("fails", ("own_simulator:fails raises RuntimeError: no licence",)),
-        ("no_bounds", ("action_low and action_high", "Bare")),
-        ("no_step", ("without step",)),
+        ("Missing", ()),
+        ("Simulatr", ("Simulator",)),
+        ("nothing", ("int",)),
+        ("fails", ("RuntimeError: no licence",)),
+        ("no_bounds", ("action_low", "action_high", "Bare")),
+        ("no_step", ("step",)),
         ("no_sizes", ("obs_dim", "found 0")),
-        ("crossed", ("action bounds", "[3.0]")),
-        ("few_bounds", ("action bounds",)),
+        ("crossed", ("[3.0]",)),
+        ("few_bounds", ("action",)),
         ("words", ("action_low", "'low'")),
         ("wide", ("observations", "float32 [2, 6] on cpu", "[2, 3]")),
-        ("floats", ("terminated", "found float32 [2]", "of bool")),
+        ("floats", ("terminated", "found float32 [2]", "bool")),
         ("column", ("rewards", "[2, 1]")),
         ("whole", ("rewards", "int64")),
         ("arrays", ("observations", "ndarray")),
         ("five", ("step", "tuple of 5")),
         ("elsewhere", ("rewards", "on meta", "on cpu")),
         ("unpaid", ("reward", "episode 0")),
-        ("unseen", ("observation", "episode 2, step 0")),
-        ("crashes", ("step of own_simulator:crashes raises ValueError",)),
-        ("Guarded", ("raises OSError: no device",)),
-        ("unseeded", ("reset of own_simulator:unseeded raises TypeError",)),
+        ("unseen", ("observation", "episode 2")),
+        (
+            "crashes",
+            (
+                "step",
+                "ValueError",
+            ),
+        ),
+        ("Guarded", ("OSError: no device",)),
+        (
+            "unseeded",
+            (
+                "reset",
+                "TypeError",
+            ),
+        ),
         ("capped", ("max_episode_steps", "50")),
     ],
 )
@@ -304,24 +317,27 @@ def test_a_simulator_that_does_not_fit_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("env", "more", "attribute"),
+    ("env", "more"),
     [
-        ("no_such_module:make", (), "no module no_such_module"),
-        ("own_simulator:Simulator", ("--video", "film.gif"), "cannot be filmed"),
-        ("own_simulator:Simulator", ("--noise", "0.1"), "known seeds"),
-        ("own_simulator:Simulator", ("--backend", "numpy"), "policy on tensors"),
-        ("own_simulator:Simulator", ("--adapter", "zero_contact_forces"), "zero_contact_forces"),
-        ("own_simulator:Simulator", ("--engine", "gymnasium"), "own_simulator:Simulator"),
+        pytest.param("no_such_module:make", (), id="no-module"),
+        pytest.param("own_simulator:Simulator", ("--video", "film.gif"), id="video"),
+        pytest.param("own_simulator:Simulator", ("--noise", "0.1"), id="noise"),
+        pytest.param("own_simulator:Simulator", ("--backend", "numpy"), id="numpy"),
+        pytest.param(
+            "own_simulator:Simulator", ("--adapter", "zero_contact_forces"), id="zero_contact_forces"
+        ),
+        pytest.param("own_simulator:Simulator", ("--engine", "gymnasium"), id="gymnasium"),
     ],
 )
 def test_what_cannot_be_played_is_one_sentence(
-    module: Path, env: str, more: tuple[str, ...], attribute: str
+    module: Path, env: str, more: tuple[str, ...], golden: Golden
 ) -> None:
     if "--engine" in more or "--video" in more:
         pytest.importorskip("gymnasium")
     common = ("eval", TORCH_SAMPLE, "--engine", "device", "--backend", "torch", "--env", env, *more)
     ran = in_process(*common)
-    assert attribute in refused(ran) + ran.err
+    refused(ran)
+    golden(re.sub(r"gymnasium [\d.]+ (.*): .*", r"gymnasium N \1", ran.err))  # the rest is gymnasium's
 
 
 def test_a_simulator_that_fails_to_close_has_played(module: Path) -> None:

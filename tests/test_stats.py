@@ -50,24 +50,24 @@ def test_pieces_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "kind", "sign"),
+    ("array", "kind"),
     [
-        (np.array([1.0, math.nan]), {}, "1 of 2 is NaN"),
-        (np.array([[math.inf, -math.inf]]), {}, "2 of 2 are infinite"),
-        (np.zeros((2, 2)), {}, "all zeros"),
-        (np.array([[1.0, 0.0], [2.0, 0.0]]), {}, "1 of 2 units takes nothing in"),
-        (np.array([1.0, -1.0]), {"role": "slot", "slot": "v"}, "a mean of squares is negative"),
-        (np.zeros(3), {"role": "slot", "slot": "v"}, "never updated"),
-        (np.full(3, 1e-30), {"role": "slot", "slot": "v"}, "vanished"),
-        (np.full(3, 1e20), {"role": "slot", "slot": "v"}, "exploded"),
+        pytest.param(np.array([1.0, math.nan]), {}, id="nan"),
+        pytest.param(np.array([[math.inf, -math.inf]]), {}, id="infinite"),
+        pytest.param(np.zeros((2, 2)), {}, id="all-zeros"),
+        pytest.param(np.array([[1.0, 0.0], [2.0, 0.0]]), {}, id="dead-unit"),
+        pytest.param(np.array([1.0, -1.0]), {"role": "slot", "slot": "v"}, id="negative-square"),
+        pytest.param(np.zeros(3), {"role": "slot", "slot": "v"}, id="never-updated"),
+        pytest.param(np.full(3, 1e-30), {"role": "slot", "slot": "v"}, id="vanished"),
+        pytest.param(np.full(3, 1e20), {"role": "slot", "slot": "v"}, id="exploded"),
     ],
 )
-def test_signs(array: np.ndarray, kind: dict[str, Any], sign: str) -> None:
+def test_signs(array: np.ndarray, kind: dict[str, Any], golden: Golden) -> None:
     from dataclasses import replace
 
     there = replace(leaf(array.astype(np.float32), "x"), **kind)
     found = list(find_warning_signs((attr("kernel"),), there, moments.compute_moments(array), array))
-    assert any(sign in each for each in found), found
+    golden("\n".join(found))
 
 
 @pytest.mark.parametrize("array", [np.zeros(4), np.ones((3, 3)), np.eye(3)])

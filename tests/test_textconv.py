@@ -83,7 +83,7 @@ def test_what_is_not_finite_is_counted_and_aliases_are_named(tmp_path: Path) -> 
     save(tree, str(tmp_path / "x.pt"))
     lines = textconv(str(tmp_path / "x.pt"))
     assert lines[1].endswith(" 1 to 3, mean 2, std 0.8165, 1 NaN, 1 infinite")
-    assert lines[2] == "b is a"
+    assert {"a", "b"} <= set(lines[2].split())
 
 
 def test_what_loading_would_run_comes_first(tmp_path: Path, golden: Golden) -> None:
@@ -140,28 +140,24 @@ def test_inspect_lists_an_index_whose_graph_is_in_a_missing_shard(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("name", "data"),
     [
-        ("x.data-00000-of-00001", b"\0\1", "data of a TensorFlow checkpoint, whose .index"),
-        ("x.pt", TORCH_SAMPLE.read_bytes()[:5000], "the archive's end"),
-        ("x.pt", b"", "the file is empty"),
-        ("x.pt", b"\x93what", "unrecognised file format"),
-        (
-            "x.index",
-            table([(b"", header()), (b"w", entry(1, shape(2), 0, 1, bytes(4)))]),
-            "the tensor's size",
-        ),
+        ("x.data-00000-of-00001", b"\0\1"),
+        ("x.pt", TORCH_SAMPLE.read_bytes()[:5000]),
+        ("x.pt", b""),
+        ("x.pt", b"\x93what"),
+        ("x.index", table([(b"", header()), (b"w", entry(1, shape(2), 0, 1, bytes(4)))])),
     ],
     ids=["shard", "cut short", "empty", "unknown", "damaged index"],
 )
 def test_a_file_that_is_none_is_told_by_a_sentence_and_a_digest(
-    tmp_path: Path, name: str, data: bytes, told: str
+    tmp_path: Path, name: str, data: bytes, golden: Golden
 ) -> None:
     (tmp_path / name).write_bytes(data)
     ran = in_process("textconv", tmp_path / name)
     assert (ran.status, ran.err) == (0, "")
     first, second = ran.out.splitlines()
-    assert told in first
+    golden(first)
     assert str(tmp_path) not in first
     assert second.startswith(f"{len(data):,} byte")
     (tmp_path / name).write_bytes(data + b"\0")
