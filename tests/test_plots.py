@@ -148,7 +148,7 @@ def test_two_algorithms_are_two_rows_with_intervals_over_runs(
     assert "sac" in joined
     assert any("0.00" in text for text in shown)
     assert not any("save_counter" in text for text in shown)
-    golden(re.sub(r"-?[\d,]+\.\d", "N", "\n".join(text for text in shown if re.search("[a-z]{2}", text))))
+    golden(re.sub(r"-?[\d,]+\.\d", "N", "\n".join(text for text in shown if re.search("[A-Za-z]{2}", text))))
 
 
 @needs_matplotlib
@@ -157,7 +157,7 @@ def test_one_checkpoint_shows_its_distribution(tmp_path: Path, golden: Golden) -
     result = evaluation("a.pt", MIXED).statistics
     assert f"mean {result.mean:,.1f}" in said
     assert f"IQM {result.iqm:,.1f}" in said
-    golden("\n".join(text for text in said if re.search("[a-z]{2}", text)))
+    golden("\n".join(text for text in said if re.search("[A-Za-z]{2}", text)))
 
 
 @needs_matplotlib
@@ -228,7 +228,6 @@ def test_what_cannot_be_plotted_is_refused(
     with pytest.raises(CkpttoolError) as caught:
         plots.require_plot(str(tmp_path / "a.jpg"))
     golden(caught.value)
-    assert ".png, .svg, .pdf" in str(caught.value.hint)
     with pytest.raises(CkpttoolError) as caught:
         plots.require_plot(str(there))
     golden(caught.value)
