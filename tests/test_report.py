@@ -303,7 +303,7 @@ def receipt_verdict(page: Page) -> str:
     return next(words[1] for words in classes if words[0] == "verdict")
 
 
-def test_the_conversion_is_told_from_the_receipt_or_from_its_document(tmp_path: Path) -> None:
+def test_the_conversion_is_told_from_the_receipt_or_from_its_document(tmp_path: Path, golden: Golden) -> None:
     target = tmp_path / "agent.pt"
     saved = in_process("convert", TF_SAMPLE, target, "--json", "--no-verify")
     (tmp_path / "convert.json").write_text(saved.out)
@@ -320,7 +320,7 @@ def test_the_conversion_is_told_from_the_receipt_or_from_its_document(tmp_path: 
     assert receipt_verdict(page) == "bad"
     shutil.copy(EARLY, target)
     page, document = made(tmp_path, "d.html", target)
-    assert "agent.pt.ckpttool.json" in page.words
+    golden("\n".join(text.strip() for text in page.text if "sidecar" in text))
     assert document["findings"] == 1
 
 

@@ -459,16 +459,13 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     )
 
 
-def test_a_disk_that_cannot_be_read_is_the_source_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
+def test_a_disk_that_cannot_be_read_is_the_source_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", failing)
-    with pytest.raises(FormatError) as caught:
+    with pytest.raises(FormatError, match="Input/output") as caught:
         digest(str(TORCH_SAMPLE))
-    golden(caught.value)
     assert caught.value.file == str(TORCH_SAMPLE)
 
 
