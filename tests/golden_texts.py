@@ -30,6 +30,10 @@ class Golden:
         self._test, self._replaced, self._update = test, replaced, update
         self._count = 0
 
+    def replace(self, part: str, name: str) -> None:
+        """Store `name` instead of a part that differs between runs, e.g. a server's address."""
+        self._replaced[part] = name
+
     def __call__(self, shown: str | CkpttoolError | Ran) -> None:
         """Compare an error (its kind, sentence and hint), a finished command, or a text."""
         text = render(shown)

@@ -26,6 +26,7 @@ from ckpttool.networks import (
     network_arrays,
     value_shapes,
 )
+from tests.golden_texts import Golden
 
 
 def dense(rows: int, columns: int, dtype: str = "float32") -> Dense:
@@ -81,28 +82,28 @@ def test_shapes_follow_the_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    "network",
     [
-        pytest.param(chain(17, dense(3, 4)), r"node 0 \(Dense\).*\[batch, 3\].*\[batch, 17\]", id="dense"),
-        pytest.param(chain(3, Dense(np.ones((3, 4)), np.ones(5))), "bias of 4.*5", id="bias"),
-        pytest.param(chain(3, Affine(np.ones(2), np.ones(2))), r"\[batch, 2\]", id="affine"),
-        pytest.param(chain(3, LayerNorm(np.ones(2), np.ones(2), 0)), r"\[batch, 2\]", id="norm"),
-        pytest.param(Network((("obs", 3),), (Node(Flatten(), (1,)),), 1), "does not exist", id="itself"),
-        pytest.param(Network((("obs", 3),), (), 5), "value 5 of 1", id="output"),
-        pytest.param(
-            Network((("obs", 3), ("h", 2)), (), 0, (StateSlot("h", (2,), 0),)), "state 'h'", id="state"
-        ),
+        pytest.param(chain(17, dense(3, 4)), id="dense"),
+        pytest.param(chain(3, Dense(np.ones((3, 4)), np.ones(5))), id="bias"),
+        pytest.param(chain(3, Affine(np.ones(2), np.ones(2))), id="affine"),
+        pytest.param(chain(3, LayerNorm(np.ones(2), np.ones(2), 0)), id="norm"),
+        pytest.param(Network((("obs", 3),), (Node(Flatten(), (1,)),), 1), id="itself"),
+        pytest.param(Network((("obs", 3),), (), 5), id="output"),
+        pytest.param(Network((("obs", 3), ("h", 2)), (), 0, (StateSlot("h", (2,), 0),)), id="state"),
     ],
 )
-def test_a_graph_that_does_not_fit_is_refused(network: Network, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_graph_that_does_not_fit_is_refused(network: Network, golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
         value_shapes(network)
+    golden(caught.value)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float64"), ("float16", "float16")])
-def test_other_types_than_one_float_are_refused(dtypes: tuple[str, str]) -> None:
-    with pytest.raises(UnsupportedError, match="float32 or in float64"):
+def test_other_types_than_one_float_are_refused(dtypes: tuple[str, str], golden: Golden) -> None:
+    with pytest.raises(UnsupportedError) as caught:
         dtype_of(chain(3, dense(3, 3, dtypes[0]), dense(3, 3, dtypes[1])))
+    golden(caught.value)
 
 
 class TestFeeds:
@@ -129,9 +130,10 @@ class TestFeeds:
         with pytest.raises(EnvironmentMismatchError, match="obs, action"):
             InputAdapter(EVERY_KIND)({name: np.ones((1, 3)) for name in names})
 
-    def test_one_array_for_two_inputs_is_refused(self) -> None:
-        with pytest.raises(EnvironmentMismatchError, match="one array"):
+    def test_one_array_for_two_inputs_is_refused(self, golden: Golden) -> None:
+        with pytest.raises(EnvironmentMismatchError) as caught:
             InputAdapter(EVERY_KIND)(np.ones((1, 3)))
+        golden(caught.value)
 
     def test_batches_must_agree(self) -> None:
         with pytest.raises(EnvironmentMismatchError, match="'action'"):

@@ -19,6 +19,7 @@ from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
 from ckpttool.mapping import Plan, Scale
 from tests.conftest import TF_SAMPLE, in_process
+from tests.golden_texts import Golden
 from tests.trees import leaf, torch_dense, torch_tree
 
 NAME = "actor_optimizer"
@@ -85,12 +86,12 @@ def test_kernels_and_biases_apart_are_known_by_their_shapes(first: list[str]) ->
     assert found[f"{NAME}/learning_rate"] == ValueLeaf(0.5)  # on which they agree
 
 
-def test_groups_that_could_be_shared_out_in_two_ways_are_left_unmapped() -> None:
+def test_groups_that_could_be_shared_out_in_two_ways_are_left_unmapped(golden: Golden) -> None:
     # Layers 2 and 3 are alike: either could be the first group's.
     groups = [["l2.weight", "l2.bias"], [name for name in WEIGHTS if not name.startswith("l2")]]
     binding = bound(agent(groups, ADAM, ADAM))
     assert not any(move.target[0].value == NAME for move in binding.moves.moves)
-    assert any("parameter groups do not match" in note for note in binding.moves.notes)
+    golden("\n".join(binding.moves.notes))
 
 
 def test_names_tell_what_shapes_do_not() -> None:
@@ -220,42 +221,43 @@ def test_a_momentum_that_nobody_tells_is_missing(momentum: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options",
     [
-        (("--optimizer", "x_optimizer/momentum=1"), "the agent has no x_optimizer"),
-        (("--optimizer", "critic_optimizer/nomentum=1"), "did you mean momentum"),
-        (("--optimizer", "x=2"), "the agent has no x"),
-        (("--optimizer", "critic_optimizer/epsilon=small"), "'small' is no number"),
-        (("--optimizer", "critic_optimizer/learning_rate=1"), "the checkpoint itself says"),
-        (("--l2", "critic/**/kernel"), "no pattern and factor"),
-        (("--l2", "critic/**/kernel=-1"), "no pattern and factor"),
-        (("--l2", "critic/**/kernle=0.01"), "fits no weight that is trained"),
+        pytest.param(("--optimizer", "x_optimizer/momentum=1"), id="unknown-optimizer"),
+        pytest.param(("--optimizer", "critic_optimizer/nomentum=1"), id="unknown-setting"),
+        pytest.param(("--optimizer", "x=2"), id="no-setting"),
+        pytest.param(("--optimizer", "critic_optimizer/epsilon=small"), id="not-a-number"),
+        pytest.param(("--optimizer", "critic_optimizer/learning_rate=1"), id="in-the-checkpoint"),
+        pytest.param(("--l2", "critic/**/kernel"), id="no-factor"),
+        pytest.param(("--l2", "critic/**/kernel=-1"), id="negative-factor"),
+        pytest.param(("--l2", "critic/**/kernle=0.01"), id="no-such-weight"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
+def test_what_makes_no_sense_is_one_sentence(
+    tmp_path: Path, options: tuple[str, ...], golden: Golden
+) -> None:
     ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt", *options)
     assert ran.status == 2
-    assert sentence in ran.err
+    golden(ran)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence", "hint"),
+    "said",
     [
-        (("lr=1",), "no optimizer has a lr", "did you mean learning_rate"),
-        (("momentum=0.9",), "actor_optimizer is Adam, which has no momentum", "amsgrad"),
-        (("epsilon=true",), "epsilon is a number", ""),
-        (("amsgrad=2",), "amsgrad is true, false or null", ""),
-        (("epsilon=1", "beta_1=0.5", "epsilon=1"), "actor_optimizer/epsilon is said twice", ""),
+        pytest.param(("lr=1",), id="unknown"),
+        pytest.param(("momentum=0.9",), id="of-another-optimizer"),
+        pytest.param(("epsilon=true",), id="not-a-number"),
+        pytest.param(("amsgrad=2",), id="not-a-flag"),
+        pytest.param(("epsilon=1", "beta_1=0.5", "epsilon=1"), id="twice"),
     ],
 )
 def test_a_setting_that_the_optimizer_has_not_is_refused(
-    tmp_path: Path, said: tuple[str, ...], sentence: str, hint: str
+    tmp_path: Path, said: tuple[str, ...], golden: Golden
 ) -> None:
     with pytest.raises(UsageError) as caught:
         convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{each}" for each in said])
-    assert sentence in str(caught.value)
-    assert hint in (caught.value.hint or "")
+    golden(caught.value)
 
 
 def test_settings_of_two_optimizers_are_two_settings(tmp_path: Path) -> None:
@@ -266,14 +268,15 @@ def test_settings_of_two_optimizers_are_two_settings(tmp_path: Path) -> None:
     assert [values[f"{name}_optimizer/param_groups/0/eps"] for name in ("actor", "critic")] == [0.25, 0.5]
 
 
-def test_penalties_are_keras_own(tmp_path: Path) -> None:
+def test_penalties_are_keras_own(tmp_path: Path, golden: Golden) -> None:
     save(agent([list(WEIGHTS)], ADAM), str(tmp_path / "a.pt"))
-    with pytest.raises(UsageError, match="--l2 is for networks of Keras"):
+    with pytest.raises(UsageError) as caught:
         convert(str(tmp_path / "a.pt"), str(tmp_path / "b-1"), to="tf", l2=["actor/**=0.1"])
+    golden(caught.value)
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_penalties_in_the_configurations_of_layers_are_taken(version: int) -> None:
+def test_penalties_in_the_configurations_of_layers_are_taken(version: int, golden: Golden) -> None:
     config = {"class_name": "L2", "config": {"l2": 0.25}}
     if version == 3:
         config |= {"module": "keras.regularizers", "registered_name": None}
@@ -293,7 +296,7 @@ def test_penalties_in_the_configurations_of_layers_are_taken(version: int) -> No
             **{f"weight_decay/q1/{number}/kernel": 0.5 for number in range(3)},
         }
     }
-    assert known.provenance["l2"] == "read from the file's configurations"
+    golden(known.provenance["l2"])
     assert OptimizerOptions().into(None, binding, tree) is None
 
 

@@ -19,6 +19,7 @@ import pytest
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
 from tests.conftest import ROOT
+from tests.golden_texts import Golden
 from tests.optimizer_programs import CASES, RATE, STEPS, TF1, TINY, gradients, weights
 
 if TYPE_CHECKING:
@@ -189,12 +190,10 @@ def test_training_goes_on_in_torch_and_the_way_back_is_exact(folder: Path, tmp_p
     # What TensorFlow 1 computes with beta in float32 torch computes in float64.
     bound = 1e-5 if name == "tf1-adam" else EQUAL
     assert _apart(_resumed(tmp_path / "agent.pt", _class(name)), _expected(folder, name)) < bound
-    said = " ".join(done.report.notes)
+    notes = " ".join(done.report.notes)
     case = name.partition("-")[2]
-    assert ("epsilon keeps its number" in said) == (_class(name) != "SGD")
-    assert ("and rounded" in said) == (
-        case in ("momentum", "nesterov", "centered") and name != "tf1-momentum"
-    )
+    assert ("epsilon" in notes) == (_class(name) != "SGD")
+    assert ("rounding" in notes) == (case in ("momentum", "nesterov", "centered") and name != "tf1-momentum")
     to = "tf1" if name.startswith("tf1") else "tf"
     convert(str(tmp_path / "agent.pt"), str(tmp_path / "back-1"), to=to)
     assert digest(str(tmp_path / "back-1")).sha256 == digest(str(folder / f"{name}-1")).sha256
@@ -218,19 +217,16 @@ def _tiny(folder: Path, tmp_path: Path, case: str) -> tuple[Path, list[np.ndarra
     settings = {**CASES[case][1], "epsilon": 1e-7}
     given = [f"{NAME}/{name}={value}" for name, value in settings.items()]
     done = convert(str(folder / f"tiny-{case}-1"), str(tmp_path / "agent.pt"), optimizer=given)
-    return tmp_path / "agent.pt", _expected(folder, f"tiny-{case}"), " ".join(done.report.notes)
+    return tmp_path / "agent.pt", _expected(folder, f"tiny-{case}"), "\n".join(done.report.notes)
 
 
-@pytest.mark.parametrize(
-    ("case", "place"), [("adam", "the correction of the bias"), ("rmsprop", "under the root")]
-)
+@pytest.mark.parametrize("case", ["adam", "rmsprop"])
 def test_where_epsilon_counts_training_differs_and_the_report_says_so(
-    folder: Path, tmp_path: Path, case: str, place: str
+    folder: Path, tmp_path: Path, case: str, golden: Golden
 ) -> None:
     target, expected, said = _tiny(folder, tmp_path, case)
     assert _apart(_resumed(target, CASES[case][2], scale=TINY[case]), expected) > 1e-3
-    assert f"{NAME}: epsilon keeps its number" in said
-    assert place in said
+    golden(said)
 
 
 def test_an_adam_that_adds_epsilon_as_keras_does_is_exact(folder: Path, tmp_path: Path) -> None:
@@ -242,7 +238,9 @@ def test_an_adam_that_adds_epsilon_as_keras_does_is_exact(folder: Path, tmp_path
 # --- Groups of parameters, penalties of the loss ---------------------------------------------------------
 
 
-def test_penalties_become_groups_with_weight_decay_and_come_back(folder: Path, tmp_path: Path) -> None:
+def test_penalties_become_groups_with_weight_decay_and_come_back(
+    folder: Path, tmp_path: Path, golden: Golden
+) -> None:
     import torch
 
     settings = [f"{NAME}/{name}={value}" for name, value in CASES["adam"][1].items()]
@@ -254,13 +252,13 @@ def test_penalties_become_groups_with_weight_decay_and_come_back(folder: Path, t
         (0.0, [2, 3], ["l1.bias", "l2.bias"]),
     ]
     assert _apart(_resumed(target, "Adam", groups=0.5), _expected(folder, "l2")) < EQUAL
-    assert f"{NAME}: weight decay 0.02 for 2 weights, twice the factor of l2" in done.report.notes
+    golden("\n".join(done.report.notes))
     receipt = json.loads(Path(f"{target}.ckpttool.json").read_text())
     assert receipt["provenance"]["l2"] == "given: actor/**/kernel=0.01"
     back = convert(str(target), str(tmp_path / "back-1"), to="tf", layout="fujimoto")
     told = json.loads((tmp_path / "back-1.ckpttool.json").read_text())["optimizers"][NAME]
     assert told.items() >= KERNELS.items()
-    assert any("l2(0.01) as regularizer of policy/actor/l1/kernel" in note for note in back.report.notes)
+    golden("\n".join(back.report.notes))
     # The sidecar tells now what --l2 told before.
     convert(str(tmp_path / "back-1"), str(tmp_path / "again.pt"), layout="td3_tf")
     assert digest(str(tmp_path / "again.pt")).sha256 == digest(str(target)).sha256
@@ -278,13 +276,12 @@ def test_groups_of_torch_become_penalties_in_keras(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["l2", "groups"])
 def test_groups_come_back_with_and_without_the_record_of_the_file(
-    folder: Path, tmp_path: Path, name: str
+    folder: Path, tmp_path: Path, name: str, golden: Golden
 ) -> None:
     source, over, back = folder / f"torch-{name}.pt", tmp_path / "over-1", tmp_path / "back.pt"
     done = convert(str(source), str(over), to="tf")
     assert done.report.complete
-    if name == "groups":
-        assert any("exclude from weight decay: policy/actor/l1/bias" in n for n in done.report.notes)
+    golden("\n".join(done.report.notes))
     for layout in (None, "td3_tf"):
         convert(str(over), str(back), layout=layout, force=True)
         assert digest(str(back)).sha256 == digest(str(source)).sha256

@@ -166,7 +166,7 @@ def _same(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> bool:
 
 def held_by_both(first: Held, second: Held, report: MappingReport) -> set[Place]:
     """Return the canonical paths of what the conversion carried; statistics may be computed anew."""
-    computed = any("statistics are computed" in note for note in report.notes)
+    computed = any("recomputed" in note for note in report.notes)
     both = first.agent.keys() & second.agent.keys()
     return {path for path in both if not (computed and path[0] == attr(schema.NORMALIZER))}
 

@@ -29,6 +29,7 @@ from ckpttool.encodings import OpaqueKey, Set, dumps, parse_pickle
 from ckpttool.formats import open_checkpoint, torch_tensors
 from ckpttool.formats.pickles import BUILDERS
 from tests.conftest import TORCH_SAMPLE, in_process
+from tests.golden_texts import Golden
 from tests.hostile.crafted_pickle import beside
 from tests.pickles import ACTING, short
 from tests.test_format_pytorch import archive, floats, tensor
@@ -201,15 +202,12 @@ def test_records_are_counted_and_joined() -> None:
 # ------------------------------------------------------------------ where it is shown
 
 
-def test_inspect_tells_names_and_exits(tmp_path: Path) -> None:
+def test_inspect_tells_names_and_exits(tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "x.pkl"
     path.write_bytes(beside(b"](cos\ngetcwd\n)Rcmy.net\nA\x1b\n)\x81e"))
     told = in_process("inspect", path, "--names", "--strict")
     assert told.status == 1
-    lines = told.out.splitlines()
-    assert any(line.startswith("loading would run code: os.getcwd (pickle.load runs it") for line in lines)
-    assert any(line.startswith("would run code  called 1  os.getcwd  (at byte 9)") for line in lines)
-    assert any(line.startswith(r"needs classes   called 1  my.net.A\x1b") for line in lines)
+    golden("\n".join(line for line in told.out.splitlines() if "os.getcwd" in line or "my.net" in line))
     document = in_process("inspect", path, "--json").json()
     assert document["asks"]["verdict"] == CODE
     assert document["details"]["calls"] == ["os.getcwd"]
@@ -217,7 +215,7 @@ def test_inspect_tells_names_and_exits(tmp_path: Path) -> None:
     assert path.read_bytes()[acting["offset"] :].startswith(b"cos\ngetcwd\n")
     plain = in_process("inspect", TORCH_SAMPLE, "--strict")
     assert plain.status == 0
-    assert "loading gives plain data" in plain.out
+    golden("\n".join(line for line in plain.out.splitlines() if "load" in line))
     assert in_process("inspect", tmp_path, "--strict").status in (1, 2)
 
 
@@ -234,10 +232,11 @@ def test_a_member_is_told_as_the_place(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ limits
 
 
-def test_limits_are_the_users_to_change() -> None:
+def test_limits_are_the_users_to_change(golden: Golden) -> None:
     long = b"cos\n" + b"a" * 5000 + b"\n."
-    with pytest.raises(LimitError, match="a name is too long"):
+    with pytest.raises(LimitError) as caught:
         parse_pickle(long)
+    golden(caught.value)
     with limits.using(Limits(pickle_name=6000)):
         assert parse_pickle(long).code_references
     with limits.using(Limits(pickle_integer=3)), pytest.raises(LimitError):
@@ -245,23 +244,25 @@ def test_limits_are_the_users_to_change() -> None:
 
 
 @pytest.mark.parametrize("depth", [150, 900])
-def test_depth_is_a_limit_and_no_recursion(depth: int, tmp_path: Path) -> None:
+def test_depth_is_a_limit_and_no_recursion(depth: int, tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x02" + b"]" * depth + b"K\x07a" + b"a" * (depth - 1) + b".")
     with limits.using(Limits(pickle_depth=2000)):
         assert [leaf.value for _, leaf in open_checkpoint(str(path)).tree.plain()] == [7]
     if depth > 200:
-        with pytest.raises(LimitError, match="too deep"):
+        with pytest.raises(LimitError) as caught:
             open_checkpoint(str(path))
+        golden(caught.value)
 
 
-def test_a_second_state_adds_to_the_first() -> None:
+def test_a_second_state_adds_to_the_first(golden: Golden) -> None:
     found = parse_pickle(
         named("my.A") + b")\x81}" + short("a") + b"K\x01sb}" + short("b") + b"K\x02sb."
     ).value
     assert found.state == {"a": 1, "b": 2}
-    with pytest.raises(FormatError, match="second time"):
+    with pytest.raises(FormatError) as caught:
         parse_pickle(named("my.A") + b")\x81}b]b.")
+    golden(caught.value)
 
 
 KEY = b"X" + struct.pack("<I", 100_000) + b"k" * 100_000 + b"q\x00"

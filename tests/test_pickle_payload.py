@@ -52,15 +52,16 @@ def test_calls_become_objects_and_are_named(data, name, watched):
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
 @pytest.mark.parametrize("end", [b"", b"h\x63.", b"NN."])
 def test_what_comes_before_damage_is_named_too(data, name, end, watched):
-    with pytest.raises(CkpttoolError, match=re.escape(f"asks to call {name}; nothing was run")):
+    with pytest.raises(CkpttoolError, match=re.escape(name)):
         parse_pickle(data[:-1] + end)
 
 
-def test_each_name_is_told_once_and_work_is_bounded():
+def test_each_name_is_told_once_and_work_is_bounded(golden):
     data = b"cos\ngetcwd\n" + b"2)R0" * 100_000 + b"."
     assert dangerous_calls(parse_pickle(data).code_references) == ["os.getcwd"]
-    with pytest.raises(FormatError, match="a name is too long"):
+    with pytest.raises(FormatError) as caught:
         parse_pickle(b"cos\n" + b"a" * 5000 + b"\n)R.")
+    golden(caught.value)
 
 
 HARMLESS = {
@@ -102,14 +103,11 @@ def hostile(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in files}
 
 
-LINE = "unpickling this file would call posix.system; nothing was run, and it is listed as a record"
-
-
 @pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip", "agent.pkl", "checkpoint-1"])
-def test_every_format_lists_the_file_and_names_the_call(name, tmp_path):
+def test_every_format_lists_the_file_and_names_the_call(name, tmp_path, golden):
     found = open_checkpoint(str(hostile(tmp_path)[name]))
-    assert LINE in audit_notes(found.code_references)
     assert dangerous_calls(found.code_references) == ["posix.system"]
+    golden("\n".join(audit_notes(found.code_references)))
     if name != "checkpoint-1":
         assert any(
             isinstance(leaf, ValueLeaf) and leaf.value == Record("posix.system", "'touch was_run'")
@@ -124,13 +122,13 @@ def test_the_tensors_of_a_hostile_module_are_read(tmp_path):
     assert (leaf.key, leaf.array().tolist()) == ("l1.weight", [1, 2, 3, 4])
 
 
-def test_many_names_are_counted(tmp_path):
+def test_many_names_are_counted(tmp_path, golden):
     calls = {f"k{n}": PickleObject(Global("os", f"name_{n}"), (), 0) for n in range(50)}
     (tmp_path / "x.pkl").write_bytes(dumps(calls))
     found = open_checkpoint(str(tmp_path / "x.pkl"))
     told = audit_notes(found.code_references)
     assert len(told) == 21
-    assert told[-1] == "unpickling this file would call 30 more; --json names them"
+    golden(told[-1])
     assert len(dangerous_calls(found.code_references)) == 50
 
 
@@ -144,7 +142,7 @@ class Trap:
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("form", ["zip", "stream", "pickle"])
-def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch):
+def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch, golden):
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     net = torch.nn.Linear(2, 3)
@@ -154,8 +152,8 @@ def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch
     else:
         torch.save(net, "x", _use_new_zipfile_serialization=form == "zip")
     found = open_checkpoint("x")
-    assert LINE in audit_notes(found.code_references)
     assert dangerous_calls(found.code_references) == ["posix.system"]
+    golden("\n".join(audit_notes(found.code_references)))
     read_back = {leaf.key: leaf.array() for _, leaf in found.tree.tensors()}
     assert read_back.keys() == net.state_dict().keys()
     assert all((read_back[name] == value.numpy()).all() for name, value in net.state_dict().items())
@@ -176,11 +174,11 @@ def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path):
+def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path, golden):
     path = str(hostile(tmp_path)["module.pt"])
     told = command("inspect", path, folder=tmp_path)
     assert told.returncode == 0
-    assert f"note: {LINE}" in told.stdout
+    golden("\n".join(line for line in told.stdout.splitlines() if "posix" in line))
     assert "l1" in told.stdout
     document = json.loads(command("inspect", path, "--json", folder=tmp_path).stdout)
     assert document["details"]["calls"] == ["posix.system"]
@@ -260,7 +258,8 @@ def test_a_tracer_of_system_calls_sees_no_act(name, tmp_path):
     if not any("execve(" in line for line in lines):
         pytest.skip(f"strace may not trace here: {done.stderr.strip()[-100:]}")
     assert done.returncode == 0
-    assert LINE in done.stdout
+    assert "note: " in done.stdout
+    assert "posix.system" in done.stdout
     acts = [re.sub(r"^\d+ +", "", line) for line in lines]
     assert sum(act.startswith("execve(") for act in acts) == 1
     others = [act for act in acts if not act.startswith(("execve(", "open", "+++", "---"))]

@@ -21,6 +21,7 @@ from ckpttool.commands.sweep import LearningCurvePoint, ScoredCheckpoint
 from ckpttool.core import CkpttoolError, MissingExtraError
 from ckpttool.evaluation import Rollout, summarize
 from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.golden_texts import Golden
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -137,26 +138,26 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
 
 @needs_matplotlib
 @pytest.mark.parametrize("last", [1, 3])
-def test_two_algorithms_are_two_rows_with_intervals_over_runs(tmp_path: Path, last: int) -> None:
+def test_two_algorithms_are_two_rows_with_intervals_over_runs(
+    tmp_path: Path, last: int, golden: Golden
+) -> None:
     what = compared_runs(last)
     shown = texts(drawn(tmp_path / "a.svg", *what))
     joined = " ".join(shown)
     assert "td3" in joined
     assert "sac" in joined
-    assert {"mean, 95 % CI", "IQM, 95 % CI"} <= set(shown)
-    assert any("P(improvement) 0.00" in text for text in shown)
-    assert ("training steps" in shown) == (last > 1)
+    assert any("0.00" in text for text in shown)
     assert not any("save_counter" in text for text in shown)
+    golden(re.sub(r"-?[\d,]+\.\d", "N", "\n".join(text for text in shown if re.search("[A-Za-z]{2}", text))))
 
 
 @needs_matplotlib
-def test_one_checkpoint_shows_its_distribution(tmp_path: Path) -> None:
+def test_one_checkpoint_shows_its_distribution(tmp_path: Path, golden: Golden) -> None:
     said = texts(drawn(tmp_path / "a.svg", *CASES["one"]))
     result = evaluation("a.pt", MIXED).statistics
-    assert "a.pt in Hopper-v5, 80 episodes" in said
     assert f"mean {result.mean:,.1f}" in said
     assert f"IQM {result.iqm:,.1f}" in said
-    assert {"terminated", "truncated", "95 % of the mean", "return", "steps of an episode"} <= set(said)
+    golden("\n".join(text for text in said if re.search("[A-Za-z]{2}", text)))
 
 
 @needs_matplotlib
@@ -177,7 +178,7 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
         shown = name if name.isprintable() else r"a\u202eb\x07.pt"
         assert plots.title_name(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
     picture = drawn(tmp_path / "one.svg", [evaluation(f"/runs/{names[0]}", MIXED)])
-    assert f"{names[0]} in Hopper-v5, 80 episodes" in texts(picture)
+    assert any(text.startswith(f"{names[0]} ") for text in texts(picture))
     several = [evaluation(f"/runs/{name}", [1.0, 2.0]) for name in names]
     said = texts(drawn(tmp_path / "several.svg", several))
     assert {names[0], names[1], names[3]} <= set(said)
@@ -197,10 +198,11 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path) -> None:
+def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path, golden: Golden) -> None:
     one = evaluation("a.pt", [*MIXED, np.nan])
-    with pytest.raises(CkpttoolError, match=r"a\.pt: a return that is not finite"):
+    with pytest.raises(CkpttoolError) as caught:
         plots.write_plot(str(tmp_path / "a.svg"), plots.PlotData([one]))
+    golden(caught.value)
     assert plots.render_chart([one], []) == []
     assert not list(tmp_path.iterdir())
 
@@ -218,16 +220,20 @@ def test_curves_share_their_steps_only_where_these_are_alike(tmp_path: Path) -> 
         assert "60k" in said
 
 
-def test_what_cannot_be_plotted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_plotted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     there = tmp_path / "there.png"
     there.write_bytes(b"mine")
-    with pytest.raises(CkpttoolError, match="does not say what to write") as caught:
+    with pytest.raises(CkpttoolError) as caught:
         plots.require_plot(str(tmp_path / "a.jpg"))
-    assert ".png, .svg, .pdf" in str(caught.value.hint)
-    with pytest.raises(CkpttoolError, match="exists already"):
+    golden(caught.value)
+    with pytest.raises(CkpttoolError) as caught:
         plots.require_plot(str(there))
-    with pytest.raises(CkpttoolError, match="does not exist"):
+    golden(caught.value)
+    with pytest.raises(CkpttoolError) as caught:
         plots.require_plot(str(tmp_path / "nowhere" / "a.png"))
+    golden(caught.value)
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="matplotlib"):
         plots.require_plot(str(tmp_path / "a.png"))
@@ -235,20 +241,19 @@ def test_what_cannot_be_plotted_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @needs_matplotlib
 @pytest.mark.environment
-def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
+def test_the_command_plots_a_run_and_charts_it(tmp_path: Path, golden: Golden) -> None:
     pytest.importorskip("gymnasium")
     target = tmp_path / "curve.svg"
     ran = in_process("eval", TORCH_SAMPLE.parent, "--episodes", 2, "--plot", target, "--chart")
     assert ran.status == 0, ran.err
     assert ran.out.endswith(f"wrote {target}\n")
     said = texts(ElementTree.parse(target).getroot())
-    assert "Pendulum-v1, 2 episodes each" in said
+    assert any("Pendulum-v1" in text for text in said)
     # Its steps are those that the checkpoints count.
     assert "updates" in said
-    assert "mean return" in ran.out.splitlines()
     assert sum("│" in line for line in ran.out.splitlines()) == 9
     refusal = in_process("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
-    assert "exists already" in refused(refusal)
+    golden(refused(refusal))
 
 
 # --- the terminal -----------------------------------------------------------------------------------
@@ -347,8 +352,8 @@ def test_a_pipe_gets_a_chart_when_asked_in_ascii_where_it_must(tmp_path: Path) -
     assert told.json()["plot"] == str(tmp_path / "a.png")
     asked = ckpttool(*common, env={"PYTHONIOENCODING": "ascii"})
     assert asked.status == 0, asked.err
-    lines = asked.out.partition("returns, and how many episodes\n")[2].splitlines()
-    assert len(lines) >= 3
+    lines = asked.out[asked.out.index("\nhistogram ") + 1 :].splitlines()
+    assert len(lines) >= 4
     assert all(line.isascii() and len(line) <= 80 for line in lines)
     assert any("###" in line for line in lines)
     assert "\\u" not in asked.out

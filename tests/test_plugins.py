@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.conftest import ckpttool as run
+from tests.golden_texts import Golden
 
 
 def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
     assert "ckpttool" in clash.err
 
 
-def test_a_broken_package_is_named(tmp_path: Path) -> None:
+def test_a_broken_package_is_named(tmp_path: Path, golden: Golden) -> None:
     info = tmp_path / "shout-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
@@ -45,8 +46,7 @@ def test_a_broken_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.shout").write_bytes(b"SHOUT" + bytes(8))
     ran = run("inspect", tmp_path / "x.shout", env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert ran.status == 2
-    assert "shout of package shout cannot be loaded" in ran.err
-    assert "fault of ckpttool" not in ran.err
+    golden(ran)
 
 
 @pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder", "object"])

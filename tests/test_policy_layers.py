@@ -34,6 +34,7 @@ from ckpttool.networks import (
     value_shapes,
 )
 from tests import recurrent_keras, tensorflow_child
+from tests.golden_texts import Golden
 
 torch = pytest.importorskip("torch")
 STEPS, BATCH, OBS, UNITS = 20, 3, 5, 4
@@ -119,12 +120,13 @@ def test_images(backend: Any, convolutions: Any, batch: int, *, first: bool) -> 
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_images_in_float64(backend: Any, convolutions: Any) -> None:
+def test_images_in_float64(backend: Any, convolutions: Any, golden: Golden) -> None:
     network = image_network(convolutions, first=False).cast("float64")
     obs = pictures(2, 20, 24, 3)
     if backend.NAME == "onnxruntime":
-        with pytest.raises(UnsupportedError, match="convolution in float64"):
+        with pytest.raises(UnsupportedError) as caught:
             backend.build(network)
+        golden(caught.value)
         return
     wanted, _ = plugins.find("backends", "numpy").load().build(network).step(obs)
     found, _ = backend.build(network).step(obs)
@@ -216,21 +218,20 @@ KERNEL = np.zeros((5, 3, 2, 8), "f4")
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    "network",
     [
-        pytest.param(chain((9, 9, 3), Convolution(KERNEL)), r"width, 2\].*\[batch, 9, 9, 3\]", id="channels"),
-        pytest.param(chain((9, 2, 2), Convolution(KERNEL)), "5 x 3 or more", id="small"),
-        pytest.param(chain((9, 9, 2), Convolution(KERNEL, np.zeros(7))), "bias of 8.*7", id="bias"),
-        pytest.param(chain((9, 9), Transpose((1, 2, 0))), "3 axes", id="axes"),
-        pytest.param(chain((9,), Slice(4, 10)), "at least 10 columns", id="slice"),
-        pytest.param(
-            Network((("a", 2), ("b", 3)), (Node(Add(), (0, 1)),), 2), r"one shape.*\[batch, 3\]", id="add"
-        ),
+        pytest.param(chain((9, 9, 3), Convolution(KERNEL)), id="channels"),
+        pytest.param(chain((9, 2, 2), Convolution(KERNEL)), id="small"),
+        pytest.param(chain((9, 9, 2), Convolution(KERNEL, np.zeros(7))), id="bias"),
+        pytest.param(chain((9, 9), Transpose((1, 2, 0))), id="axes"),
+        pytest.param(chain((9,), Slice(4, 10)), id="slice"),
+        pytest.param(Network((("a", 2), ("b", 3)), (Node(Add(), (0, 1)),), 2), id="add"),
     ],
 )
-def test_what_does_not_fit_is_refused(network: Network, said: str) -> None:
-    with pytest.raises(UsageError, match=f"(?s){said}"):
+def test_what_does_not_fit_is_refused(network: Network, golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
         value_shapes(network)
+    golden(caught.value)
 
 
 def test_another_size_of_image_says_both(backend: Any) -> None:

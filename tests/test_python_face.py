@@ -44,6 +44,7 @@ from ckpttool.core import (
 )
 from tests import tensorflow_child
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+from tests.golden_texts import Golden
 
 KERNEL = "policy/actor/l1/kernel"
 READ = [row.name for row in dtypes.TABLE if row.itemsize and row.name not in ("complex32", *dtypes.PACKED)]
@@ -155,29 +156,28 @@ def test_plain_values_are_values() -> None:
     assert checkpoint.root.plain()["total_it"] == 14000
 
 
-def test_a_wrong_name_is_one_sentence_and_a_key_error(sample: ckpttool.Checkpoint) -> None:
+def test_a_wrong_name_is_one_sentence_and_a_key_error(sample: ckpttool.Checkpoint, golden: Golden) -> None:
     with pytest.raises(KeyError) as caught:
         sample["policy/actor/l1/kernal"]
     assert isinstance(caught.value, NameNotFoundError)
     assert isinstance(caught.value, ckpttool.CkpttoolError)
-    said = str(caught.value)
-    assert said == (f"{TF_SAMPLE}: nothing here is called 'policy/actor/l1/kernal'; did you mean {KERNEL}")
-    for name, meant in (
-        ("actor/l1/kernel", KERNEL),
-        ("actor/l1/kernal", KERNEL),
-        ("policy/acto", "policy/actor"),
-        ("nothing like it", "there are policy, save_counter"),
-    ):
-        with pytest.raises(NameNotFoundError, match=meant):
+    golden(str(caught.value))
+    for name in ("actor/l1/kernel", "actor/l1/kernal", "policy/acto", "nothing like it"):
+        with pytest.raises(NameNotFoundError) as caught:
             sample[name]
-    with pytest.raises(NameNotFoundError, match="is a module, not a tensor"):
+        golden(str(caught.value))
+    with pytest.raises(NameNotFoundError) as caught:
         sample.tensor("policy/actor")
-    with pytest.raises(NameNotFoundError, match="nothing here is called"):
+    golden(str(caught.value))
+    with pytest.raises(NameNotFoundError) as caught:
         sample.module(KERNEL)
-    with pytest.raises(TypeError, match="by strings"):
+    golden(str(caught.value))
+    with pytest.raises(TypeError) as caught:
         sample[3]  # type: ignore[index]
-    with pytest.raises(NameNotFoundError, match=r"in policy/actor.*did you mean l1/kernel"):
+    golden(str(caught.value))
+    with pytest.raises(NameNotFoundError) as caught:
         sample["policy/actor"]["l1/kernl"]
+    golden(str(caught.value))
 
 
 def named(*names: Any) -> Tree:
@@ -187,13 +187,12 @@ def named(*names: Any) -> Tree:
     return Tree(leaves)
 
 
-def test_a_name_that_several_have_is_refused() -> None:
+def test_a_name_that_several_have_is_refused(golden: Golden) -> None:
     tree = named((attr("a"), key("b")), (key("a.b"),), (attr("c"),))
     root = Branch(tree)
-    with pytest.raises(
-        NameNotFoundError, match=r"2 entries are called 'a/b'; they are \.a\['b'\], \['a\.b'\]"
-    ):
+    with pytest.raises(NameNotFoundError) as caught:
         root["a/b"]
+    golden(str(caught.value))
     assert root["['a.b']"].leaf is tree[key("a.b"),]
     assert root["c"].name == "c"
 
@@ -282,7 +281,7 @@ def test_strings_are_sliced() -> None:
     assert handle.nbytes == 0
 
 
-def test_an_index_that_is_none_is_refused_as_numpy_does() -> None:
+def test_an_index_that_is_none_is_refused_as_numpy_does(golden: Golden) -> None:
     handle = Handle("x", Leaf("float32", (3, 4), Inline(bytes(48)), "x"))
     for wrong in (3, -4, (0, 4), (0, 0, 0)):
         with pytest.raises(IndexError):
@@ -293,8 +292,9 @@ def test_an_index_that_is_none_is_refused_as_numpy_does() -> None:
         with pytest.raises(TypeError, match="numpy"):
             handle[wrong]
     assert [row.shape for row in handle] == [(4,)] * 3
-    with pytest.raises(TypeError, match="no parts"):
+    with pytest.raises(TypeError) as caught:
         iter(handle[0, 0])
+    golden(str(caught.value))
     assert np.asarray(handle[np.int64(2)]).shape == (4,)
 
 
@@ -342,7 +342,7 @@ def test_numpy_takes_handles(sample: ckpttool.Checkpoint) -> None:
     assert np.asarray(handle, dtype=np.float64).dtype == np.float64
     assert np.array(handle, copy=True).flags.writeable
     assert np.array_equal(np.add(handle, 1.0), whole + 1)
-    with pytest.raises(ValueError, match="without a copy"):
+    with pytest.raises(ValueError, match="copy"):
         np.array(handle, copy=False)
 
 
@@ -369,7 +369,7 @@ def test_every_type_of_torch_is_a_tensor(name: str) -> None:
     handle = of_type(name)
     kind = getattr(torch, dtypes.BY_NAME[dtypes.plain_name(name)].torch or "", None)
     if kind is None or name in dtypes.PACKED:
-        with pytest.raises(UnsupportedError, match=f"has no tensors of type {name}"):
+        with pytest.raises(UnsupportedError, match=name):
             handle.torch()
         return
     tensor = handle.torch()
@@ -386,7 +386,7 @@ def test_every_type_of_torch_is_a_tensor(name: str) -> None:
 @pytest.mark.torch
 def test_torch_has_no_strings() -> None:
     pytest.importorskip("torch")
-    with pytest.raises(UnsupportedError, match="has no tensors of type string"):
+    with pytest.raises(UnsupportedError, match="string"):
         Handle("x", Leaf("string", (), Inline(bytes(8)), "x")).torch()
 
 
@@ -415,7 +415,7 @@ def test_every_type_of_tensorflow_is_a_tensor(tmp_path: Path) -> None:
     assert found.pop("string")
     for name, said in found.items():
         if dtypes.BY_NAME[name].tensorflow is None or name in ("complex32", *dtypes.PACKED):
-            assert said.endswith(f"has no tensors of type {name}")
+            assert said.endswith(f" {name}")
         elif isinstance(said, list):
             assert said == [dtypes.plain_name(name), True]
         else:
@@ -425,11 +425,12 @@ def test_every_type_of_tensorflow_is_a_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "missing"), [("torch", "torch"), ("tf", "tensorflow")])
 def test_a_framework_that_is_not_there_is_named(
-    method: str, missing: str, monkeypatch: pytest.MonkeyPatch, sample: ckpttool.Checkpoint
+    method: str, missing: str, monkeypatch: pytest.MonkeyPatch, sample: ckpttool.Checkpoint, golden: Golden
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ckpttool.errors.MissingExtraError, match="which is not installed") as caught:
+    with pytest.raises(ckpttool.errors.MissingExtraError) as caught:
         getattr(sample[KERNEL], method)()
+    golden(caught.value)
     assert missing in str(caught.value.hint)
 
 

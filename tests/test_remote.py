@@ -38,6 +38,7 @@ from ckpttool.core import (
     urls,
 )
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.web_server import Site, s3_settings, saved, serving
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
@@ -140,7 +141,7 @@ def test_members_of_archives_are_the_same(name: str, where: str, site: Site) -> 
         assert len([each for each in ranges if each.startswith("bytes=65536-")]) == 1, "it was fetched twice"
 
 
-def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site) -> None:
+def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site, golden: Golden) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(site.root / "m.weights.h5", "w") as file:
         file["layers/dense/vars/0"] = np.arange(60_000, dtype="f4").reshape(200, 300)
@@ -148,7 +149,8 @@ def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site) -> None:
     here = ckpttool.digest(str(site.root / "m.weights.h5")).sha256
     url = f"{site.url}/m.weights.h5"
     checkpoint = ckpttool.open(url)
-    assert any("were fetched into a temporary file" in note for note in checkpoint.notes)
+    golden.replace(site.url, "SITE")
+    golden("\n".join(checkpoint.notes))
     before = site.moved
     assert np.array_equal(
         np.frombuffer(
@@ -159,8 +161,9 @@ def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site) -> None:
     assert site.moved == before, "what is here is fetched again"
     assert ckpttool.digest(url).sha256 == here
     site.version = "2"
-    with limits.using(Limits(fetched_bytes=100_000)), pytest.raises(LimitError, match="from a local file"):
+    with limits.using(Limits(fetched_bytes=100_000)), pytest.raises(LimitError) as caught:
         ckpttool.open(url)
+    golden(caught.value)
 
 
 # Few bytes
@@ -254,7 +257,7 @@ def test_small_reads_one_after_the_other_are_few_requests(site: Site) -> None:
 # Servers that are no friends
 
 
-def test_a_server_without_ranges_is_fetched_once_up_to_a_limit(site: Site) -> None:
+def test_a_server_without_ranges_is_fetched_once_up_to_a_limit(site: Site, golden: Golden) -> None:
     file = saved(site.root)
     site.odd["/" + file.name] = "whole"
     url = f"{site.url}/{file.name}"
@@ -263,48 +266,51 @@ def test_a_server_without_ranges_is_fetched_once_up_to_a_limit(site: Site) -> No
     shutil.copy(TORCH_SAMPLE, site.root / "a.pt")
     site.odd["/a.pt"] = "whole"
     found = ckpttool.open(f"{site.url}/a.pt")
-    assert found.notes == (f"the server gives no parts of files: all 244 kB of {site.url}/a.pt were fetched",)
+    golden.replace(site.url, "SITE")
+    golden("\n".join(found.notes))
     site.version = "2"
-    told = refused(in_process("--limit", "fetched_bytes=100K", "inspect", f"{site.url}/a.pt"))
-    assert "the server gives no parts of files" in told
+    golden(refused(in_process("--limit", "fetched_bytes=100K", "inspect", f"{site.url}/a.pt")))
 
 
-def test_a_file_that_changes_between_listing_and_reading_is_an_error(site: Site) -> None:
+def test_a_file_that_changes_between_listing_and_reading_is_an_error(site: Site, golden: Golden) -> None:
     file = saved(site.root, elements=1_000_000)
     checkpoint = ckpttool.open(f"{site.url}/{file.name}")
     ((_, leaf),) = checkpoint.tree.tensors()
     checkpoint.files[0].require_unchanged()
     site.version = "2"
-    with pytest.raises(ChangedError, match="changed after it was listed"):
+    with pytest.raises(ChangedError) as caught:
         leaf.read()
+    golden.replace(site.url, "SITE")
+    golden(caught.value)
     with pytest.raises(ChangedError):
         checkpoint.files[0].require_unchanged()
     file.unlink()
-    with pytest.raises(ChangedError, match="went away"):
+    with pytest.raises(ChangedError) as caught:
         leaf.read()
+    golden(caught.value)
 
 
 LIES = {
-    "larger": (ChangedError, "changed after it was listed"),
-    "shifted": (UnsupportedError, "another part"),
-    "untold": (UnsupportedError, "which part"),
-    "packed": (UnsupportedError, "compressed"),
-    "more": (UnsupportedError, "more than it tells"),
-    "short": (TruncatedError, "stopped before all bytes"),
-    "401": (NotFoundError, "permits no reading"),
-    "403": (NotFoundError, "permits no reading"),
-    "404": (NotFoundError, "no such checkpoint"),
-    "418": (NotFoundError, "answers 418"),
-    "503": (NotFoundError, "busy"),
-    "to file:///etc/passwd": (NotFoundError, "no http address"),
-    "to ftp://127.0.0.1/x": (NotFoundError, "no http address"),
-    "to /model.safetensors": (NotFoundError, "in circles"),
+    "larger": ChangedError,
+    "shifted": UnsupportedError,
+    "untold": UnsupportedError,
+    "packed": UnsupportedError,
+    "more": UnsupportedError,
+    "short": TruncatedError,
+    "401": NotFoundError,
+    "403": NotFoundError,
+    "404": NotFoundError,
+    "418": NotFoundError,
+    "503": NotFoundError,
+    "to file:///etc/passwd": NotFoundError,
+    "to ftp://127.0.0.1/x": NotFoundError,
+    "to /model.safetensors": NotFoundError,
 }
 
 
 @pytest.mark.parametrize("odd", LIES)
 def test_what_a_server_does_wrong_is_one_sentence(
-    odd: str, site: Site, monkeypatch: pytest.MonkeyPatch
+    odd: str, site: Site, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     from ckpttool.core import remote_sites
 
@@ -312,9 +318,10 @@ def test_what_a_server_does_wrong_is_one_sentence(
     file = saved(site.root)
     url = f"{site.url}/{file.name}"
     site.odd["/" + file.name] = odd
-    error, message = LIES[odd]
-    with pytest.raises(error, match=message) as caught:
+    with pytest.raises(LIES[odd]) as caught:
         _read_all(url)
+    golden.replace(site.url, "SITE")
+    golden(caught.value)
     assert caught.value.file == url
     site.odd.clear()
     checkpoint = ckpttool.open(url)
@@ -329,11 +336,13 @@ def _read_all(url: str) -> None:
         leaf.read()
 
 
-def test_hosts_that_do_not_answer() -> None:
-    with pytest.raises(NotFoundError, match="cannot be reached"):
+def test_hosts_that_do_not_answer(golden: Golden) -> None:
+    with pytest.raises(NotFoundError) as caught:
         ckpttool.open("http://127.0.0.1:1/x.pt")
-    with pytest.raises(NotFoundError, match="the host is not known"):
+    golden(caught.value)
+    with pytest.raises(NotFoundError) as caught:
         ckpttool.open("http://nobody.invalid/x.pt")
+    golden(caught.value)
 
 
 def test_a_user_and_a_signature_are_sent_and_never_shown(site: Site, tmp_path: Path) -> None:
@@ -396,26 +405,29 @@ def test_a_local_path_that_looks_like_a_url_is_not_asked(site: Site, tmp_path: P
         assert ckpttool.open("./http://host/a.pt").format == "pytorch"
 
 
-def test_a_file_outside_of_the_owners_folder_is_not_read(site: Site) -> None:
+def test_a_file_outside_of_the_owners_folder_is_not_read(site: Site, golden: Golden) -> None:
     saved(site.root)
     owner = filesystem.resolve_path(f"{site.url}/in/index.json")
     for path in (f"{site.url}/model.safetensors", f"{site.url}/in/../model.safetensors"):
         filesystem.resolve_path(path)
-        with pytest.raises(UnsupportedError, match="outside of the checkpoint's folder"):
+        with pytest.raises(UnsupportedError) as caught:
             File.beside(path, owner)
+        golden.replace(site.url, "SITE")
+        golden(caught.value)
 
 
 # Archives that are no friends
 
 
-def test_hostile_archives_are_one_sentence(tmp_path: Path) -> None:
+def test_hostile_archives_are_one_sentence(tmp_path: Path, golden: Golden) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, data in (("../out.pt", b"x"), ("/etc/out.pt", b"x"), ("same", b"1"), ("./same", b"2")):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    with pytest.raises(FormatError, match="two members are called"):
+    with pytest.raises(FormatError) as caught:
         ckpttool.open(f"tar://same::{tmp_path}/a.tar")
+    golden(caught.value)
     with tarfile.open(tmp_path / "b.tar", "w") as archive:
         link = tarfile.TarInfo("link.pt")
         link.type, link.linkname = tarfile.SYMTYPE, str(TORCH_SAMPLE)
@@ -428,19 +440,22 @@ def test_hostile_archives_are_one_sentence(tmp_path: Path) -> None:
         member = tarfile.TarInfo("zeros")
         member.size = 3 << 20
         archive.addfile(member, io.BytesIO(bytes(3 << 20)))
-    with limits.using(Limits(fetched_bytes=1 << 20)), pytest.raises(LimitError, match="unpacks to very much"):
+    with limits.using(Limits(fetched_bytes=1 << 20)), pytest.raises(LimitError) as caught:
         ckpttool.open(f"tar://zeros::{tmp_path}/bomb.tar.gz")
+    golden(caught.value)
     for name in ("a.tar.gz", "a.tar"):
         (tmp_path / f"cut.{name}").write_bytes(
             (tmp_path / ("bomb.tar.gz" if "gz" in name else "a.tar")).read_bytes()[:700]
         )
         with pytest.raises(FormatError, match="damaged"):
             ckpttool.open(f"tar://zeros::{tmp_path}/cut.{name}")
-    with pytest.raises(NotFoundError, match="No such file"):
+    with pytest.raises(NotFoundError) as caught:
         ckpttool.open(f"zip://x::{tmp_path}/absent.zip")
+    golden(caught.value)
     os.mkfifo(tmp_path / "pipe.zip")
-    with pytest.raises(NotFoundError, match="is not opened"):
+    with pytest.raises(NotFoundError) as caught:
         ckpttool.open(f"zip://x::{tmp_path}/pipe.zip")
+    golden(caught.value)
 
 
 def test_an_archive_by_itself_says_how_its_members_are_read(tmp_path: Path) -> None:
@@ -452,7 +467,7 @@ def test_an_archive_by_itself_says_how_its_members_are_read(tmp_path: Path) -> N
         with pytest.raises(CkpttoolError) as caught:
             ckpttool.open(str(tmp_path / name))
         assert caught.value.hint is not None
-        assert caught.value.hint.startswith(f"{kind}://MEMBER::ARCHIVE")
+        assert f"{kind}://MEMBER::ARCHIVE" in caught.value.hint
 
 
 def test_an_archive_that_changes_is_an_error(tmp_path: Path) -> None:
@@ -482,7 +497,7 @@ def bucket(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     return site
 
 
-def test_s3_is_read_by_ranges_of_one_version(bucket: Site) -> None:
+def test_s3_is_read_by_ranges_of_one_version(bucket: Site, golden: Golden) -> None:
     expected = ckpttool.digest(str(TF_SAMPLE)).sha256
     for url in ("s3://bucket/run/agent/ckpt-15000", "s3://bucket/run/agent", "s3://bucket/run/agent/"):
         assert ckpttool.digest(url).sha256 == expected
@@ -502,11 +517,10 @@ def test_s3_is_read_by_ranges_of_one_version(bucket: Site) -> None:
         leaf.read()
     listed = in_process("inspect", "s3://bucket/run/agent", "--json").json()["checkpoints"]
     assert [each["step"] for each in listed] == [2500, 5000, 7500, 10000, 12500, 15000]
-    told = refused(in_process("inspect", "s3://bucket/run/agent/ckpt-1500"))
-    assert "there is no such checkpoint" in told
-    assert "no such bucket" in refused(in_process("inspect", "s3://nobucket/x"))
+    golden(refused(in_process("inspect", "s3://bucket/run/agent/ckpt-1500")))
+    golden(refused(in_process("inspect", "s3://nobucket/x")))
     bucket.odd["*"] = "403"
-    assert "permits no reading" in refused(in_process("inspect", "s3://bucket/run/agent/ckpt-15000"))
+    golden(refused(in_process("inspect", "s3://bucket/run/agent/ckpt-15000")))
 
 
 def test_a_public_bucket_needs_no_key(bucket: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -522,30 +536,31 @@ def test_a_public_bucket_needs_no_key(bucket: Site, monkeypatch: pytest.MonkeyPa
 
 
 WRONG = {
-    "zip://x": (UsageError, "the archive is not named"),
-    "ftp://host/x": (UsageError, "there is no scheme 'ftp'"),
-    "htps://host/x": (UsageError, "there is no scheme 'htps'"),
-    "s3://": (UsageError, "names no place"),
-    "tar://a::zip://b": (UsageError, "the archive is not named"),
-    "http://[::1/x.pt": (NotFoundError, "no http address"),
-    "http://host:abc/x.pt": (NotFoundError, "no http address"),
-    "file:///nobody/x.pt": (NotFoundError, "there is no such checkpoint"),
+    "zip://x": UsageError,
+    "ftp://host/x": UsageError,
+    "htps://host/x": UsageError,
+    "s3://": UsageError,
+    "tar://a::zip://b": UsageError,
+    "http://[::1/x.pt": NotFoundError,
+    "http://host:abc/x.pt": NotFoundError,
+    "file:///nobody/x.pt": NotFoundError,
 }
 
 
 @pytest.mark.parametrize("url", WRONG)
-def test_a_wrong_url_is_one_sentence(url: str) -> None:
-    error, message = WRONG[url]
-    with pytest.raises(error, match=message):
+def test_a_wrong_url_is_one_sentence(url: str, golden: Golden) -> None:
+    with pytest.raises(WRONG[url]) as caught:
         ckpttool.open(url)
+    golden(caught.value)
     refused(in_process("inspect", url))
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     for scheme, extra in {"https": "remote", "s3": "s3", "gs": "gs", "hf": "hf"}.items():
-        with pytest.raises(MissingExtraError, match="is not installed") as caught:
+        with pytest.raises(MissingExtraError) as caught:
             ckpttool.open(f"{scheme}://unmounted/repo/file.pt")
+        golden(caught.value)
         assert caught.value.hint == f"pip install 'ckpttool[{extra}]'"
 
 
@@ -561,7 +576,9 @@ def test_a_web_server_is_read_without_the_libraries_of_stores(samples: Site) -> 
     assert not loaded & {"s3fs", "aiobotocore", "botocore", "gcsfs", "huggingface_hub"}
 
 
-def test_every_command_that_reads_takes_a_url_and_none_writes_to_one(samples: Site, tmp_path: Path) -> None:
+def test_every_command_that_reads_takes_a_url_and_none_writes_to_one(
+    samples: Site, tmp_path: Path, golden: Golden
+) -> None:
     tf, torch = samples.url + below(TF_SAMPLE), samples.url + below(TORCH_SAMPLE)
     assert in_process("diff", tf, str(TF_SAMPLE)).status == 0
     assert in_process("stats", torch, "--quiet").status == 0
@@ -570,7 +587,7 @@ def test_every_command_that_reads_takes_a_url_and_none_writes_to_one(samples: Si
     assert in_process("convert", tf, tmp_path / "agent.pt", "--quiet").status == 0
     assert in_process("diff", tmp_path / "agent.pt", str(TF_SAMPLE)).status == 0
     for target in ("https://host/a.pt", "s3://bucket/a.pt"):
-        assert "a URL is read, not written" in refused(in_process("convert", str(TF_SAMPLE), target))
+        golden(refused(in_process("convert", str(TF_SAMPLE), target)))
 
 
 @given(

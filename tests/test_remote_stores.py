@@ -25,6 +25,7 @@ from ckpttool.core import (
 )
 from ckpttool.encodings import protobuf
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
+from tests.golden_texts import Golden
 from tests.store_servers import Buckets, Hub, serving
 from tests.web_server import Site, s3_settings, saved
 from tests.web_server import serving as serving_pages
@@ -130,25 +131,22 @@ def test_the_token_goes_to_the_hub_and_is_not_shown(hub: Hub, monkeypatch: pytes
     assert "SECRET" not in ran.out + ran.err
 
 
-WRONG = {
-    "hf://user/nothing/a.pt": "no such repository",
-    "hf://user/agent@nowhere/a.pt": "no such revision",
-    "hf://user/agent/td3_pendulum_torch/ckpt-1500.pt": "no such checkpoint",
-    "hf://buckets/user/agent/a.pt": "buckets are not",
-    "hf://user": "no such checkpoint",
-}
+WRONG = (
+    "hf://user/nothing/a.pt",
+    "hf://user/agent@nowhere/a.pt",
+    "hf://user/agent/td3_pendulum_torch/ckpt-1500.pt",
+    "hf://buckets/user/agent/a.pt",
+    "hf://user",
+)
 
 
-def test_what_is_wrong_at_the_hub_is_one_sentence(hub: Hub) -> None:
-    for url, message in WRONG.items():
-        assert message in refused(in_process("inspect", url)), url
+def test_what_is_wrong_at_the_hub_is_one_sentence(hub: Hub, golden: Golden) -> None:
+    for url in WRONG:
+        golden(refused(in_process("inspect", url)))
     url = "hf://user/agent/td3_pendulum_torch/ckpt-15000.pt"
-    for odd, message in {
-        "403": "permits no reading",
-        "cut": "stopped before all bytes",
-    }.items():
+    for odd in ("403", "cut"):
         hub.odd = odd
-        assert message in refused(in_process("inspect", url)), odd
+        golden(refused(in_process("inspect", url)))
     hub.odd = "whole"  # of what is small
     assert ckpttool.digest(url).sha256 == ckpttool.digest(str(TORCH_SAMPLE)).sha256
 
@@ -156,7 +154,7 @@ def test_what_is_wrong_at_the_hub_is_one_sentence(hub: Hub) -> None:
 # Google's buckets
 
 
-def test_a_bucket_is_read_by_parts_of_one_generation(buckets: Buckets) -> None:
+def test_a_bucket_is_read_by_parts_of_one_generation(buckets: Buckets, golden: Golden) -> None:
     expected = ckpttool.digest(str(TF_SAMPLE)).sha256
     for url in ("gs://bucket/run/agent/ckpt-15000", "gcs://bucket/run/agent/"):
         assert ckpttool.digest(url).sha256 == expected
@@ -166,8 +164,9 @@ def test_a_bucket_is_read_by_parts_of_one_generation(buckets: Buckets) -> None:
     saved(buckets.root / "bucket", elements=1_000_000)
     checkpoint = ckpttool.open("gs://bucket/model.safetensors")
     buckets.generation = "2"
-    with pytest.raises(ChangedError, match="changed after it was listed"):
+    with pytest.raises(ChangedError) as caught:
         largest(checkpoint).read()
+    golden(caught.value)
     with pytest.raises(ChangedError):
         checkpoint.files[0].require_unchanged()
 
@@ -180,13 +179,14 @@ def test_ten_gigabytes_in_a_bucket_are_listed_by_kilobytes(buckets: Buckets) -> 
     assert len(buckets.requests) < 16, buckets.requests
 
 
-def test_what_is_wrong_in_a_bucket_is_one_sentence(buckets: Buckets) -> None:
-    assert "no such checkpoint" in refused(in_process("inspect", "gs://nobucket/a.pt"))
-    with pytest.raises(NotFoundError, match="there is no such checkpoint") as caught:
+def test_what_is_wrong_in_a_bucket_is_one_sentence(buckets: Buckets, golden: Golden) -> None:
+    golden(refused(in_process("inspect", "gs://nobucket/a.pt")))
+    with pytest.raises(NotFoundError) as caught:
         ckpttool.open("gs://bucket/run/agent/ckpt-1500")
-    assert str(caught.value.hint).startswith("did you mean gs://bucket/run/agent/ckpt-15000")
+    golden(caught.value)
+    assert "gs://bucket/run/agent/ckpt-15000" in str(caught.value.hint)
     buckets.odd = "403"
-    assert "permits no reading" in refused(in_process("inspect", "gs://bucket/run/agent/ckpt-15000"))
+    golden(refused(in_process("inspect", "gs://bucket/run/agent/ckpt-15000")))
 
 
 # S3, and what is the same for all
@@ -202,14 +202,17 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield site
 
 
-def test_an_answer_that_breaks_off_is_one_sentence(bucket: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_breaks_off_is_one_sentence(
+    bucket: Site, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     from s3fs import core
 
     monkeypatch.setattr(core.S3FileSystem, "retries", 1)
     saved(bucket.root / "bucket")
     bucket.odd["/bucket/model.safetensors"] = "short"
-    with pytest.raises(TruncatedError, match="stopped before all bytes"):
+    with pytest.raises(TruncatedError) as caught:
         ckpttool.open("s3://bucket/model.safetensors")
+    golden(caught.value)
 
 
 def test_a_store_without_versions_is_looked_up_after_each_read(bucket: Site) -> None:
@@ -226,17 +229,18 @@ def test_a_store_without_versions_is_looked_up_after_each_read(bucket: Site) -> 
         largest(checkpoint).read()
 
 
-def test_a_bucket_that_may_not_be_listed_is_read(bucket: Site) -> None:
+def test_a_bucket_that_may_not_be_listed_is_read(bucket: Site, golden: Golden) -> None:
     bucket.odd["list"] = "403"
     assert ckpttool.open("s3://bucket/run/agent/ckpt-15000").format == "tensor_bundle"
-    assert "permits no reading" in refused(in_process("inspect", "s3://bucket/run/agent"))
+    golden(refused(in_process("inspect", "s3://bucket/run/agent")))
 
 
-def test_a_folder_is_listed_up_to_a_limit_and_a_file_in_it_is_found(bucket: Site) -> None:
+def test_a_folder_is_listed_up_to_a_limit_and_a_file_in_it_is_found(bucket: Site, golden: Golden) -> None:
     with limits.using(Limits(folder_files=5)):
         assert ckpttool.open("s3://bucket/run/agent/ckpt-15000").format == "tensor_bundle"
-        with pytest.raises(LimitError, match="too many names") as caught:
+        with pytest.raises(LimitError) as caught:
             folder.list_checkpoints("s3://bucket/run/agent")
+        golden(caught.value)
     assert "folder_files" in str(caught.value.hint)
 
 
@@ -259,7 +263,7 @@ def samples() -> Iterator[Site]:
 
 
 def test_eval_takes_patterns_folders_and_members_and_shows_them_as_they_are_typed(
-    bucket: Site, tmp_path: Path
+    bucket: Site, tmp_path: Path, golden: Golden
 ) -> None:
     shutil.make_archive(str(tmp_path / "bucket" / "a"), "zip", SAMPLES)
     play = ("eval", "--env", "Pendulum-v1", "--episodes", "1")
@@ -275,12 +279,12 @@ def test_eval_takes_patterns_folders_and_members_and_shows_them_as_they_are_type
         assert [each["checkpoint"] for each in found["evaluations"]] == [url.format(name) for name in names]
         assert found["best"]["checkpoint"] in [url.format(name) for name in names]
     ran = in_process(*play, "zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip")
-    assert ran.out.startswith("zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip in Pendulum-v1")
+    assert ran.out.startswith("zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip ")
     seen = in_process(*play, "zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip", kind=Terminal)
-    assert "next: ckpttool eval zip://td3_pendulum_tf/ckpt-1" in seen.out
+    assert "ckpttool eval zip://td3_pendulum_tf/ckpt-1" in seen.out
     assert "::zip" not in seen.out
-    assert "nothing matches" in refused(in_process(*play, "s3://bucket/run/agent/x-*"))
-    assert "names in one folder" in refused(in_process(*play, "s3://bucket/*/agent/ckpt-15000"))
+    golden(refused(in_process(*play, "s3://bucket/run/agent/x-*")))
+    golden(refused(in_process(*play, "s3://bucket/*/agent/ckpt-15000")))
 
 
 def test_training_curves_beside_a_run_elsewhere_are_found(bucket: Site, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_there_and_back(
     monkeypatch.setitem(main.__globals__, "subprocess", types.SimpleNamespace(run=run))
     status, printed = main(), capsys.readouterr().out
     assert status == 0, printed
-    assert printed.count("6 networks read back compute what was read") == 2
+    assert printed.count("6 networks") == 2, printed
     legs = re.findall(r"^(\d_\w+): step (\d+), ", printed, re.MULTILINE)
     assert legs == [("1_tensorflow", "40"), ("2_torch", "80"), ("3_tensorflow", "120")]
     # Ten updates a leg after a warm-up of thirty steps: the counts went along.

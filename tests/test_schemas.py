@@ -20,6 +20,7 @@ from ckpttool.core import Role, UsageError, checkpoint, dtypes, errors
 from ckpttool.mapping.solver import CONFIDENCE
 from tests import schemas
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
+from tests.golden_texts import Golden
 from tests.schemas import MismatchError, compiled, stored
 
 # Documents that are no command's.
@@ -52,10 +53,10 @@ def test_a_schema_is_one_by_the_rules_of_its_draft_and_carries_the_version(name:
         assert compiled(name)
 
 
-def test_a_schema_that_is_not_there() -> None:
+def test_a_schema_that_is_not_there(golden: Golden) -> None:
     with pytest.raises(UsageError) as error:
         ckpttool.schema("inspct")
-    assert str(error.value.hint).startswith("did you mean inspect;")
+    golden(error.value)
     with pytest.raises(UsageError):
         ckpttool.schema("../../pyproject")
 
@@ -131,7 +132,7 @@ def test_the_check_and_the_library_agree_on_what_is_wrong(
     assert is_valid(name, document) == (wrong is None), (name, str(wrong)[:300])
 
 
-def test_every_key_that_is_lost_or_new_is_noticed(real: dict[str, Any]) -> None:
+def test_every_key_that_is_lost_or_new_is_noticed(real: dict[str, Any], golden: Golden) -> None:
     for name, document in real.items():
         for key in document:
             less = {other: value for other, value in document.items() if other != key}
@@ -142,11 +143,13 @@ def test_every_key_that_is_lost_or_new_is_noticed(real: dict[str, Any]) -> None:
         assert not is_valid(name, {**document, "new": 1}, strict=True)
     tensor = real["inspect"]["tensors"][0]
     tensor["new"] = tensor.pop("slot")
-    with pytest.raises(MismatchError, match=r"/tensors/\[\] lacks \['slot'\]"):
+    with pytest.raises(MismatchError) as caught:
         schemas.require("inspect", real["inspect"])
+    golden(str(caught.value))
     tensor["slot"] = tensor["new"]
-    with pytest.raises(MismatchError, match=r"/tensors/\[\]/new is in no schema"):
+    with pytest.raises(MismatchError) as caught:
         schemas.require("inspect", real["inspect"])
+    golden(str(caught.value))
     del tensor["new"]
 
 
@@ -232,7 +235,7 @@ def test_shared_keys_are_explained() -> None:
 # --- The command -------------------------------------------------------------------------------------
 
 
-def test_the_schemas_can_be_listed_and_printed() -> None:
+def test_the_schemas_can_be_listed_and_printed(golden: Golden) -> None:
     listed = in_process("schema")
     assert listed.status == 0
     assert all(f"\n{name} " in listed.out for name in schema_names())
@@ -243,5 +246,5 @@ def test_the_schemas_can_be_listed_and_printed() -> None:
     assert json.loads(one.out) == ckpttool.schema("eval")
     (row,) = in_process("schema", "eval", "--json").json()["schemas"]
     assert row["content"] == ckpttool.schema("eval")
-    assert "did you mean" in in_process("schema", "evl").err
+    golden(in_process("schema", "evl"))
     refused(in_process("schema", "evl"))

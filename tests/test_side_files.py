@@ -70,7 +70,7 @@ def test_statistics_play_by_their_agent(folder: Path) -> None:
     sb3.statistics(folder / "vecnormalize.pkl")
     with pytest.raises(MappingError) as caught:
         restore_agent("vecnormalize.pkl")
-    assert caught.value.hint == "ckpttool eval agent.zip"
+    assert str(caught.value.hint).split() == ["ckpttool", "eval", "agent.zip"]
 
 
 def test_statistics_without_an_agent_belong_to_none(folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_file_of_an_unknown_tool_points_to_the_formats(folder: Path) -> None:
     assert isinstance(error, NotACheckpointError)
     ran = in_process("formats", cwd=folder)
     assert ran.status == 0
-    assert str(error.hint).startswith("ckpttool formats ")
+    assert "ckpttool formats" in str(error.hint)
 
 
 @pytest.mark.parametrize("level", [1, 9])

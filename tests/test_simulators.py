@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from ckpttool.evaluation import (
 )
 from ckpttool.networks import Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.test_backends import CELL, chain, dense
 from tests.test_device_rollout import torch_policy
 
@@ -203,7 +205,7 @@ def test_a_program_of_ones_own_starts_from_seeds(module: Path) -> None:
     assert found.truncated.tolist() == [False, False, False, True, True, True, True]
 
 
-def test_the_result_names_no_seeds_and_the_code_that_played(module: Path) -> None:
+def test_the_result_names_no_seeds_and_the_code_that_played(module: Path, golden: Golden) -> None:
     common = (
         "eval",
         TORCH_SAMPLE,
@@ -237,7 +239,7 @@ def test_the_result_names_no_seeds_and_the_code_that_played(module: Path) -> Non
     assert other["fingerprint"] != document["fingerprint"]
     shown = in_process(*common, "--episodes", "2")
     assert shown.status == 0, shown.err
-    assert "none for its episodes" in shown.out
+    golden("\n".join(line for line in shown.out.splitlines() if "seed" in line))
 
 
 @pytest.mark.parametrize("more", [("--jobs", "2"), ("--runs",), ()])
@@ -263,28 +265,40 @@ def test_several_checkpoints_play_in_it(module: Path, more: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
-        ("Missing", ("own_simulator has no Missing",)),
-        ("Simulatr", ("did you mean Simulator",)),
-        ("nothing", ("not a factory", "int")),
-        ("fails", ("own_simulator:fails raises RuntimeError: no licence",)),
-        ("no_bounds", ("action_low and action_high", "Bare")),
-        ("no_step", ("without step",)),
+        ("Missing", ()),
+        ("Simulatr", ("Simulator",)),
+        ("nothing", ("int",)),
+        ("fails", ("RuntimeError: no licence",)),
+        ("no_bounds", ("action_low", "action_high", "Bare")),
+        ("no_step", ("step",)),
         ("no_sizes", ("obs_dim", "found 0")),
-        ("crossed", ("action bounds", "[3.0]")),
-        ("few_bounds", ("action bounds",)),
+        ("crossed", ("[3.0]",)),
+        ("few_bounds", ("action",)),
         ("words", ("action_low", "'low'")),
         ("wide", ("observations", "float32 [2, 6] on cpu", "[2, 3]")),
-        ("floats", ("terminated", "found float32 [2]", "of bool")),
+        ("floats", ("terminated", "found float32 [2]", "bool")),
         ("column", ("rewards", "[2, 1]")),
         ("whole", ("rewards", "int64")),
         ("arrays", ("observations", "ndarray")),
         ("five", ("step", "tuple of 5")),
         ("elsewhere", ("rewards", "on meta", "on cpu")),
         ("unpaid", ("reward", "episode 0")),
-        ("unseen", ("observation", "episode 2, step 0")),
-        ("crashes", ("step of own_simulator:crashes raises ValueError",)),
-        ("Guarded", ("raises OSError: no device",)),
-        ("unseeded", ("reset of own_simulator:unseeded raises TypeError",)),
+        ("unseen", ("observation", "episode 2")),
+        (
+            "crashes",
+            (
+                "step",
+                "ValueError",
+            ),
+        ),
+        ("Guarded", ("OSError: no device",)),
+        (
+            "unseeded",
+            (
+                "reset",
+                "TypeError",
+            ),
+        ),
         ("capped", ("max_episode_steps", "50")),
     ],
 )
@@ -303,24 +317,27 @@ def test_a_simulator_that_does_not_fit_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("env", "more", "attribute"),
+    ("env", "more"),
     [
-        ("no_such_module:make", (), "no module no_such_module"),
-        ("own_simulator:Simulator", ("--video", "film.gif"), "cannot be filmed"),
-        ("own_simulator:Simulator", ("--noise", "0.1"), "known seeds"),
-        ("own_simulator:Simulator", ("--backend", "numpy"), "policy on tensors"),
-        ("own_simulator:Simulator", ("--adapter", "zero_contact_forces"), "zero_contact_forces"),
-        ("own_simulator:Simulator", ("--engine", "gymnasium"), "own_simulator:Simulator"),
+        pytest.param("no_such_module:make", (), id="no-module"),
+        pytest.param("own_simulator:Simulator", ("--video", "film.gif"), id="video"),
+        pytest.param("own_simulator:Simulator", ("--noise", "0.1"), id="noise"),
+        pytest.param("own_simulator:Simulator", ("--backend", "numpy"), id="numpy"),
+        pytest.param(
+            "own_simulator:Simulator", ("--adapter", "zero_contact_forces"), id="zero_contact_forces"
+        ),
+        pytest.param("own_simulator:Simulator", ("--engine", "gymnasium"), id="gymnasium"),
     ],
 )
 def test_what_cannot_be_played_is_one_sentence(
-    module: Path, env: str, more: tuple[str, ...], attribute: str
+    module: Path, env: str, more: tuple[str, ...], golden: Golden
 ) -> None:
     if "--engine" in more or "--video" in more:
         pytest.importorskip("gymnasium")
     common = ("eval", TORCH_SAMPLE, "--engine", "device", "--backend", "torch", "--env", env, *more)
     ran = in_process(*common)
-    assert attribute in refused(ran) + ran.err
+    refused(ran)
+    golden(re.sub(r"gymnasium [\d.]+ (.*): .*", r"gymnasium N \1", ran.err))  # the rest is gymnasium's
 
 
 def test_a_simulator_that_fails_to_close_has_played(module: Path) -> None:
@@ -388,10 +405,11 @@ def test_a_program_that_does_not_fit_is_refused(
     assert found in str(refusal.value.found)
 
 
-def test_a_member_at_fault_does_not_take_the_others_along(module: Path) -> None:
+def test_a_member_at_fault_does_not_take_the_others_along(module: Path, golden: Golden) -> None:
     broken = chain(3, Dense(np.full((3, 1), np.nan, np.float32)))
-    with pytest.raises(CkpttoolError, match="not finite in episode 0, step 0"):
+    with pytest.raises(CkpttoolError) as caught:
         play("Simulator", 4, RolloutSpec(3), stack_networks([STILL, broken]), 2)
+    golden(caught.value)
 
 
 def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) -> None:

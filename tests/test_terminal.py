@@ -14,6 +14,7 @@ import pytest
 
 from ckpttool.commands.save import save
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
+from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
 STYLE = re.compile("\x1b\\[[0-9;]*m")
@@ -87,7 +88,7 @@ def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
 def test_a_wide_terminal_is_used(place: Path) -> None:
     narrow, wide = (shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width).out for width in ("80", "200"))
     assert "…" in narrow
-    assert "m of policy/critic/q2/l2/kernel" in wide
+    assert "policy/critic/q2/l2/kernel" in wide
     assert "…" not in wide
     narrow, wide = (shown(place, "limits", COLUMNS=width).out for width in ("80", "200"))
     assert len(wide.splitlines()) < len(narrow.splitlines())
@@ -164,13 +165,13 @@ def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "meant"),
-    [("actr/**", "actor/**"), ("actor", "actor/**"), ("actor/l1/wieght", "actor/l1/weight"), ("xyz", "")],
+    "pattern",
+    ["actr/**", "actor", "actor/l1/wieght", "xyz"],
 )
-def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
-    place: Path, pattern: str, meant: str
+def test_a_pattern_without_a_match_is_refused_with_the_closest(
+    place: Path, pattern: str, golden: Golden
 ) -> None:
-    hint = f"hint: did you mean --glob '{meant}'\n" if meant else ""
+    texts = set()
     for words in (
         ["stats", "agent.pt"],
         ["digest", "agent.pt"],
@@ -178,12 +179,11 @@ def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
         ["convert", "agent.pt", "x.npz", "--dry-run"],
     ):
         ran = in_process(*words, "--glob", pattern, cwd=place)
-        assert f"no path matches {pattern}" in refused(ran)
-        assert ran.err.endswith(hint)
-        assert ("did you mean" in ran.err) == bool(meant)
-    listed = in_process("inspect", "agent.pt", "--glob", pattern, cwd=place)
-    assert f"note: no path matches {pattern}" in listed.out
-    assert meant in listed.out
+        refused(ran)
+        texts.add(ran.err)
+    golden("\n".join(sorted(texts)))
+    listed = in_process("inspect", "agent.pt", "--glob", pattern, "--json", cwd=place).json()
+    golden("\n".join(note for note in listed["notes"] if pattern in note))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
     [
         (["insect", "agent.pt"], "inspect"),
         (["agent.pt"], "ckpttool inspect agent.pt"),
-        (["inspect", "agent.pt", "--dept", "2"], "did you mean --depth; ckpttool inspect --help"),
+        (["inspect", "agent.pt", "--dept", "2"], "--depth"),
         (["inspect", "agnt.pt"], "agent.pt"),
         (["inspect", "agent.pt", "--layout", "td3-torch"], "td3_torch"),
         (["inspect", "agent.pt", "--sort", "sise"], "size"),
@@ -201,7 +201,7 @@ def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
         (["convert", "agent.pt", "x", "--to", "safetensor"], "safetensors"),
         (["eval", "agent.pt", "--env", "Pendulm-v1"], "Pendulum-v1"),
         (["eval", "agent.pt", "--backend", "trch"], "torch"),
-        (["eval", "agent.pt", "--engine", "mujco"], "did you mean mujoco"),
+        (["eval", "agent.pt", "--engine", "mujco"], "mujoco"),
         (["eval", "agent.pt", "--network", "actr"], "actor"),
         (["--limit", "member=5", "inspect", "agent.pt"], "members"),
         (["schema", "inspct"], "inspect"),

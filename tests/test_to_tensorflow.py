@@ -19,6 +19,7 @@ from ckpttool.commands.verify import verify
 from ckpttool.core import Tree
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.golden_texts import Golden
 from tests.test_layouts import torch_agent
 
 SIZES = {"l1": (3, 8), "l2": (8, 8), "l3": (8, 1)}
@@ -449,9 +450,8 @@ def test_a_tensorflow_checkpoint_is_rewritten_as_it_is(tmp_path: Path) -> None:
     assert digest(str(tmp_path / "ckpt-3")).sha256 == digest(str(TF_SAMPLE)).sha256
 
 
-def test_without_a_sidecar_adams_settings_come_back_as_assumed(tmp_path: Path) -> None:
+def test_without_a_sidecar_adams_settings_come_back_as_assumed(tmp_path: Path, golden: Golden) -> None:
     convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-7"), to="tf")
     (tmp_path / "ckpt-7.ckpttool.json").unlink()
     done = convert(str(tmp_path / "ckpt-7"), str(tmp_path / "back.pt"))
-    assert any("actor_optimizer epsilon = 1e-07 (default of Keras" in line for line in done.report.assumed)
-    assert any("actor_optimizer beta_1" in line for line in done.report.assumed)
+    golden("\n".join(line for line in done.report.assumed if "actor_optimizer" in line))

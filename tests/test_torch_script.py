@@ -86,15 +86,15 @@ def test_attributes_are_values(folder):
     assert tree[attr("body"), attr("0"), attr("weight")].shape == (3, 2)
 
 
-def test_code_is_named_with_its_sizes(folder):
+def test_code_is_named_with_its_sizes(folder, golden):
     found = open_checkpoint(str(folder / "script.pt"))
     members = {info.filename: info.file_size for info in zipfile.ZipFile(folder / "script.pt").infolist()}
     code = {f"script/{each['name']}": each["nbytes"] for each in found.details["code"]}
     assert code == {name: size for name, size in members.items() if name.startswith("script/code/")}
     assert found.details["extra"] == [{"name": "extra/about.txt", "nbytes": 5}]
     files = sum(name.endswith(".py") for name in code)
-    assert f"TorchScript code in {files} files, listed by --json; nothing was run" in found.notes
-    assert found.writer == "TorchScript archive version 3"
+    golden("\n".join(found.notes).replace(f" {files} ", " N "))
+    assert str(found.writer).startswith("TorchScript ")
     json.dumps(dict(found.details))
 
 
@@ -116,9 +116,9 @@ def test_a_frozen_module_is_its_constants(torch, net, folder):
     assert bytes_of(torch, net.memory.weight) in found
 
 
-def test_bytecode_is_told(folder):
+def test_bytecode_is_told(folder, golden):
     [_, note] = open_checkpoint(str(folder / "mobile.ptl")).notes
-    assert note == "bytecode for PyTorch's mobile interpreter, which is not listed"
+    golden(note)
 
 
 def test_code_that_lies_changes_no_bytes(folder, tmp_path):
@@ -146,23 +146,25 @@ def test_damaged_code_is_a_checksum_error(folder, tmp_path):
         torch_zip.read(str(tmp_path / "x.pt"))
 
 
-def test_archives_that_are_programs_are_named(tmp_path):
+def test_archives_that_are_programs_are_named(tmp_path, golden):
     # torch.export is slow to import: its archive is made of the one name that torch 2.13's tells itself by.
-    others = {
-        "e/archive_format": r"this is a torch\.export program \(\.pt2\)",
-        "serialized_exported_program.json": r"torch\.export program",
-        "m/model.json": r"TorchScript file of PyTorch 1\.0",
-        "m/.data/extern_modules": r"torch\.package archive",
-    }
-    for number, (name, message) in enumerate(others.items()):
+    others = (
+        "e/archive_format",
+        "serialized_exported_program.json",
+        "m/model.json",
+        "m/.data/extern_modules",
+    )
+    for number, name in enumerate(others):
         with zipfile.ZipFile(tmp_path / f"{number}.pt", "w") as made:
             made.writestr(name, "{}")
-        with pytest.raises(NotACheckpointError, match=message):
+        with pytest.raises(NotACheckpointError) as caught:
             open_checkpoint(str(tmp_path / f"{number}.pt"))
+        golden(caught.value)
 
 
-def test_mobile_flatbuffers_are_named(tmp_path):
-    for name, message in ((b"PTMF", "mobile devices"), (b"ET12", "ExecuTorch")):
+def test_mobile_flatbuffers_are_named(tmp_path, golden):
+    for name in (b"PTMF", b"ET12"):
         (tmp_path / "x.ptl").write_bytes(b"\x28\0\0\0" + name + bytes(64))
-        with pytest.raises(NotACheckpointError, match=message):
+        with pytest.raises(NotACheckpointError) as caught:
             open_checkpoint(str(tmp_path / "x.ptl"))
+        golden(caught.value)

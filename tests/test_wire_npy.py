@@ -176,12 +176,13 @@ def test_broken_headers_are_refused(data, tmp_path):
     assert len(str(caught.value)) < 400
 
 
-def test_two_members_of_one_name(tmp_path):
+def test_two_members_of_one_name(tmp_path, golden):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("a.npy", saved(np.arange(2)))
         archive.writestr("a", saved(np.arange(2)))
-    with pytest.raises(FormatError, match="two arrays are called 'a'"):
+    with pytest.raises(FormatError) as caught:
         npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
+    golden(caught.value)
 
 
 def test_a_member_that_is_no_array(tmp_path):

@@ -209,20 +209,22 @@ def test_ambiguous_archives_are_refused(change, error, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_bomb_is_refused(tmp_path):
+def test_bomb_is_refused(tmp_path, golden):
     archive = opened(standard({"a/bomb": bytes(1 << 20)}, zipfile.ZIP_DEFLATED), tmp_path)
     member = archive.members["a/bomb"]
     lying = wire.ZipArchive(archive.file, {"a/bomb": member._replace(size=1 << 40)}, True)
-    with pytest.raises(FormatError, match="unpack"):
+    with pytest.raises(FormatError) as caught:
         lying.source("a/bomb")
+    golden(caught.value)
     assert len(archive.source("a/bomb").read()) == 1 << 20
 
 
-def test_deflated_member_longer_than_declared_is_refused(tmp_path):
+def test_deflated_member_longer_than_declared_is_refused(tmp_path, golden):
     data = standard({"a": bytes(5000)}, zipfile.ZIP_DEFLATED)
     data = patched(patched(data, 22, "<I", 100), central(data) + 24, "<I", 100)
-    with pytest.raises(FormatError, match="not as long"):
+    with pytest.raises(FormatError) as caught:
         contents(data, tmp_path)
+    golden(caught.value)
 
 
 def test_zip64_records_are_read_and_their_lies_refused(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import Activation, Concat, Dense, Network, Node, StateSlot, Worker
 from ckpttool.networks import worker as module
+from tests.golden_texts import Golden
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(3, 2) / 10
 NETWORK = Network((("obs", 3),), (Node(Dense(KERNEL), (0,)), Node(Activation("tanh"), (1,))), 2)
@@ -83,12 +84,13 @@ def test_two_policies_live_side_by_side(worker: Worker) -> None:
     np.testing.assert_array_equal(one.step(x)[0], np.tanh(-other.step(x)[0]))
 
 
-def test_our_errors_come_back_as_themselves(worker: Worker) -> None:
+def test_our_errors_come_back_as_themselves(worker: Worker, golden: Golden) -> None:
     with pytest.raises(EnvironmentMismatchError) as caught:
         worker.build(NETWORK).step(np.ones((1, 4)))
     assert (caught.value.expected, caught.value.found) == ("[batch, 3]", "[1, 4]")
-    with pytest.raises(UsageError, match="no device 'tpu'"):
+    with pytest.raises(UsageError) as caught:
         worker.build(NETWORK, "tpu")
+    golden(caught.value)
     with pytest.raises(UnsupportedError, match="mish"):
         worker.build(Network((("obs", 3),), (Node(Activation("mish"), (0,)),), 1))
 
@@ -110,19 +112,20 @@ def test_a_stale_answer_is_passed_over(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
-def test_a_killed_worker_names_the_signal(fragile: Worker, number: signal.Signals) -> None:
+def test_a_killed_worker_names_the_signal(fragile: Worker, number: signal.Signals, golden: Golden) -> None:
     os.kill(pid(fragile), number)
     with pytest.raises(WorkerError, match=number.name):
         fragile.versions()
-    with pytest.raises(WorkerError, match="not running"):
+    with pytest.raises(WorkerError) as caught:
         fragile.versions()
+    golden(caught.value)
 
 
-def test_the_last_words_are_told_without_control_characters(tmp_path: Path) -> None:
+def test_the_last_words_are_told_without_control_characters(tmp_path: Path, golden: Golden) -> None:
     dying = interpreter(tmp_path, "printf 'first\\n\\033[31mred\\033[0m\\007 alert\\n' >&2; exit 3")
     with Worker("numpy", python=dying) as worker, pytest.raises(WorkerError) as caught:
         worker.versions()
-    assert str(caught.value) == "the numpy worker ended with status 3; it last said: first | red alert"
+    golden(caught.value)
 
 
 def test_a_silent_worker_is_not_waited_for(tmp_path: Path) -> None:
@@ -133,12 +136,13 @@ def test_a_silent_worker_is_not_waited_for(tmp_path: Path) -> None:
     assert time.monotonic() - start < 40  # it sleeps for 60
 
 
-def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere cannot be run"), Worker("numpy", str(tmp_path / "nowhere")):
+def test_a_missing_interpreter_is_named(tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught, Worker("numpy", str(tmp_path / "nowhere")):
         pass
+    golden(caught.value)
 
 
-def test_nothing_remains(tmp_path: Path) -> None:
+def test_nothing_remains(tmp_path: Path, golden: Golden) -> None:
     with Worker("numpy") as worker:
         worker.build(NETWORK).step(np.ones((1, 3)))
         folder, number = worker.folder, pid(worker)
@@ -146,8 +150,9 @@ def test_nothing_remains(tmp_path: Path) -> None:
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
-    with pytest.raises(WorkerError, match="not running"):
+    with pytest.raises(WorkerError) as caught:
         worker.versions()
+    golden(caught.value)
     assert Path(module.__file__).is_file()  # the link to the package was removed, not the package
 
 

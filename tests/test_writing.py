@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -41,6 +42,7 @@ from ckpttool.core import (
 from ckpttool.formats import open_checkpoint, resolve, tf_bundle
 from tests import warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.hostile import kill
 from tests.trees import torch_tree
 
@@ -286,7 +288,7 @@ def test_a_conversion_that_is_killed_leaves_old_or_new(kind: str) -> None:
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert '"old"' in done.stdout
     assert '"new"' in done.stdout
-    assert ("from its backup" in done.stdout) == (kind == "fujimoto")
+    assert ("backup" in done.stdout) == (kind == "fujimoto")
 
 
 # --- Names --------------------------------------------------------------------------------------------
@@ -352,33 +354,38 @@ def test_what_was_left_is_no_checkpoint(tmp_path: Path) -> None:
 # --- Source and target --------------------------------------------------------------------------------
 
 
-def test_a_hard_link_of_the_source_is_the_source(tmp_path: Path) -> None:
+def test_a_hard_link_of_the_source_is_the_source(tmp_path: Path, golden: Golden) -> None:
     source = tmp_path / "a.pt"
     shutil.copy(TORCH_SAMPLE, source)
     os.link(source, tmp_path / "b.pt")
-    with pytest.raises(UsageError, match="same file"):
+    with pytest.raises(UsageError) as caught:
         convert(str(source), str(tmp_path / "b.pt"), force=True)
+    golden(caught.value)
 
 
-def test_a_shard_of_the_source_under_another_prefix_is_the_source(tmp_path: Path) -> None:
+def test_a_shard_of_the_source_under_another_prefix_is_the_source(tmp_path: Path, golden: Golden) -> None:
     for end in (".index", ".data-00000-of-00001"):
         shutil.copy(f"{TF_SAMPLE}{end}", tmp_path / f"a{end}")
     os.link(tmp_path / "a.data-00000-of-00001", tmp_path / "b.data-00000-of-00001")
     before = (tmp_path / "a.data-00000-of-00001").read_bytes()
-    with pytest.raises(UsageError, match="same"):
+    with pytest.raises(UsageError) as caught:
         convert(str(tmp_path / "a"), str(tmp_path / "b"), to="tf", force=True)
+    golden(caught.value)
     assert (tmp_path / "a.data-00000-of-00001").read_bytes() == before
 
 
-def test_names_that_differ_in_case_may_be_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_differ_in_case_may_be_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     source, target = tmp_path / "agent.pt", tmp_path / "AGENT.pt"
     shutil.copy(TORCH_SAMPLE, source)
     there = os.path.lexists
     # A file system that takes both names for one, as those of macOS and Windows do.
     monkeypatch.setattr(os.path, "lexists", lambda path: there(str(path).replace("AGENT", "agent")))
     monkeypatch.setattr(os.path, "samefile", lambda a, b: str(a).lower() == str(b).lower())
-    with pytest.raises(UsageError, match="same file"):
+    with pytest.raises(UsageError) as caught:
         require_new(str(target), (File.stamp(str(source)),), force=True)
+    golden(caught.value)
 
 
 def rewritten(path: Path) -> None:
@@ -457,7 +464,7 @@ def test_a_disk_that_cannot_be_read_is_the_source_s(tmp_path: Path, monkeypatch:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", failing)
-    with pytest.raises(FormatError, match="cannot be read: Input/output error") as caught:
+    with pytest.raises(FormatError, match="Input/output") as caught:
         digest(str(TORCH_SAMPLE))
     assert caught.value.file == str(TORCH_SAMPLE)
 
@@ -465,7 +472,7 @@ def test_a_disk_that_cannot_be_read_is_the_source_s(tmp_path: Path, monkeypatch:
 # --- Folders and room ---------------------------------------------------------------------------------
 
 
-def test_a_folder_that_goes_away_is_not_made_again(tmp_path: Path) -> None:
+def test_a_folder_that_goes_away_is_not_made_again(tmp_path: Path, golden: Golden) -> None:
     out = tmp_path / "out"
     out.mkdir()
 
@@ -473,23 +480,29 @@ def test_a_folder_that_goes_away_is_not_made_again(tmp_path: Path) -> None:
         stream.write(b"x")
         shutil.rmtree(out)
 
-    with pytest.raises(UsageError, match="no longer there"):
+    with pytest.raises(UsageError) as caught:
         write_atomically([Output(str(out / "x"), gone), Output(str(out / "y"), partial(put, b""))])
+    golden(caught.value)
     assert not out.exists()
 
 
-def test_a_target_that_becomes_a_folder(tmp_path: Path) -> None:
+def test_a_target_that_becomes_a_folder(tmp_path: Path, golden: Golden) -> None:
     def check(_: str) -> None:
         (tmp_path / "x").mkdir()
 
-    with pytest.raises(UsageError, match="a folder of that name"):
+    with pytest.raises(UsageError) as caught:
         write_atomically([Output(str(tmp_path / "x"), partial(put, b"new"), check)], force=True)
+    golden(caught.value)
     assert os.listdir(tmp_path) == ["x"]
+
+
+def without_free_space(text: str) -> str:
+    return re.sub(r"[\d,]+ bytes are free", "N bytes are free", text)
 
 
 @pytest.mark.parametrize("number", ["ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EACCES"])
 def test_every_error_of_the_disk_is_a_sentence(
-    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     whole = atomic_write._BackgroundFile._put
 
@@ -500,9 +513,9 @@ def test_every_error_of_the_disk_is_a_sentence(
     monkeypatch.setattr(atomic_write._BackgroundFile, "_put", failing)
     target = tmp_path / "x.npz"
     target.write_bytes(b"old")
-    said = refused(in_process("convert", TORCH_SAMPLE, target, "--force"))
-    assert str(target) in said
-    assert ("bytes or more" in said) == (number in ("ENOSPC", "EDQUOT", "EFBIG"))
+    ran = in_process("convert", TORCH_SAMPLE, target, "--force")
+    refused(ran)
+    golden(without_free_space(ran.err))
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
     assert target.read_bytes() == b"old"
 
@@ -512,7 +525,7 @@ def test_room_is_asked_for_before_the_first_byte(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(atomic_write, "create_file", None)
     for to in ("torch", "tf", "npz", "safetensors"):
         said = refused(in_process("convert", TF_SAMPLE, tmp_path / "x", "--to", to))
-        assert "1,000 are free" in said
+        assert "1,000" in said
         assert not os.listdir(tmp_path)
 
 
@@ -532,7 +545,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     ("to", "asked"), [("torch", True), ("torch", False), ("tf", False), ("keras", False)]
 )
 def test_a_full_disk_leaves_the_old_one(
-    to: str, asked: bool, small: Path, monkeypatch: pytest.MonkeyPatch
+    to: str, asked: bool, small: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     target = small / "x"
     convert(str(TF_SAMPLE), str(target), to=to)
@@ -541,9 +554,8 @@ def test_a_full_disk_leaves_the_old_one(
     if not asked:
         monkeypatch.setattr(atomic_write, "_free_bytes", lambda _: None)
     said = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
-    assert "no space left" in said
     assert str(target) in said
-    assert "bytes or more" in said
+    golden(without_free_space(said))
     (small / "ballast").unlink()
     assert {path.name: path.read_bytes() for path in small.iterdir()} == known
 

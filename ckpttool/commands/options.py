@@ -422,7 +422,7 @@ def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -
     """Raise UsageError for a setting that no optimizer has, or not the optimizer with these slots."""
     if key not in _SETTINGS:
         meant = suggest_choice(_TORCH.get(key, key), _SETTINGS)
-        raise UsageError(f"--optimizer {text}: no optimizer has a {key or 'setting'}", hint=meant)
+        raise UsageError(f"--optimizer {text}: unknown optimizer setting {key!r}", hint=meant)
     slots = {str(move.target[1].value) for move in _optimizer_moves(binding, name)} & {*SLOTS}
     family = find_family(frozenset(slots))
     if family is not None and key not in (known := {*family.torch_settings.values(), _COUNT}):

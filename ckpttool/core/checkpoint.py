@@ -582,7 +582,8 @@ class Branch(Mapping[str, Any]):
         """Return the tensor with that name; raise NameNotFoundError if there is none."""
         found = self[name]
         if not isinstance(found, Handle):
-            raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(found)}, not a tensor")
+            message = f"{_quote_name(name)} is {_describe_kind(found)}, not a tensor"
+            raise found._unknown("", message) if isinstance(found, Branch) else self._unknown(name, message)
         return found
 
     def module(self, name: str) -> Branch:

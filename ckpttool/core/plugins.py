@@ -82,8 +82,9 @@ class Plugin(NamedTuple):
         """Import the module; raise MissingExtraError when a library that it needs is not installed."""
         if not self.available():
             missing = [n for n in self.requires if importlib.util.find_spec(n) is None]
+            verb = "is" if len(missing) == 1 else "are"
             raise MissingExtraError(
-                f"{self.name} needs {', '.join(missing)}, which is not installed",
+                f"{self.name} needs {', '.join(missing)}, which {verb} not installed",
                 hint=f"pip install 'ckpttool[{self.extra}]'" if self.extra else None,
             )
         try:

@@ -364,7 +364,7 @@ class _ResultChecker:
 
     def error(self, name: str, expected: str, found: str) -> EnvironmentMismatchError:
         return EnvironmentMismatchError(
-            f"{self._spec.id} returns an unexpected value for {name}", expected=expected, found=found
+            f"{self._spec.id} returns an invalid value for {name}", expected=expected, found=found
         )
 
 

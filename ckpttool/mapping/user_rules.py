@@ -156,7 +156,7 @@ def _parse_entry(item: _TableItem, lines: _TableLines) -> RuleEntry:
     source = _parse_pattern(item, lines)
     for hole in HOLE.findall(item.fields["to"]):
         if hole[0] not in source.groupindex:
-            raise lines.wrong(f"{{{hole[0]}}} is no hole of from", "to", item.line)
+            raise lines.wrong(f"{{{hole[0]}}} is not a hole of from", "to", item.line)
     rules_text = item.fields.get("rule", "keep")
     rules = (
         _parse_item_rule(text, item, lines)

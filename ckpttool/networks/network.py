@@ -571,7 +571,9 @@ def _only_flattened(network: Network) -> frozenset[str]:
 def _check_results(network: Network, found: Sequence[Shape]) -> None:
     if not 0 <= network.output < len(found):
         raise UsageError(
-            f"the network's output is value {network.output}, but only {len(found)} values exist"
+            "the network's output is a value that does not exist",
+            expected=f"a number below {len(found)}",
+            found=str(network.output),
         )
     names = [name for name, _ in network.inputs]
     for slot in network.states:
