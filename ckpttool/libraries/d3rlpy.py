@@ -290,7 +290,7 @@ def plan_d3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
     Raise the errors of `plan`, and those of `build_config`.
     """
-    # The configuration contains what the other form's note asks for.
+    # The configuration contains what the other form's note requests.
     writing = replace(_choose_table(binding), hidden="", notes=(_TRAINING,))
     found = plan_torch_file(writing, binding, agent, told)
     said = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))
