@@ -57,10 +57,12 @@ NAMES = ("told", "said", "says", "tells", "heard", "asked", "asks", "seen", "kno
 # (file, words around the offender): reason.
 ALLOWED: dict[tuple[str, str], str] = {}
 
-# Pages that are not yet rewritten; none may be added.
+# Files that are not yet rewritten; none may be added.
 TO_REWRITE = frozenset(
     {
-        "docs/api.md",
+        "docs/faces.py",
+        "docs/generate.py",
+        "docs/kinds.py",
         "docs/architecture.md",
         "docs/claims.md",
         "docs/decisions/0001-packages.md",
@@ -206,7 +208,9 @@ def pages() -> dict[str, str]:
 
 @cache
 def modules() -> dict[str, str]:
-    found = sorted((ROOT / "ckpttool").rglob("*.py"))
+    """Return the sources by name: the package, the examples and the programs of the documentation."""
+    folders = [ROOT / "ckpttool", ROOT / "docs", ROOT / "examples"]
+    found = sorted(path for folder in folders for path in folder.rglob("*.py"))
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in found}
 
 
@@ -237,15 +241,15 @@ def questions(texts: Iterable[Text]) -> set[str]:
     return {f"{file}:{line}: {text.splitlines()[0]}" for file, line, text in texts if QUESTION.match(text)}
 
 
-def rewritten() -> dict[str, str]:
-    return {file: text for file, text in pages().items() if file not in TO_REWRITE}
+def rewritten(files: dict[str, str]) -> dict[str, str]:
+    return {file: text for file, text in files.items() if file not in TO_REWRITE}
 
 
 # Each rule with the texts of the project that it applies to, and wrong texts.
 CASES: list[tuple[Rule, Callable[[], list[Text]], tuple[str, ...]]] = [
     (
         banned_words,
-        lambda: [*all_of(rewritten(), page_texts), *all_of(modules(), code_texts)],
+        lambda: [*all_of(rewritten(pages()), page_texts), *all_of(rewritten(modules()), code_texts)],
         (
             "The user is told the size.",
             "nothing tells which fills which",
@@ -265,10 +269,14 @@ CASES: list[tuple[Rule, Callable[[], list[Text]], tuple[str, ...]]] = [
             "the habit of layout X",
         ),
     ),
-    (long_headings, lambda: all_of(rewritten(), headings), ("one two three four five six seven eight nine",)),
+    (
+        long_headings,
+        lambda: all_of(rewritten(pages()), headings),
+        ("one two three four five six seven eight nine",),
+    ),
     (
         questions,
-        lambda: [*all_of(rewritten(), headings), *all_of(modules(), docstrings)],
+        lambda: [*all_of(rewritten(pages()), headings), *all_of(rewritten(modules()), docstrings)],
         ("What never happens", "Where files lie", "Which format it is", "Who reads what\n\nMore."),
     ),
 ]
@@ -317,9 +325,18 @@ def test_texts_are_found_where_people_read_them() -> None:
     assert [text.text for text in headings("x.md", page)] == ["Told"]
 
 
+def test_allowed_words_pass_in_their_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALLOWED, ("a.md", 'the title "Told by'), "a quotation")
+    text = 'the title "Told by an idiot"'
+    assert not banned_words([Text("a.md", 1, text)])
+    assert banned_words([Text("b.md", 1, text)])
+    assert banned_words([Text("a.md", 1, "told")])
+
+
 def test_the_lists_have_no_stale_entries() -> None:
-    assert all(reason for reason in ALLOWED.values())
-    assert {file for file, _ in ALLOWED} <= {*pages(), *modules()}
+    assert all(ALLOWED.values())
+    everything = {**pages(), **modules()}
+    assert not [(file, words) for file, words in ALLOWED if words not in " ".join(everything[file].split())]
 
 
 def counts() -> Iterator[tuple[str, int, int]]:
@@ -354,6 +371,8 @@ def main() -> None:
     )
     for file, number in sorted(offending.items()):
         sys.stdout.write(f"page {file:47}{number:12}\n")
+    clean = sorted(file for file in TO_REWRITE if file.endswith(".md") and file not in offending)
+    sys.stdout.write(f"no longer TO_REWRITE: {' '.join(clean)}\n")
 
 
 if __name__ == "__main__":
