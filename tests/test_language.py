@@ -63,7 +63,6 @@ TO_REWRITE = frozenset(
         "docs/faces.py",
         "docs/generate.py",
         "docs/kinds.py",
-        "docs/architecture.md",
         "docs/claims.md",
         "docs/decisions/0001-packages.md",
         "docs/decisions/0002-remote.md",
