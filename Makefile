@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-# Hundreds of processes start while the tests run: what one compiles is kept for the others, whatever the machine says.
+# The tests start hundreds of processes: keep compiled files for all of them.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Seconds that `make fuzz` gives to each parser, and which of them (all): make fuzz FUZZ_SECONDS=600 FUZZ='zip pickle'
@@ -18,9 +18,9 @@ GPU_ARGS ?=
 GPU_BUNDLE ?= gpu_bundle
 GPU_BUNDLE_ARGS ?= --python 3.12
 
-# What `make quick` tests: modules that take seconds. `make test` runs all.
+# Test modules of `make quick`: those that take seconds. `make test` runs all.
 QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
-	format_npz format_sharded format_tensor_bundle forms golden hdf5_answer inspect knowledge layers layouts \
+	format_npz format_sharded format_tensor_bundle forms golden hdf5_answer inspect knowledge language layers layouts \
 	limits mapping_inert nestings network newcomer object_graph optimizer_forms plugins quiet reference_scores rule_files \
 	rule_parts rules samples schemas sidecar sniff solver source stacking statistics stats strips structure \
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
@@ -34,7 +34,7 @@ demo: $(VENV)/.installed
 
 test: lint types tests
 
-# The loop while one works: formatting, and the tests of what needs no framework.
+# The development loop: formatting, and the tests that need no framework.
 quick: lint
 	$(BIN)/pytest -n 2 -q -m "not torch and not tensorflow and not environment and not corpus and not slow and not long" \
 		$(QUICK:%=tests/test_%.py)
@@ -84,7 +84,7 @@ fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.hostile.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 	$(BIN)/python -m tests.hostile.differential --mutants $(FUZZ_MUTANTS)
 
-# What is generated: the reference pages, and the screens of all pages, whose programs are run for them.
+# Generate the reference pages, and run all pages to update their output.
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m docs.screens
@@ -102,7 +102,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(PIP) install --constraint constraints.txt --no-deps --upgrade --target $(VENV)/keras2 tf_keras
 	$(PIP) --quiet uninstall --yes tf_keras  # where an earlier Makefile installed it
 	$(PIP) check
-	# What pip does for installed packages and not for editable ones: without it the first start compiles.
+	# pip does this for installed packages only; without it the first start compiles.
 	$(BIN)/python -m compileall -q ckpttool
 	touch $@
 

@@ -1,4 +1,4 @@
-"""The fenced blocks of a page: what they are, and how a screen that it shows stands to what is printed."""
+"""Fenced blocks of a page, and the comparison of expected output (a `text` block) with actual output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
 RUN = ("sh", "python")
-# A block with none of these before it is run, and must end with 0 (see Block).
+# Comments before a block; without one the block runs and must exit with status 0 (see Block).
 NOTE = re.compile(r"<!-- (not run|needs|exits|file|varies): (.+?) -->")
 FENCE = re.compile(r"```(\S*)\s*")
 CUT = "..."
@@ -27,11 +27,11 @@ NUMBER = re.compile(r"[0-9a-f]{64}|-?\d[\d,]*(\.\d+)?(e[-+]?\d+)?")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block: its first line's number, its tag, its text, and the comments right before it.
+    """A fenced block: line number, tag, text, and the comments directly before it.
 
-    `not run: REASON` leaves it out, `needs: MODULE ...` skips it without these, `exits: STATUS` is the
-    status that it must end with, `file: NAME` writes it to a file of the page's folder instead. A screen
-    of which whole numbers too are others each time says `varies: REASON`.
+    `not run: REASON` excludes it, `needs: MODULE ...` skips it without these modules, `exits: STATUS` is the
+    expected exit status, `file: NAME` writes it to a file of the page's folder instead. `varies: REASON`
+    marks output whose whole numbers change between runs.
     """
 
     page: Path
@@ -42,16 +42,16 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Say where it stands."""
+        """File and line of the block."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     @property
     def runs(self) -> bool:
-        """Tell whether it is a program that is run."""
+        """Whether the block is run."""
         return self.tag in RUN and not self.notes.keys() & {"not run", "file"}
 
     def missing(self) -> list[str]:
-        """Return the modules that it needs and that are not installed."""
+        """Return the required modules that are not installed."""
         wanted = self.notes.get("needs", "").split()
         return [module for module in wanted if importlib.util.find_spec(module) is None]
 
@@ -83,9 +83,9 @@ def _body(lines: Iterator[tuple[int, str]], place: str) -> str:
 
 
 def differs(block: Block, printed: str) -> str:
-    """Say what a screen shows other than it is printed, in a sentence; nothing where it is up to date.
+    """Describe the first difference between expected and actual output; "" if there is none.
 
-    `...` stands for any lines. All else must be there in order and without gaps.
+    `...` stands for any lines. All other lines must match in order and without gaps.
     """
     numbers = varying(block)
     shown = [_masked(line, numbers) for line in block.text.splitlines()]
@@ -94,19 +94,19 @@ def differs(block: Block, printed: str) -> str:
         return ""
     pairs = zip([*shown, ""], [*wanted, ""], strict=False)
     old, new = next(pair for pair in pairs if pair[0] != pair[1])
-    return f"{block.place} shows {old!r} where it is {new!r}"
+    return f"{block.place}: expected {old!r}, printed {new!r}"
 
 
 def varying(block: Block) -> re.Pattern[str]:
-    """Return which numbers of a screen may be others each time."""
+    """Return the pattern of numbers that may differ between runs."""
     return NUMBER if "varies" in block.notes else FRACTION
 
 
 def fitted(shown: str, printed: str, numbers: re.Pattern[str] | None = None) -> str:
-    """Return the screen as it must be: the lines that it shows as they are printed now, and `...` between.
+    """Return the updated output: the lines of `shown` as printed now, and `...` between them.
 
-    A line is found again whatever its numbers are, and stays as it is if only those differ that `numbers`
-    finds. In the place of lines that are not found again, all is shown.
+    Lines are matched without their numbers. A line does not change if only numbers that match `numbers`
+    differ. Lines without a match are replaced by everything printed in their place.
     """
     lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
     if not shown.strip():
@@ -130,9 +130,9 @@ def fitted(shown: str, printed: str, numbers: re.Pattern[str] | None = None) -> 
 
 
 def _between(lines: list[str], *, cut: bool, lost: bool) -> list[str]:
-    """Return what stands for lines that are not shown: themselves, if few or in the place of lost ones."""
-    told = sum(map(bool, lines))
-    return [CUT] if told and (cut or (told > FEW and not lost)) else lines
+    """Return the replacement of omitted lines: the lines themselves if they are few or replace lost ones."""
+    count = sum(map(bool, lines))
+    return [CUT] if count and (cut or (count > FEW and not lost)) else lines
 
 
 def _joined(lines: list[str]) -> str:
@@ -140,5 +140,5 @@ def _joined(lines: list[str]) -> str:
 
 
 def _masked(line: str, numbers: re.Pattern[str]) -> str:
-    # The widths of columns go with the numbers in them.
+    # Column widths depend on the numbers in them.
     return re.sub(r"\s+", " ", numbers.sub("#", line)).strip()

@@ -1,7 +1,7 @@
-"""What the site adds to the pages of this folder: files beside it that they link to (mkdocs.yml, `hooks`).
+"""Add files outside of this folder to the site if pages link to them (mkdocs.yml, `hooks`).
 
-CHANGELOG.md and the like stand where GitHub and PyPI look for them. The site gets them below `project/`, and
-links to and from them are turned; in the pages all links stay what they are on disk.
+CHANGELOG.md and others are where GitHub and PyPI expect them. The site contains them under `project/`, and
+links to and from them are rewritten; the pages on disk keep their links.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what pages link to outside of their folder."""
+    """Add the linked files outside of the folder."""
     for path in sorted(_outside()):
         files.append(File.generated(config, f"{BELOW}/{path}", abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn the links of a page into those of the site."""
+    """Rewrite the links of a page for the site."""
     uri = page.file.src_uri
     here = posixpath.dirname(_on_disk(uri))
 

@@ -1,7 +1,6 @@
-"""Runs the pages' programs and writes what they print into the screens below them: `python -m docs.screens`.
+"""Run the code blocks of pages and update the `text` blocks below them: `python -m docs.screens [PAGE ...]`.
 
-Pages may be named; without names it is every page. A screen that is up to date (`docs/blocks.py` says when)
-stays as it is; --fresh writes those too.
+Without pages, update all. Output that is up to date (see docs/blocks.py) is unchanged, except with --fresh.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from docs.blocks import DOCS, ROOT, Block, blocks, differs, fitted, varying
 
 TIMEOUT_S = 300
-# Commands that a shell would pass on word for word.
+# Commands without shell syntax.
 PLAIN = re.compile(r"(ckpttool (?:'[^']*'|[\w ./:,@%+-])+?)(?: \|\| test \$\? = (\d))?")
 
 
@@ -49,7 +48,7 @@ class Folder:
         }
 
     def write(self, block: Block) -> None:
-        """Write a block to the file that it is; a package's pyproject.toml is installed."""
+        """Write a `file` block; install the package of a pyproject.toml."""
         target = self.path / block.notes["file"]
         target.write_text(block.text, encoding="utf-8")
         if target.name == "pyproject.toml":
@@ -57,25 +56,25 @@ class Folder:
             self._install(tomllib.loads(block.text)["project"])
 
     def _install(self, project: dict[str, Any]) -> None:
-        # What pip would leave behind for it: the name, the version and the entry points.
+        # The metadata that pip would write: name, version and entry points.
         metadata = self.path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         metadata.mkdir()
-        told = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-        (metadata / "METADATA").write_text(told, encoding="utf-8")
+        fields = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        (metadata / "METADATA").write_text(fields, encoding="utf-8")
         points = configparser.ConfigParser()
         points.read_dict(project["entry-points"])
         with open(metadata / "entry_points.txt", "w", encoding="utf-8") as file:
             points.write(file)
 
     def run(self, block: Block) -> str:
-        """Run a block and return what it prints; another status than it names is an AssertionError."""
+        """Run a block and return its output; raise AssertionError for an unexpected exit status."""
         status, output = self.begun(block)
         if status != int(block.notes.get("exits", "0")):
             raise AssertionError(f"{block.place} ended with {status}:\n{output}")
         return output
 
     def begun(self, block: Block) -> tuple[int, str]:
-        """Run a block as it is; return the status and all that it printed."""
+        """Run a block; return the exit status and the output."""
         lines = block.text.splitlines()
         plain = [found for line in lines if (found := PLAIN.fullmatch(line)) is not None]
         if block.tag == "sh" and len(plain) == len(lines):
@@ -84,14 +83,14 @@ class Folder:
         return self.process(command, subprocess.STDOUT)
 
     def commanded(self, commands: list[tuple[str, int]]) -> tuple[int, str]:
-        """Run commands as `sh -e` does, until one ends otherwise than with its status.
+        """Run commands like `sh -e`, until one exits with an unexpected status.
 
-        Of each there is first the answer, then what is remarked.
+        The output of each is its stdout followed by its stderr.
         """
         output = ""
         for command, wanted in commands:
-            status, said = self.one(shlex.split(command))
-            output += said
+            status, printed = self.one(shlex.split(command))
+            output += printed
             if status not in (0, wanted):
                 return status, output
         return 0, output
@@ -116,9 +115,9 @@ class Folder:
 
 
 def screens(page: Path, folder: Folder) -> Iterator[tuple[Block, str | None]]:
-    """Run a page; give every block that is run or shown, a screen with what is printed.
+    """Run a page; yield every executed block and every `text` block with the printed output.
 
-    What needs a module that is not installed is given with nothing, and so is its screen left out.
+    The output is None if a required module is not installed.
     """
     output: str | None = None
     for block in blocks(page):
@@ -134,12 +133,12 @@ def screens(page: Path, folder: Folder) -> Iterator[tuple[Block, str | None]]:
 
 
 def refresh(page: Path, *, fresh: bool) -> int:
-    """Write the screens of a page anew; return how many are others now."""
+    """Update the `text` blocks of a page; return how many changed."""
     before = page.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as path:
         ran = list(screens(page, Folder(Path(path))))
     if page.read_text(encoding="utf-8") != before:
-        sys.stderr.write(f"{page} was edited meanwhile: its screens stay\n")
+        sys.stderr.write(f"{page} was edited meanwhile and is not updated\n")
         return 0
     lines = before.splitlines()
     changed = 0
@@ -154,7 +153,7 @@ def refresh(page: Path, *, fresh: bool) -> int:
 
 
 def main() -> int:
-    """Write the screens of all pages, or of those that are named; return 1 if a program of one fails."""
+    """Update all pages, or those given; return 1 if a program fails."""
     named = [Path(name).resolve() for name in sys.argv[1:] if name != "--fresh"]
     failed = 0
     for page in named or sorted([ROOT / "README.md", *DOCS.rglob("*.md")]):

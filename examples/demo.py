@@ -1,4 +1,4 @@
-"""Shows the main job on a sample: look into a TensorFlow agent, convert it, prove it, play both."""
+"""Demo on a sample: inspect a TensorFlow agent, convert it, verify the conversion, play both."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SAMPLE = "sample_ckpts/td3_pendulum_tf/ckpt-15000"
 CONVERTED = "demo_out/agent.pt"
 
 STEPS = (
-    ("What is in this TensorFlow checkpoint?", f"inspect {SAMPLE} --glob 'actor/**'"),
+    ("Inspect the actor of a TensorFlow checkpoint.", f"inspect {SAMPLE} --glob 'actor/**'"),
     ("Convert the whole agent to PyTorch.", f"convert {SAMPLE} {CONVERTED} --to torch --force"),
-    ("Is it the same agent? TensorFlow and PyTorch each run their own.", f"verify {SAMPLE} {CONVERTED}"),
+    ("Verify the conversion: each side runs in its own framework.", f"verify {SAMPLE} {CONVERTED}"),
     ("Play the original ...", f"eval {SAMPLE} --episodes 20 --backend tensorflow"),
-    ("... and the converted one.", f"eval {CONVERTED} --episodes 20 --backend torch"),
+    ("... and the converted agent.", f"eval {CONVERTED} --episodes 20 --backend torch"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Two tasks of your own for `ckpttool eval --engine device`: rollouts that never leave the device.
+"""Two custom tasks for `ckpttool eval --engine device`: rollouts that stay on the device.
 
     cd examples
     ckpttool eval ../sample_ckpts/td3_pendulum_torch/ckpt-15000.pt --engine device --backend torch \
@@ -6,9 +6,9 @@
     ckpttool eval ../sample_ckpts/td3_pendulum_torch/ckpt-15000.pt --engine device --backend torch \
         --env device_tasks:learned_pendulum --num-envs 1024 --episodes 1024
 
-`heavy_pendulum` is a simulator with a state of its own, as Isaac Lab, Brax and MuJoCo Warp are: how robust is
-an agent in a task that it was not trained in? `learned_pendulum` is a tensor program: a model of the task,
-fitted to recorded transitions, as model-based agents learn one.
+`heavy_pendulum` is a stateful simulator, like Isaac Lab, Brax and MuJoCo Warp; it tests the robustness of an
+agent in a task on which it was not trained. `learned_pendulum` is a tensor program: a model of the task,
+fitted to recorded transitions, as in model-based agents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def paid(angle: torch.Tensor, speed: torch.Tensor, torque: torch.Tensor) -> torc
 
 
 class HeavyPendulum:
-    """Pendulum with a rod of another mass; its rows start, and start again, by themselves."""
+    """Pendulum with a rod of another mass; rows restart automatically."""
 
     obs_dim, action_low, action_high, max_episode_steps = 3, -MAX_TORQUE, MAX_TORQUE, STEPS
     # Nothing in `step` uses a value on the host, and its tensors stay where they are: a GPU may replay it.
@@ -95,7 +95,7 @@ class LearnedPendulum:
         return drawn[:, 0].astype(np.float32), drawn[:, 1].astype(np.float32)
 
     def observe(self, state: Tensors) -> torch.Tensor:
-        """Return what the policy sees."""
+        """Return the policy's observations."""
         return observed(*state)
 
     def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:

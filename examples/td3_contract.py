@@ -1,4 +1,4 @@
-"""What a TD3 agent is built from, learns from and can do, whichever framework runs it."""
+"""Interface of a TD3 agent, independent of the framework: settings, batches, methods."""
 
 from __future__ import annotations
 

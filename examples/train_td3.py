@@ -96,7 +96,7 @@ class Evaluation:
     returns: list[float]
 
     def summary(self) -> dict[str, Any]:
-        """Return what the certificate says of this checkpoint; std is over episodes."""
+        """Return this checkpoint's row of the certificate; std is over episodes."""
         return {
             "name": self.path.name,
             "step": self.step,
@@ -124,7 +124,7 @@ class Run:
             self.resume(settings.resume)
 
     def resume(self, path: Path) -> None:
-        """Fill the agent from a checkpoint and count steps on from there."""
+        """Fill the agent from a checkpoint and continue its step count."""
         if not any(file.is_file() for file in self.backend.checkpoint_files(path)):
             raise SystemExit(f"{path}: no {self.settings.backend} checkpoint there")
         self.agent.restore(path)
@@ -196,7 +196,7 @@ def agent_spec(env: Env, settings: Settings, default_epsilon: float) -> AgentSpe
 
 
 def describe(spec: AgentSpec, env_id: str) -> dict[str, Any]:
-    """State what the weights alone do not tell: task, bounds, activations, head, Adam's epsilon."""
+    """Return the facts that the weights lack: task, bounds, activations, head, Adam's epsilon."""
     return {
         "env": {"id": env_id, "gymnasium": gymnasium.__version__},
         "obs_dim": spec.obs_dim,
@@ -209,7 +209,7 @@ def describe(spec: AgentSpec, env_id: str) -> dict[str, Any]:
 
 
 def write_sidecar(path: Path, run: Run) -> None:
-    """Write beside the checkpoint what its weights do not tell, bound to them by their digest."""
+    """Write the sidecar: facts that the weights lack, bound to them by their digest."""
     facts = describe(run.spec, run.settings.env)
     provenance = dict.fromkeys(facts, "given by examples/train_td3.py")
     weights = digest(str(path)).sha256
@@ -243,7 +243,7 @@ def play(policy: Policy, env: Env, seed: int) -> float:
 
 
 def certificate(run: Run) -> dict[str, Any]:
-    """State where the kept checkpoints come from and how well each one plays."""
+    """Write the origin and the scores of the kept checkpoints."""
     newest = run.evaluations[-1]
     return {
         "script": "examples/train_td3.py",
@@ -318,7 +318,7 @@ def widths(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Train as the command line says."""
+    """Train with the settings of the command line."""
     settings = parse(sys.argv[1:])
     settings.out.mkdir(parents=True, exist_ok=True)
     Run(settings).train()

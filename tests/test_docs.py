@@ -21,7 +21,7 @@ from tests import warm
 from tests.conftest import in_process
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
-LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
+LINKED = sorted({*PAGES, *ROOT.glob("*.md"), ROOT / "examples" / "README.md"})
 SAMPLE = str(ROOT / "sample_ckpts" / "td3_pendulum_tf" / "ckpt-15000")
 
 DATA = ("text", "json", "toml", "yaml")

@@ -51,7 +51,7 @@ def test_a_page_keeps_its_links_to_files_beside_the_folder(tmp_path: Path) -> No
     assert turned("index.md", "[c](../CHANGELOG.md#a) [t](tutorial.md)") == (
         "[c](project/CHANGELOG.md#a) [t](tutorial.md)"
     )
-    assert turned("project/CHANGELOG.md", "[w](docs/writing.md)") == "[w](../writing.md)"
+    assert turned("project/CHANGELOG.md", "[w](docs/sidecar.md)") == "[w](../sidecar.md)"
     assert turned("index.md", "[gone](../absent.md) [far](https://a.b/c.md)") == (
         "[gone](../absent.md) [far](https://a.b/c.md)"
     )

@@ -49,7 +49,7 @@ class BackgroundListing:
         gc.disable()
         try:
             self._listing = self._list_it()
-        except Exception as error:  # noqa: BLE001  # kept for whoever asks for the listing
+        except Exception as error:  # noqa: BLE001  # kept for the caller of the listing
             self._error = error
         finally:
             gc.freeze()

@@ -677,7 +677,7 @@ class Browser(App[int]):
     def _opened(self) -> None:
         try:
             listing = self.opening.listing()
-        except Exception as error:  # noqa: BLE001  # the command tells it, as it does without a screen
+        except Exception as error:  # noqa: BLE001  # the command reports it, as without a screen
             self._end(error)
         else:
             self.push_screen(MainScreen(listing, self._failed))

@@ -959,7 +959,7 @@ class ReaderThread:
                 self._busy = True
             try:
                 ended = next(job, self) is self
-            except Exception as error:  # noqa: BLE001  # a fault of ours: told, where a thread would be silent
+            except Exception as error:  # noqa: BLE001  # our bug: displayed, because a thread fails silently
                 self._failed(error)
                 ended = True
             if ended:

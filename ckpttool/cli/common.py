@@ -372,7 +372,7 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
     names = max(2 * line.level + len(line.name) for line in lines)
-    # A value may extend into the empty columns after it, so it needs no width of its own.
+    # A value may extend into the empty columns after it, so it needs no width.
     whats = max((len(line.what) for line in lines if line.nbytes), default=0)
     # A class name may extend into the next column if its module has no parameters, so it shrinks first.
     types = max([_CLASS, *(len(line.what) for line in lines if line.nbytes and not line.module)])

@@ -423,9 +423,7 @@ def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> 
     """
     shown = _SHOWN
     if was.layout is not None and layout != was.layout:
-        yield Finding(
-            "layout", f"the layout is {layout or 'none that is known'}, but {was.layout} is recorded"
-        )
+        yield Finding("layout", f"the layout is {layout or 'unknown'}, but {was.layout} is recorded")
         shown = 0
     tree = checkpoint.tree
     now = {tree.names[path]: (leaf.dtype, tuple(leaf.shape)) for path, leaf in tree.tensors()}

@@ -94,7 +94,7 @@ def _restore_findings(
     if part is not None:
         try:
             tree = options.select_part(tree, part)[0]
-        except UsageError:  # a network of the agent, which no restore knows by that name
+        except UsageError:  # a network of the agent, which no restore finds by that name
             return
     owner = "torch" if target.framework == "torch" else "tensorflow"
     foreign = owner != plugins.find("formats", checkpoint.format).load().FRAMEWORK

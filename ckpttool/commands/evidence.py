@@ -438,7 +438,7 @@ _OBSERVATION = re.compile(
 _MODULE = re.compile(r"model|actor|network|policy|agent|(\w+_)?act|(\w+_)?head|ln|bn|skip|residuals?|o_?norm")
 _LAYER = frozenset(("weight", "bias", "kernel", "gamma", "beta", "w", "b", "weights", "biases"))
 _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
-# Modules whose classes the layouts know; a class of another module is custom code that is not run.
+# Modules whose classes the layouts recognize; a class of another module is custom code that is not run.
 _LIBRARIES = re.compile(
     "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckpttool.libraries.schema import RecognizedAgent
 
 
-# The audit of a file that asks for more than plain data: its sentence, its notes, its JSON object.
+# The audit of a file that needs more than plain data: its sentence, its notes, its JSON object.
 
 PLAIN = "safe to load: plain data"
 _LINES = 20

@@ -866,7 +866,7 @@ class Verification:
 
     @property
     def within(self) -> bool:
-        """Say whether every network is within the tolerance, every update within its bound, and all equal."""
+        """Whether every network is within the tolerance, every update within its bound, and all equal."""
         forward = all(network.within for network in self.networks)
         return forward and (self.training is None or self.training.within) and not self.discrepancies
 

@@ -717,7 +717,7 @@ def _free_bytes(folder: str) -> int | None:
 # owner, inode, size, modification time). So a complete backup is recognised without a record, and the set is
 # read from it if the program dies before the new first file has its name.
 #
-# Only files that this process created or was asked to replace are removed or moved: leftovers of an
+# Only files that this process created or was requested to replace are removed or moved: leftovers of an
 # interrupted program stay until a person removes them.
 
 _RANDOM_BYTES = 6

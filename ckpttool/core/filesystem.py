@@ -41,7 +41,7 @@ class Store(Protocol):
     """Remote locations: the calls that readers need. `place` begins with the mounted location."""
 
     def look(self, place: str) -> StoreEntry:
-        """Return what is there; raise NotFoundError if nobody can tell (no permission, no connection)."""
+        """Return what is there; raise NotFoundError if it is unknown (no permission, no connection)."""
         ...
 
     def names(self, place: str) -> list[str]:

@@ -319,7 +319,7 @@ class _DaemonExecutor(ThreadPoolExecutor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001  # raised again by whoever waits for the result
+            except BaseException as error:  # noqa: BLE001  # raised again where the result is awaited
                 future.set_exception(error)
             else:
                 future.set_result(result)

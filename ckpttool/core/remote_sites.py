@@ -419,7 +419,7 @@ async def _read_up_to(answer: aiohttp.ClientResponse, most: int) -> bytes:
 
 # Files of web servers.
 #
-# The first request for a file asks for its first bytes and returns everything: its size, its ETag, and
+# The first request for a file requests its first bytes and returns everything: its size, its ETag, and
 # whether the server supports ranges. A HEAD request would return less, and a URL signed for GET rejects it.
 
 
@@ -565,8 +565,8 @@ def _origin(url: str) -> str:
 
 # Object stores and other fsspec file systems, read by ranges.
 #
-# An object's version in the store (an ETag, a hash, a generation) is its identity. A versioned store is asked
-# for the bytes of exactly that version; in other stores the version is checked after every read.
+# An object's version in the store (an ETag, a hash, a generation) is its identity. A versioned store returns
+# the bytes of exactly that version; in other stores the version is checked after every read.
 
 # The first field that an entry has. Sources: s3fs/core.py (_info), gcsfs/core.py (_process_object),
 # fsspec/implementations/memory.py (info).
@@ -629,7 +629,7 @@ class ObjectStore:
         return "folder" if found.get("type") == "directory" else stat_from_info(found)
 
     async def names(self, place: str, most: int) -> list[str]:
-        """Return the names in a folder; a store with pages is asked for `most` of them."""
+        """Return the names in a folder; a store with pages is queried for `most` of them."""
         try:
             with self._explained(place):
                 found = await self.listed(place, most)

@@ -362,7 +362,7 @@ class Span(NamedTuple):
         # array, because numpy requests huge pages, which cause five hundred times fewer page faults.
         import numpy as np
 
-        self.file.require(self.offset, self.length)  # before there is room for what a header only says
+        self.file.require(self.offset, self.length)  # before there is room for a size that a header states
         whole = np.empty(self.length, np.uint8).data
         for _ in self.pieces(whole):
             pass

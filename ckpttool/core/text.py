@@ -62,7 +62,7 @@ def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict
 
     In addition to the errors of `parse_json`, raise FormatError for text that is not UTF-8, for a
     duplicate name in an object (readers differ in which value they use), for NaN and Infinity, and
-    for half of a surrogate pair. The caller checks the nesting, because it knows the expected
+    for half of a surrogate pair. The caller checks the nesting, with the expected
     structure.
     """
     require_small(len(data), what, limit)

@@ -562,7 +562,7 @@ class PickleMachine:
         return found
 
     def call(self, function: Any, args: Any, kwargs: Any = None, *, new: bool = False) -> Any:
-        """Return the inert result of a call: data if a builder knows it, otherwise a PickleObject.
+        """Return the inert result of a call: data if a builder supports it, otherwise a PickleObject.
 
         `new` means a call of the class's `__new__` alone, which may do less than a call of the class.
         """

@@ -656,7 +656,7 @@ BUILDERS: Mapping[str, Builder] = {
 
 # Write pickles of protocol 2 or 4 from the reader's inert values; equal values give equal bytes.
 
-# Protocol 2 is Python 2's: its readers know these modules by their old names (Lib/_compat_pickle.py), and it
+# Protocol 2 is Python 2's: its readers use these modules' old names (Lib/_compat_pickle.py), and it
 # has no bytes type. Protocol 4 has no opcodes that read to the end of a line, which some streams cannot do.
 _PROTOCOLS = (2, 4)
 _OLD_NAMES = {"builtins": "__builtin__", "copyreg": "copy_reg"}

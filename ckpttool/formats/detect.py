@@ -929,7 +929,7 @@ def _decompress(make: _Engine, packed: bytes, length: int) -> bytes:
         piece = packed[at : at + _PIECE]
         try:
             made += engine.decompress(piece, length - len(made))
-        except Exception:  # noqa: BLE001  # three libraries, each with errors of its own: what came before counts
+        except Exception:  # noqa: BLE001  # three libraries with different errors: the first error counts
             break
         at += len(piece)
         if engine.eof:

@@ -590,7 +590,7 @@ class ByteSwappedSource(NamedTuple):
 
 
 class UnreadableDataset(NamedTuple):
-    """A dataset that is listed but cannot be read; `reason` says why."""
+    """A dataset that is listed but cannot be read; `reason` is the cause."""
 
     base: Storage
     reason: str

@@ -181,7 +181,7 @@ class RllibListing(NamedTuple):
 class _RllibWalk(PickleWalk):
     """A traversal that splits names of TensorFlow variables at their scopes."""
 
-    def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - a name tells by itself
+    def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - the name is sufficient
         """Return three steps for the dict key `default_policy/fc_1/kernel`, one for other keys."""
         if step.kind != "key" or not isinstance(step.value, str) or "/" not in step.value:
             return (step,)

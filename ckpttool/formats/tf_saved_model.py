@@ -51,7 +51,7 @@ def claims(probe: Probe) -> str | None:
     """Return the SavedModel folder for a path: the folder itself, or the folder of the graph.
 
     A folder with variables/variables.index but without a graph also counts (TF-Agents writes these),
-    unless it contains checkpoints of its own.
+    unless it contains checkpoints itself.
     """
     if probe.kind == "file":
         # Keras's description of the layers belongs to the graph in the same folder.
@@ -316,7 +316,7 @@ def _along_paths(tree: Tree, graph: SavedObjects, path: Path) -> int | None:
 
 def _find_slot(tree: Tree, graph: SavedObjects, path: Path, leaf: Leaf) -> int | None:
     """Find a slot variable without an edge: its path is OPTIMIZER/slots/KIND/VARIABLE."""
-    assert leaf.of is not None  # noqa: S101 - asked for slots with an owner only
+    assert leaf.of is not None  # noqa: S101 - called for slots with an owner only
     optimizer = tf_saved_model_messages.find_object(graph, path[: max(0, len(path) - len(leaf.of) - 2)])
     of = _along_paths(tree, graph, leaf.of)
     if optimizer is None or of is None:

@@ -64,7 +64,7 @@ _PPO = replace(
 _LAST = ("fc_mu.weight", "fc_mean.weight")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a tuple that begins with CleanRL's Actor, or of PPO's dict."""
     if (key("actor_logstd"),) in tree and (key("actor_mean.0.weight"),) in tree:
         return bind(tree, _PPO)

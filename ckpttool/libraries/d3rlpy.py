@@ -294,7 +294,7 @@ def plan_d3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 
     Raise the errors of `plan`, and those of `build_config`.
     """
-    # The configuration contains what the other form's note asks for.
+    # The configuration contains what the other form's note requests.
     writing = replace(_choose_table(binding), hidden="", notes=(_TRAINING,))
     found = plan_torch_file(writing, binding, agent, settings)
     configuration = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))

@@ -47,7 +47,7 @@ _ACTIVATIONS = {
 }
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a model with a `mu` head; others are only listed."""
     names = set(tree.names.values())
     if f"{_MODEL}/mu/weight" not in names:

@@ -51,7 +51,7 @@ _KERNEL = re.compile(r"(.+)/([^/]+)/dense/kernel")
 _NUMBER = re.compile(r"(\d+)")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
     """Return the recognised agent of variables with the scopes of a SAC agent."""
     matches = [found for each in tree.names.values() if (found := _KERNEL.fullmatch(each))]
     stacks: dict[str, list[str]] = {}

@@ -155,7 +155,7 @@ _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
 Said = Mapping[str, Leaf | ValueLeaf]
 
 
-def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
+def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name is no evidence
     """Return the recognised agent of a checkpoint with one policy's weights."""
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
     roots = {"/".join((*n[:2], "")) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
@@ -366,7 +366,7 @@ _FILTER = "MeanStdFilter"
 _PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=_LACKS)
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name is no evidence
     """Return the recognised agent of a checkpoint with one RLModule, or of the module's own folder."""
     names = list(_list_names(tree))
     stored = [parts for parts in names if parts[:3] == _MODULES.split("/") and len(parts) > 4]

@@ -92,7 +92,7 @@ _RECURRENT = re.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)
 _CNN = re.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/cnns?)/")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file with rsl_rl's names; `critic` becomes a value."""
     names = set(tree.names.values())
     if not any(map(_EVIDENCE.fullmatch, names)) or "iter" not in names:

@@ -378,7 +378,7 @@ _ORDER: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
 _HIDDEN = 2
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of an off-policy agent with continuous actions.
 
     A file without variable names is recognised if its policy class is the library's own and the

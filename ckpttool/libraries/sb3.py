@@ -868,7 +868,7 @@ _EXTRACTOR_CLASS = "features_extractor_class"
 _LIBRARIES = ("stable_baselines3.", "sb3_contrib.")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file written by an algorithm's `save`.
 
     Networks other than MLPs are only listed; a policy for discrete actions is not run.

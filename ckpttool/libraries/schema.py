@@ -109,7 +109,7 @@ def batch_norm_path(component: str, number: int) -> Path:
 # The canonical agent tree that every layout maps to and from, and what a layout found out on the way.
 #
 # actor/<n>/kernel                      the policy's n-th layer, dense kernels [in, out]
-# critic/q1/<n>/kernel                  each Q-function has a head of its own
+# critic/q1/<n>/kernel                  each Q-function has a separate head
 # actor_target/..., critic_target/...   the slow copies
 # value/<n>/kernel, value_target/...    SAC's state value, where there is one; discriminator/... of GAIL
 # actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
@@ -682,7 +682,7 @@ def make_float64_tensor(values: Sequence[float], name: str = "") -> Leaf:
 
 # Statistics of observations that a checkpoint holds beside or inside its networks, under any usual name.
 #
-# Layouts read the statistics of their own libraries. This finds those of programs of one's own: `{actor,
+# Layouts read the statistics of their libraries. This finds those of custom programs: `{actor,
 # critic, obs_rms: {mean, var, count}}`, the state_dict of a normaliser, `obs_mean` and `obs_std`. The names
 # of the buffers show the class, and with it the formula:
 #
@@ -815,7 +815,7 @@ def apply_statistics(binding: RecognizedAgent, tree: Tree, size: int) -> Recogni
     """
     if _has_statistics(binding):
         return binding
-    # A layout may carry a normaliser's tensors under names that it does not know.
+    # A layout may carry a normaliser's tensors under other names.
     taken = {move.source for move in binding.moves.moves if move.target[0] != attr(NORMALIZER)}
     taken |= binding.consumed
     every = find_statistics(tree, taken)

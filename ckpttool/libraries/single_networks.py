@@ -301,7 +301,7 @@ def _require_actions(tree: Tree, file: str) -> None:
     """Raise UnsupportedError for TorchRL actors that may output means and deviations.
 
     ProbabilisticActor is a TensorDictSequential: `module.0` computes the parameters of a distribution,
-    which has no tensors of its own. A TanhModule after it has its bounds as buffers.
+    which has no tensors. A TanhModule after it has its bounds as buffers.
     """
     matrices = {
         match[1]: leaf.shape
@@ -568,7 +568,7 @@ def _is_critic(words: Sequence[str]) -> bool:
 
 
 def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
-    """Return the role of the innermost telling word: `actor` in actor_critic/actor, `q` in policy/q_net."""
+    """Return the role of the innermost role word: `actor` in actor_critic/actor, `q` in policy/q_net."""
     for word in reversed(words):
         found = [each for each in (_POLICY, _CRITIC) if each.search(word.lower())]
         if len(found) == 1:

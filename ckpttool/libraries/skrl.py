@@ -82,7 +82,7 @@ _EVIDENCE = frozenset(
 _SHARED = "value_layer"
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a dict with skrl's names."""
     top = {path[0].value for path in tree if len(path) > 1}
     top |= {alias.path[0].value for others in tree.aliases.values() for alias in others}

@@ -68,7 +68,7 @@ _DEFAULTS = {"tanh": "relu", "identity": "tanh"}
 _MOMENTS = ("/Adam", "/Adam_1")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # model.pt says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # model.pt is no evidence
     """Return the recognised agent of a whole actor-critic, or of its variables by name."""
     if any(each.startswith("main/pi/dense/") for each in tree.names.values()):
         return _bind_saved_model(tree)

@@ -94,7 +94,7 @@ _MOST = 1 << 16
 _EXPLORATION = ("noise_scales", "std_min", "std_max")
 
 
-def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file with the names used by `save_params`."""
     top = {path[0].value for path in tree if path}
     if not {"actor_state_dict", "qnet_state_dict"} <= top:
@@ -564,7 +564,7 @@ _OURS = frozenset(("total_it", "actor_target"))
 _ALSO = frozenset(("critic_target", *schema.VALUES, schema.NORMALIZER, "log_alpha"))
 
 
-def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent if the dict's entries have these names."""
     top = {path[0].value for path in tree if 0 < len(path) < 3}
     theirs = any(_AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)

@@ -96,7 +96,7 @@ TABLE = LayoutTable(
 )
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
     """Return the recognised agent if the policy's last layer and the critics have these names."""
     ends = {tuple(each.split("/")[-3:-1]) for each in tree.names.values()}
     if ("actor", "out_mean") not in ends or not any("qf1" in each.split("/") for each in tree.names.values()):

@@ -247,7 +247,7 @@ TABLE = LayoutTable(
 _NORMALIZER = "_observation_normalizer"
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
     """Return the recognised agent if a policy is stored under TF-Agents' private attributes."""
     tree = _drop_keras_names(tree)
     names = {each: path for path, each in _list_names(tree)}

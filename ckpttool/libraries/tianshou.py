@@ -113,7 +113,7 @@ _LARGEST = 1 << 62
 _OBS_RMS = key("obs_rms")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # policy.pth says nothing
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # policy.pth is no evidence
     """Return the recognised agent of a policy whose actor is `preprocess` and a last layer."""
     module = read_pickled_module(tree)
     if module is not None:

@@ -548,7 +548,7 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
     taken = {takes for _, takes, _ in sides}
     given = [gives for _, _, gives in sides]
     for layer, takes, gives in sides:
-        assert takes is not None and gives is not None  # noqa: S101, PT018 - as asked above
+        assert takes is not None and gives is not None  # noqa: S101, PT018 - as checked above
         used = gives in taken or any(count % gives == 0 for count in dense)
         for square in _SQUARES:
             made = gives // square if gives % square == 0 else 0

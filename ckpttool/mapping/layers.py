@@ -729,7 +729,7 @@ def _is_layout_ambiguous(kind: LayerKind, group: Mapping[str, Leaf]) -> bool:
 
 
 class LayerOption(NamedTuple):
-    """An option for the layers whose names match a pattern: their kind, or more (see Told)."""
+    """An option for the layers whose names match a pattern: their kind, or other facts."""
 
     pattern: str
     fits: Callable[[str], bool]

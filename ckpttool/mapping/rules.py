@@ -485,7 +485,7 @@ class AxisSlice(NamedTuple):
         return array[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return the part as a leaf; raise MappingError unless the axis is as long as the rule says."""
+        """Return the part as a leaf; raise MappingError unless the axis is as long as the rule requires."""
         return transform_leaf(_require_length(self, leaf, self.axis, self.whole), self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf

@@ -905,7 +905,7 @@ def state_dict(obj: Any) -> Tree:
 def object_graph(obj: Any) -> Tree:
     """Return the variables that tf.train.Checkpoint would save with `obj`, by object-graph path.
 
-    A restore uses these paths; Keras 2 has edges of its own, e.g. `layer_with_weights-0`. Objects that
+    A restore uses these paths; Keras 2 has additional edges, e.g. `layer_with_weights-0`. Objects that
     TensorFlow refuses to save are left out (see `audit`).
     """
     made = LiveTreeBuilder()

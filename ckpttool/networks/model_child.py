@@ -452,7 +452,7 @@ def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
                     with trace.following():
                         made = model(*arguments)
                     trace.border(made, -1)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises is told
+            except Exception as error:  # noqa: BLE001 - report whatever the user's code raises
                 first = first or error
             else:
                 return
@@ -744,7 +744,7 @@ def keras_settings(layer: Any) -> dict[str, Any]:
     """Return the layer's plain settings."""
     try:
         configuration = layer.get_config()
-    except Exception:  # noqa: BLE001 - a user's layer need not know its own settings
+    except Exception:  # noqa: BLE001 - a user's layer may lack its settings
         configuration = vars(layer)
     return dict(plain_settings(configuration), name=layer.name)
 
@@ -918,7 +918,7 @@ def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: Torc
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
             try:  # a model with embeddings requires integers
                 call(torch.int64)
-            except Exception:  # noqa: BLE001 - the first answer is the one to tell
+            except Exception:  # noqa: BLE001 - the first error is the one to report
                 shown = " and ".join(map(str, shapes))
                 raise UsageError(
                     f"the model cannot be called with inputs of shape {shown}: {last_error_line(error)}"

@@ -1,7 +1,7 @@
-"""Train TD3 in TensorFlow, go on in PyTorch, and back: the optimizers go along, and each step is proven.
+"""Train TD3 in TensorFlow, continue in PyTorch, and back, including the optimizers; verify each conversion.
 
-Every leg is a process of its own, because the two frameworks do not live well in one. It stops at the first
-command that fails.
+Every leg runs in a separate process, because the two frameworks conflict in one. Stop at the first command
+that fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "train_td3.py"
 
 
 class Leg(NamedTuple):
-    """One stretch of training: where, and the suffix of the checkpoints that it writes."""
+    """One leg of training: its folder, and the suffix of its checkpoints."""
 
     backend: str
     folder: str
@@ -35,7 +35,7 @@ LEGS = (
 
 
 def commands(out: Path, steps: int, updates: int, options: Sequence[str]) -> Iterator[list[str]]:
-    """Go through the program's arguments of every step, in order."""
+    """Yield the arguments of every step, in order."""
     start: str | None = None
     for number, leg in enumerate(LEGS, 1):
         folder = out / leg.folder
@@ -54,14 +54,14 @@ def commands(out: Path, steps: int, updates: int, options: Sequence[str]) -> Ite
 
 
 def scores(out: Path) -> Iterator[str]:
-    """Go through the last score of every leg."""
+    """Yield the last score of every leg."""
     for leg in LEGS:
         last = json.loads((out / leg.folder / "CERTIFICATE.json").read_text())["checkpoints"][-1]
         yield f"{leg.folder}: step {last['step']:,}, mean return {last['mean']:.1f}"
 
 
 def main() -> int:
-    """Run every step, then say how well each leg plays."""
+    """Run every step, then print the score of each leg."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

@@ -1,0 +1,378 @@
+"""Rules about the language of pages, messages, docstrings and comments (CONTRIBUTING.md, "Code").
+
+A rule is a function from texts to the offenders that it finds. Every rule is run on the project and on a
+wrong example below, which proves that it can fail. `python -m tests.test_language` prints the remaining
+counts of the words that are discouraged but not yet banned, and of identifiers.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Words and constructions that the project does not use for data, files and programs, each with the plain one.
+BANNED = {
+    r"told": "given, known, recorded",
+    r"tells?|telling": "shows, states, determines",
+    r"said|saying|says?": "states, records, contains",
+    r"heard|hears?": "received",
+    r"asked|asks": "requested, required",
+    r"seen": "displayed, found",
+    r"knows?": "recognizes, supports, contains",
+    r"whom": "which",
+    r"nobody|somebody|whoever": "no user, a user, anyone who",
+    r"learnt|dearest|thereof|lest": "another word",
+    r"habits?": "default, convention",
+    r"none other|(?<!there )(?<!which )(?-i:is none)\b(?! of)": "has no, is not a",
+    r"of (?:its|their|one's|your) own(?=\s*(?:[.,;:)\]|]|$))": "separate, custom, itself",
+    r"the way back": "the reverse conversion",
+    r"what (?:\w+ ){0,5}(?:is|are) (?:told|said|asked|heard)": "a noun",
+    r"(?:is|are) well(?=[.,;:)]|$)": "healthy, valid",
+    r"is there no(?:ne| more)?\b": "does not exist",
+    r"cannot be told": "cannot be distinguished",
+}
+ANY = re.compile("|".join(rf"(\b(?:{words})(?!\w))" for words in BANNED), re.IGNORECASE | re.MULTILINE)
+BETTER = tuple(BANNED.values())
+
+# Reported by `python -m tests.test_language`: rarer with every rewrite, and banned once they are near zero.
+DISCOURAGED = (
+    *(r"whatever", r"besides", r"beside", r"alone", r"whose", r"else", r"such an?", r"ours|theirs"),
+    *(r"what is|what are", r"of which", r"nor", r"there is|there are", r"so that", r"as it is|as they are"),
+)
+# Identifiers are counted, not banned: `told` as a parameter's name.
+NAMES = ("told", "said", "says", "tells", "heard", "asked", "asks", "seen", "knows", "whom", "found", "given")
+
+# (file, words around the offender): reason.
+ALLOWED: dict[tuple[str, str], str] = {}
+
+# Files that are not yet rewritten; none may be added.
+TO_REWRITE = frozenset(
+    {
+        "docs/faces.py",
+        "docs/generate.py",
+        "docs/kinds.py",
+        "docs/claims.md",
+        "docs/decisions/0001-packages.md",
+        "docs/decisions/0002-remote.md",
+        "docs/decisions/0003-process-pool.md",
+        "docs/decisions/0004-films-and-statistics.md",
+        "docs/decisions/0005-plots.md",
+        "docs/design.md",
+        "docs/evaluation.md",
+        "docs/everyday.md",
+        "docs/exit_codes.md",
+        "docs/formats/d3rlpy.md",
+        "docs/formats/event_files.md",
+        "docs/formats/keras_h5.md",
+        "docs/formats/keras_rl.md",
+        "docs/formats/name_based.md",
+        "docs/formats/npz.md",
+        "docs/formats/object_graph.md",
+        "docs/formats/onnx.md",
+        "docs/formats/pickle.md",
+        "docs/formats/pytorch.md",
+        "docs/formats/pytorch_dcp.md",
+        "docs/formats/pytorch_legacy.md",
+        "docs/formats/pytorch_set.md",
+        "docs/formats/pytorch_tar.md",
+        "docs/formats/rllib.md",
+        "docs/formats/safetensors.md",
+        "docs/formats/saved_model.md",
+        "docs/formats/sharded.md",
+        "docs/formats/stable_baselines2.md",
+        "docs/formats/stable_baselines3.md",
+        "docs/formats/tensor_bundle.md",
+        "docs/formats/v1.md",
+        "docs/formats/writing_tensorflow.md",
+        "docs/howto/add_a_plugin.md",
+        "docs/howto/at_the_keyboard.md",
+        "docs/howto/browse_in_the_terminal.md",
+        "docs/howto/checkpoints_in_git.md",
+        "docs/howto/compare_two_algorithms.md",
+        "docs/howto/continue_training.md",
+        "docs/howto/inspect_safely.md",
+        "docs/howto/live_objects.md",
+        "docs/howto/look_inside.md",
+        "docs/howto/onnx.md",
+        "docs/howto/own_model.md",
+        "docs/howto/own_rules.md",
+        "docs/howto/plug_in_a_simulator.md",
+        "docs/howto/policy_alone.md",
+        "docs/howto/prove_a_conversion.md",
+        "docs/howto/pytorch_to_tf.md",
+        "docs/howto/remote_checkpoints.md",
+        "docs/howto/score_a_run.md",
+        "docs/howto/see_an_agent.md",
+        "docs/howto/see_what_changed.md",
+        "docs/howto/show_a_checkpoint.md",
+        "docs/howto/tf1_to_tf2.md",
+        "docs/howto/tf_to_pytorch.md",
+        "docs/howto/use_from_python.md",
+        "docs/howto/what_would_it_do.md",
+        "docs/json.md",
+        "docs/kinds.md",
+        "docs/layouts.md",
+        "docs/mapping.md",
+        "docs/model_pairs.md",
+        "docs/performance.md",
+        "docs/security.md",
+        "docs/sidecar.md",
+    }
+)
+
+HEADING_WORDS = 8
+BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"(`+)[^`]+\1")
+QUESTION = re.compile(r"(?:What|Where|Which|Who|Whom|Whose)\b")
+
+
+class Text(NamedTuple):
+    """One text that people read: a paragraph of a page, a string, a docstring or a comment."""
+
+    file: str
+    line: int
+    text: str
+
+
+Rule = Callable[[Iterable[Text]], set[str]]
+
+
+# Texts of the project.
+
+
+def without_blocks(markdown: str) -> str:
+    """Blank fenced blocks, keeping line numbers."""
+    return BLOCK.sub(lambda block: "\n" * block[0].count("\n"), markdown)
+
+
+def without_code(markdown: str) -> str:
+    """Blank fenced blocks, `code`, comments and the targets of links."""
+    return re.sub(r"<!--.*?-->|\]\([^)]*\)", "", CODE.sub("`x`", without_blocks(markdown)))
+
+
+def page_texts(file: str, markdown: str) -> Iterator[Text]:
+    for number, line in enumerate(without_code(markdown).splitlines(), start=1):
+        if line.strip():
+            yield Text(file, number, line)
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def code_texts(file: str, source: str) -> Iterator[Text]:
+    """Yield strings with a space (words alone are keys), docstrings and comments."""
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            yield Text(file, node.lineno, CODE.sub("`x`", node.value))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield Text(file, token.start[0], CODE.sub("`x`", token.string))
+
+
+def docstrings(file: str, source: str) -> Iterator[Text]:
+    if (text := ast.get_docstring(parsed(source))) is not None:
+        yield Text(file, 1, text)
+
+
+def headings(file: str, markdown: str) -> Iterator[Text]:
+    for number, line in enumerate(without_blocks(markdown).splitlines(), start=1):
+        if found := re.match(r"#+ +(.+)", line):
+            yield Text(file, number, found[1])
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Return the pages by name: the documentation and the files beside it, without the changelog."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in sorted(found)
+        if path.name != "CHANGELOG.md"
+    }
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Return the sources by name: the package, the examples and the programs of the documentation."""
+    folders = [ROOT / "ckpttool", ROOT / "docs", ROOT / "examples"]
+    found = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in found}
+
+
+def all_of(files: dict[str, str], split: Callable[[str, str], Iterable[Text]]) -> list[Text]:
+    return [text for file, content in files.items() for text in split(file, content)]
+
+
+# The rules.
+
+
+def banned_words(texts: Iterable[Text]) -> set[str]:
+    """Find banned words; an entry of ALLOWED excuses one file's use in these words."""
+    found = set()
+    for file, line, text in texts:
+        for match in ANY.finditer(text):
+            around = " ".join(text[max(0, match.start() - 40) : match.end() + 40].split())
+            if not any(file == where and words in around for where, words in ALLOWED):
+                better = BETTER[(match.lastindex or 0) - 1]
+                found.add(f"{file}:{line}: {match[0]!r} in {around!r}; use {better}")
+    return found
+
+
+def long_headings(texts: Iterable[Text]) -> set[str]:
+    return {f"{file}:{line}: {text}" for file, line, text in texts if len(text.split()) > HEADING_WORDS}
+
+
+def questions(texts: Iterable[Text]) -> set[str]:
+    return {f"{file}:{line}: {text.splitlines()[0]}" for file, line, text in texts if QUESTION.match(text)}
+
+
+def rewritten(files: dict[str, str]) -> dict[str, str]:
+    return {file: text for file, text in files.items() if file not in TO_REWRITE}
+
+
+# Each rule with the texts of the project that it applies to, and wrong texts.
+CASES: list[tuple[Rule, Callable[[], list[Text]], tuple[str, ...]]] = [
+    (
+        banned_words,
+        lambda: [*all_of(rewritten(pages()), page_texts), *all_of(rewritten(modules()), code_texts)],
+        (
+            "The user is told the size.",
+            "nothing tells which fills which",
+            "the file said so",
+            "The header says nothing.",
+            "a fault that nobody has heard of",
+            "the option that was asked for",
+            "all entries that were seen",
+            "the format knows these bytes",
+            "the one to whom it belongs",
+            "the format is none",
+            "has a folder of its own.",
+            "The way back is recorded.",
+            "what was written is told",
+            "The numbers are well.",
+            "is there no more",
+            "the habit of layout X",
+        ),
+    ),
+    (
+        long_headings,
+        lambda: all_of(rewritten(pages()), headings),
+        ("one two three four five six seven eight nine",),
+    ),
+    (
+        questions,
+        lambda: [*all_of(rewritten(pages()), headings), *all_of(rewritten(modules()), docstrings)],
+        ("What never happens", "Where files lie", "Which format it is", "Who reads what\n\nMore."),
+    ),
+]
+NAMED = [rule.__name__ for rule, _, _ in CASES]
+
+
+@pytest.mark.parametrize(("rule", "texts", "wrong"), CASES, ids=NAMED)
+def test_the_project_follows_the_rule(
+    rule: Rule, texts: Callable[[], list[Text]], wrong: tuple[str, ...]
+) -> None:
+    assert sorted(rule(texts())) == []
+
+
+@pytest.mark.parametrize(("rule", "texts", "wrong"), CASES, ids=NAMED)
+def test_the_rule_finds_its_wrong_examples(
+    rule: Rule, texts: Callable[[], list[Text]], wrong: tuple[str, ...]
+) -> None:
+    for text in wrong:
+        assert rule([Text("wrong.py", 1, text)]), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "None if there is none",
+        "a file of its own format",
+        "each in its own process",
+        "folding, saying `told` or `asked`".replace("saying", "with"),
+        "an unknown word; all known words",
+        "well known",
+        "untold tasks, masked values, basked",
+    ],
+)
+def test_plain_texts_pass(text: str) -> None:
+    assert not banned_words(code_texts("right.py", f"# {text}\n"))
+
+
+def test_texts_are_found_where_people_read_them() -> None:
+    source = (
+        '"""Told."""\n# told 1\nTOLD = "told 2"\nF = f"a told {TOLD} told 3"\nKEY = {"told": 1}  # `told`\n'
+    )
+    lines = [text.line for text in code_texts("x.py", source) if "told" in text.text]
+    assert sorted(lines) == [2, 3, 4, 4]
+    page = "# Told\n`told`\n```text\ntold\n```\nIt told [us](told.md)\n"
+    assert [text.line for text in page_texts("x.md", page) if "told" in text.text] == [6]
+    assert [text.text for text in headings("x.md", page)] == ["Told"]
+
+
+def test_allowed_words_pass_in_their_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALLOWED, ("a.md", 'the title "Told by'), "a quotation")
+    text = 'the title "Told by an idiot"'
+    assert not banned_words([Text("a.md", 1, text)])
+    assert banned_words([Text("b.md", 1, text)])
+    assert banned_words([Text("a.md", 1, "told")])
+
+
+def test_the_lists_have_no_stale_entries() -> None:
+    assert all(ALLOWED.values())
+    everything = {**pages(), **modules()}
+    assert not [(file, words) for file, words in ALLOWED if words not in " ".join(everything[file].split())]
+
+
+def counts() -> Iterator[tuple[str, int, int]]:
+    """Yield each discouraged word with its occurrences in pages and in the texts of the code."""
+    read, code = all_of(pages(), page_texts), all_of(modules(), code_texts)
+    for words in (*BANNED, *DISCOURAGED):
+        pattern = re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
+        yield words, *(sum(len(pattern.findall(text.text)) for text in texts) for texts in (read, code))
+
+
+def identifiers() -> Counter[str]:
+    tokens = (
+        token.string
+        for source in modules().values()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.NAME
+    )
+    return Counter(token for token in tokens if token in NAMES)
+
+
+def main() -> None:
+    """Print the counts: words in pages and code, identifiers, pages that break a rule."""
+    for words, read, code in counts():
+        sys.stdout.write(f"{words[:50]:52}{read:6}{code:6}\n")
+    for name, number in identifiers().most_common():
+        sys.stdout.write(f"identifier {name:41}{number:12}\n")
+    offending = Counter(
+        line.partition(":")[0]
+        for file, text in pages().items()
+        for rule, split in ((banned_words, page_texts), (long_headings, headings), (questions, headings))
+        for line in rule(split(file, text))
+    )
+    for file, number in sorted(offending.items()):
+        sys.stdout.write(f"page {file:47}{number:12}\n")
+    clean = sorted(file for file in TO_REWRITE if file.endswith(".md") and file not in offending)
+    sys.stdout.write(f"no longer TO_REWRITE: {' '.join(clean)}\n")
+
+
+if __name__ == "__main__":
+    main()
