@@ -213,7 +213,6 @@ def test_the_target_network_can_be_played() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--env", "Pendulumm-v1"],
         ["--env", "MountainCarContinuous-v0"],
         ["--network", "critic"],
         ["--backend", "jax9"],
@@ -223,6 +222,10 @@ def test_the_target_network_can_be_played() -> None:
 )
 def test_what_cannot_be_played(arguments: list[str], golden: Golden) -> None:
     golden(refused(in_process("eval", TORCH_SAMPLE, *arguments)))
+
+
+def test_an_unknown_environment_is_named() -> None:
+    assert "'Pendulumm-v1'" in refused(in_process("eval", TORCH_SAMPLE, "--env", "Pendulumm-v1"))
 
 
 def test_a_missing_gpu_is_named() -> None:
@@ -386,11 +389,11 @@ def strange_actor(tmp_path: Path, name: str, array: np.ndarray) -> str:
     ],
 )
 def test_a_network_with_an_unknown_layer_is_not_run_without_it(
-    tmp_path: Path, name: str, array: np.ndarray, golden: Golden
+    tmp_path: Path, name: str, array: np.ndarray
 ) -> None:
     path = strange_actor(tmp_path, name, array)
     assert f"actor/{name.replace('.', '/')}" in refused(in_process("eval", path, "--env", "Pendulum-v1"))
-    golden(refused(in_process("verify", path, path)))
+    assert f"actor/{name.replace('.', '/')}" in refused(in_process("verify", path, path))
 
 
 def test_update_counts_that_differ_do_not_matter_for_playing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import shutil
 import warnings
 from collections import OrderedDict
@@ -422,7 +423,8 @@ def test_metadata_that_make_no_sense_are_refused(ranks, tmp_path, change, golden
     ran = in_process("inspect", folder)
     assert (ran.status, ran.out) == (2, "")
     assert len(ran.err.splitlines()) <= 2  # a hint may follow
-    golden(in_process("inspect", folder, "--json").json()["error"]["message"])
+    message = in_process("inspect", folder, "--json").json()["error"]["message"]
+    golden(re.sub(r"\d[\d,]*", "N", message.partition(": ")[2]))  # sizes depend on torch's version
 
 
 def test_chunks_that_leave_a_hole_are_listed_and_not_read(ranks, tmp_path, golden: Golden):
