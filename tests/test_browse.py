@@ -689,7 +689,7 @@ def test_an_error_of_reading_stays_in_the_details(damaged: str) -> None:
         lines = browser.lines()
         assert any("crc32c" in line and "16,384" in line for line in lines)
         lines = await browser.press("v")
-        assert any("crc32c" in line for line in lines)
+        assert any(word in lines[2] for word in ("crc32c", "checksum", "damaged", "found"))
         lines = await browser.press("escape", "down")
         assert browser.app.fault is None
 
