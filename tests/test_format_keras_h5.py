@@ -511,7 +511,7 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
     Path(path).write_bytes(Path(path).read_bytes()[:3000])
     refused(in_process("digest", path))
     error = in_process("digest", path, "--json").json()["error"]
-    assert (error["kind"], error["file"]) == ("format", path)
+    assert (error["kind"], error["file"]) == ("truncated", path)
 
 
 @pytest.mark.parametrize(
