@@ -298,26 +298,32 @@ class BackendContract:
         np.testing.assert_array_equal(swapped.step(x)[0], backend.build(chain(3, Dense(kernel))).step(x)[0])
 
     def test_wrong_width_names_both_numbers(self, backend: Backend) -> None:
-        with pytest.raises(EnvironmentMismatchError, match=r"(?s)17.*\b3\b"):
+        with pytest.raises(EnvironmentMismatchError) as caught:
             backend.build(ACTOR).step(np.ones((1, 3), np.float32))
+        assert (caught.value.expected, caught.value.found) == ("[batch, 17]", "[1, 3]")
 
     def test_layers_that_do_not_fit_are_refused(self, backend: Backend) -> None:
-        with pytest.raises(UsageError, match=r"node 1 \(Dense\)"):
+        with pytest.raises(UsageError) as caught:
             backend.build(chain(3, dense(3, 4), dense(5, 1)))
+        assert (caught.value.expected, caught.value.found) == ("[batch, 5]", "[batch, 4]")
+        assert "(Dense)" in caught.value.message
 
     def test_an_unknown_activation_is_refused(self, backend: Backend) -> None:
-        with pytest.raises(UnsupportedError, match="mish"):
+        with pytest.raises(UnsupportedError) as caught:
             backend.build(chain(3, Activation("mish")))
+        assert "mish" in caught.value.message
 
     def test_half_precision_is_refused_with_a_hint(self, backend: Backend) -> None:
-        with pytest.raises(UnsupportedError, match="float16") as caught:
+        with pytest.raises(UnsupportedError) as caught:
             backend.build(chain(3, Dense(np.ones((3, 1), np.float16))))
+        assert caught.value.found == "float16"
         assert "cast" in str(caught.value.hint)
 
     @pytest.mark.parametrize("device", ["tpu", "cuda:99", "", "CPU"])
     def test_unknown_device(self, backend: Backend, device: str) -> None:
-        with pytest.raises(UsageError, match=f"no device '{device}'"):
+        with pytest.raises(UsageError) as caught:
             backend.build(ACTOR, device)
+        assert f"device {device!r}" in caught.value.message
 
     def test_auto_and_cpu_are_devices(self, backend: Backend) -> None:
         assert "cpu" in backend.build(ACTOR, "cpu").device
@@ -352,8 +358,9 @@ class TestNumpy(BackendContract):
         assert found[0]() == before
 
     def test_cuda_is_refused(self, backend: Backend) -> None:
-        with pytest.raises(UsageError, match="no device 'cuda'"):
+        with pytest.raises(UsageError) as caught:
             backend.build(ACTOR, "cuda")
+        assert "device 'cuda'" in caught.value.message
 
 
 def needs(library: str) -> pytest.MarkDecorator:
@@ -398,8 +405,9 @@ class TestTorch(BackendContract):
     def test_cuda_without_cuda_is_refused(self, backend: Backend) -> None:
         if not cuda_is_missing():
             pytest.skip("this machine has CUDA")
-        with pytest.raises(UsageError, match="no device 'cuda'"):
+        with pytest.raises(UsageError) as caught:
             backend.build(ACTOR, "cuda")
+        assert "device 'cuda'" in caught.value.message
 
 
 @pytest.mark.gpu
@@ -446,8 +454,9 @@ class TestOnnxRuntime(BackendContract):
 
     def test_gelu_in_float64_is_refused(self, backend: Any) -> None:
         network = chain(7, Affine(np.ones(7), np.zeros(7)), Activation("gelu"))
-        with pytest.raises(UnsupportedError, match="gelu in float64"):
+        with pytest.raises(UnsupportedError) as caught:
             backend.build(network)
+        assert all(word in caught.value.message for word in ("gelu", "float64"))
 
     def test_a_state_that_is_the_output_is_both(self, backend: Any) -> None:
         nodes = (Node(Concat(), (0, 1)), Node(dense(5, 2), (2,)))
@@ -466,7 +475,7 @@ class TestTensorFlow(BackendContract):
         return workers("tensorflow")
 
     def test_cuda_is_offered_or_refused(self, backend: Backend) -> None:
-        refused: AbstractContextManager[object] = pytest.raises(UsageError, match="no device 'cuda'")
+        refused: AbstractContextManager[object] = pytest.raises(UsageError, match="'cuda'")
         with refused if "cpu" in backend.build(ACTOR, "auto").device else nullcontext():
             backend.build(ACTOR, "cuda")
 

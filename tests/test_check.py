@@ -19,6 +19,7 @@ from ckpttool.commands.stats import stats
 from ckpttool.core import Tree, display
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
+from tests.golden_texts import Golden
 from tests.pickles import ACTING
 from tests.trees import leaf
 
@@ -59,45 +60,41 @@ def run(folder: Path, *arguments: object) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "status", "said"),
+    ("name", "options"),
     [
-        ("good.pt", "--strict --shapes ckpttool-shapes.json --layout td3_torch", 0, "good.pt: pytorch, "),
-        ("hostile.pkl", "--no-numbers", 1, "hostile.pkl: loading: loading would run code: "),
-        ("nan.pt", "", 1, "nan.pt: numbers: actor/l1/weight: 1 NaN and 1 infinite of 192 numbers"),
-        ("nan.pt", "--no-numbers", 0, "nothing found"),
-        ("shape.pt", "", 0, "nothing found"),
-        ("shape.pt", "--shapes ckpttool-shapes.json", 1,
-         "layout: actor/l1/weight: float32[64, 2], recorded is float32[64, 3]"),
-        ("half.pt", "--shapes ckpttool-shapes.json", 1, "float16[64, 3], recorded is float32[64, 3]"),
-        ("less.pt", "--shapes ckpttool-shapes.json", 1, "l1/weight: no such tensor, recorded is float32"),
-        (TF_SAMPLE, "--shapes ckpttool-shapes.json", 1, "layout: 168 tensors are not as recorded"),
-        ("good.pt", "--layout td3_tf", 1, "good.pt: layout: the checkpoint is not of layout td3_tf"),
+        ("good.pt", "--strict --shapes ckpttool-shapes.json --layout td3_torch"),
+        ("hostile.pkl", "--no-numbers"),
+        ("nan.pt", ""),
+        ("nan.pt", "--no-numbers"),
+        ("shape.pt", ""),
+        ("shape.pt", "--shapes ckpttool-shapes.json"),
+        ("half.pt", "--shapes ckpttool-shapes.json"),
+        ("less.pt", "--shapes ckpttool-shapes.json"),
+        (TF_SAMPLE, "--shapes ckpttool-shapes.json"),
+        ("good.pt", "--layout td3_tf"),
     ],
-)  # fmt: skip
-def test_one_file(files: Path, name: str, options: str, status: int, said: str) -> None:
-    ran = run(files, name, *options.split())
-    assert said in ran.out
-    assert (ran.status, ran.err) == (status, "")
+)
+def test_one_file(files: Path, name: str, options: str, golden: Golden) -> None:
+    golden(run(files, name, *options.split()))
 
 
-def test_classes_are_found_by_those_who_want_plain_data_only(tmp_path: Path) -> None:
+def test_classes_are_found_by_those_who_want_plain_data_only(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "x.pkl").write_bytes(b"cpackage.module\nThing\n.")
     assert run(tmp_path, "x.pkl").status == 0
     ran = run(tmp_path, "x.pkl", "--strict")
-    assert ran.status == 1
-    assert "loading needs classes: package.module.Thing" in ran.out
+    golden(ran)
 
 
-def test_many_files_are_all_looked_at_and_the_worst_counts(files: Path) -> None:
+def test_many_files_are_all_looked_at_and_the_worst_counts(files: Path, golden: Golden) -> None:
     ran = run(files, "nan.pt", "good.pt", "pointer.pt", "hostile.pkl", "damaged.pt")
     assert ran.status == 2
     assert [line.split(":")[0] for line in ran.out.splitlines() if not line.startswith(" ")] == [
         "nan.pt", "good.pt", "hostile.pkl", "5 checkpoints",
     ]  # fmt: skip
-    assert ran.out.endswith("5 checkpoints: 2 with findings, 2 not readable\n")
-    told = [line for line in ran.err.splitlines() if line.startswith("ckpttool: ")]
-    assert "pointer.pt: this is a Git LFS pointer" in told[0]
-    assert re.match(r"ckpttool: damaged.pt: .*checksum.*in actor/l1/weight", told[1])
+    golden(ran.out.splitlines()[-1])
+    errors = [line for line in ran.err.splitlines() if line.startswith("ckpttool: ")]
+    assert [line.split(": ")[1] for line in errors] == ["pointer.pt", "damaged.pt"]
+    assert "actor/l1/weight" in errors[1]
     assert run(files, "nan.pt", "good.pt").status == 1
     quiet = run(files, "good.pt", "nan.pt", "--quiet").out
     assert "good.pt" not in quiet
@@ -123,19 +120,19 @@ def test_the_document(files: Path) -> None:
     assert run(files, "good.pt", "--json").json()["clean"] is True
 
 
-def test_bad_input_of_one_file_is_one_sentence(files: Path, tmp_path: Path) -> None:
-    assert "Git LFS pointer" in refused(run(files, "pointer.pt"))
+def test_bad_input_of_one_file_is_one_sentence(files: Path, tmp_path: Path, golden: Golden) -> None:
+    golden(refused(run(files, "pointer.pt")))
     assert "checksum" in refused(run(files, "damaged.pt"))
-    assert "no layout is called 'td4'" in refused(run(files, "good.pt", "--layout", "td4"))
+    golden(refused(run(files, "good.pt", "--layout", "td4")))
     ran = run(files, "good.pt", "--shapes", "none.json")
-    assert "no recorded shapes" in refused(ran)
-    assert "hint: ckpttool inspect PATH --json > none.json" in ran.err
+    refused(ran)
+    golden(ran)
     (tmp_path / "other.json").write_text(in_process("digest", TORCH_SAMPLE, "--json").out)
     odd = '{"layout": null, "tensors": [{"path": 7, "dtype": 7, "shape": ["x"]}]}'
     for text in ("[1]", "{}", '{"layout": null, "tensors": [7]}', odd):
         (tmp_path / "saved.json").write_text(text)
         refused(run(files, "good.pt", "--shapes", tmp_path / "saved.json"))
-    assert "inspect --json" in refused(run(files, "good.pt", "--shapes", tmp_path / "other.json"))
+    golden(refused(run(files, "good.pt", "--shapes", tmp_path / "other.json")))
 
 
 # --- The hooks --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import pytest
 from ckpttool.cli import common
 from ckpttool.commands.save import save
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, ckpttool, in_process, refused
+from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
 
@@ -179,7 +180,7 @@ def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
     assert re.search(r"  m of policy/\S*…\S*l3/kernel$", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
     wide = in_process("inspect", TF_SAMPLE, env={"COLUMNS": "200"})
-    assert "m of policy/critic/q2/l3/kernel" in wide.out
+    assert " policy/critic/q2/l3/kernel" in wide.out
 
 
 def on_a_terminal(*words: str) -> str:
@@ -307,62 +308,62 @@ def hostile_zip(path: Path, mark: Path) -> None:
         archive.writestr("archive/version", "3\n")
 
 
-def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Return what to point at and a word of the sentence that must come, by name of the case."""
+def bad_inputs(folder: Path) -> dict[str, Path]:
+    """Return the path to pass to a command, by name of the case."""
     folder.mkdir()
-    cases: dict[str, tuple[Path, str]] = {"missing": (folder / "none.pt", "no such checkpoint")}
+    cases: dict[str, Path] = {"missing": folder / "none.pt"}
 
-    def case(name: str, content: bytes, word: str, suffix: str = ".pt") -> None:
+    def case(name: str, content: bytes, suffix: str = ".pt") -> None:
         file = folder / (name.replace(" ", "-") + suffix)
         file.write_bytes(content)
-        cases[name] = (file, word)
+        cases[name] = file
 
-    case("empty file", b"", "empty")
-    case("one byte", b"x", "text file")
-    case("lfs pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS")
-    case("html", b"\n <!DOCTYPE html><html></html>", "HTML")
-    case("text", b"hello, I am a config\n", "text file")
-    case("noise", bytes(range(128, 256)) * 20, "unrecognised file format")
-    case("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0", "gzip")
-    case("hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5")
-    case("cut zip", TORCH_SAMPLE.read_bytes()[:5000], "cut off")
-    case("zip of something", _zip({"a.txt": b"x"}), "without a data.pkl")
+    case("empty file", b"")
+    case("one byte", b"x")
+    case("lfs pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    case("html", b"\n <!DOCTYPE html><html></html>")
+    case("text", b"hello, I am a config\n")
+    case("noise", bytes(range(128, 256)) * 20)
+    case("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0")
+    case("hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100))
+    case("cut zip", TORCH_SAMPLE.read_bytes()[:5000])
+    case("zip of something", _zip({"a.txt": b"x"}))
 
     index, data = (Path(f"{TF_SAMPLE}{end}").read_bytes() for end in (".index", ".data-00000-of-00001"))
 
-    def bundle(name: str, index: bytes, data: bytes | None, word: str) -> None:
+    def bundle(name: str, index: bytes, data: bytes | None) -> None:
         place = folder / name.replace(" ", "-")
         place.mkdir()
         (place / "c.index").write_bytes(index)
         if data is not None:
             (place / "c.data-00000-of-00001").write_bytes(data)
-        cases[name] = (place / "c", word)
+        cases[name] = place / "c"
 
-    bundle("cut index", index[: len(index) // 2], data, "")
-    bundle("wrong magic", index[:-8] + bytes(8), data, "magic")
-    bundle("missing shard", index, None, "shard")
-    bundle("short shard", index, data[:1000], "")
+    bundle("cut index", index[: len(index) // 2], data)
+    bundle("wrong magic", index[:-8] + bytes(8), data)
+    bundle("missing shard", index, None)
+    bundle("short shard", index, data[:1000])
     flipped = bytearray(index)
     flipped[200] ^= 4
-    bundle("flipped index", bytes(flipped), data, "checksum")
+    bundle("flipped index", bytes(flipped), data)
     empty = folder / "empty-folder"
     empty.mkdir()
-    cases["folder without a checkpoint"] = (empty, "no checkpoint")
+    cases["folder without a checkpoint"] = empty
     state = folder / "stale"
     state.mkdir()
     (state / "checkpoint").write_text('model_checkpoint_path: "../../etc/passwd"\n')
-    cases["stale state file"] = (state, "")
+    cases["stale state file"] = state
     fifo = folder / "pipe"
     os.mkfifo(fifo)
-    cases["fifo"] = (fifo, "not opened")
+    cases["fifo"] = fifo
     unix = socket.socket(socket.AF_UNIX)
     os.chdir(folder)  # a socket's path must be short
     unix.bind("s")
     unix.close()
     os.chdir(ROOT)
-    cases["socket"] = (folder / "s", "not opened")
+    cases["socket"] = folder / "s"
     (folder / "dangling").symlink_to(folder / "nowhere")
-    cases["dangling link"] = (folder / "dangling", "leads nowhere")
+    cases["dangling link"] = folder / "dangling"
     return cases
 
 
@@ -382,7 +383,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     cases = bad_inputs(tmp_path_factory.mktemp("bad") / "in")
     assert set(cases) == set(CASES)
     return cases
@@ -402,33 +403,41 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "command"), BAD)
-def test_bad_input(bad: dict[str, tuple[Path, str]], name: str, command: str, tmp_path: Path) -> None:
-    path, word = bad[name]
+def test_bad_input(bad: dict[str, Path], name: str, command: str, tmp_path: Path) -> None:
+    path = bad[name]
     before = snapshot(path.parent)
     extra = {"convert": [tmp_path / "out.pt"], "eval": ["--env", "Pendulum-v1"]}.get(command, [])
-    sentence = refused(in_process(command, path, *extra, cwd=tmp_path))
-    assert word in sentence
+    refused(in_process(command, path, *extra, cwd=tmp_path))
     assert not list(tmp_path.iterdir())
     assert snapshot(path.parent) == before, "an input was touched"
 
 
-def test_an_index_without_its_shard_is_listed_with_what_is_missing(bad: dict[str, tuple[Path, str]]) -> None:
-    ran = in_process("inspect", bad["missing shard"][0], "--json")
+# The words about broken HDF5 are those of its library.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "hdf5"])
+def test_bad_input_is_named(bad: dict[str, Path], name: str, golden: Golden) -> None:
+    folder = str(bad["missing"].parent)
+    golden(refused(in_process("digest", bad[name])).replace(folder, "FOLDER"))
+
+
+def test_an_index_without_its_shard_is_listed_with_what_is_missing(
+    bad: dict[str, Path], golden: Golden
+) -> None:
+    ran = in_process("inspect", bad["missing shard"], "--json")
     assert ran.status == 0
     assert len(ran.json()["tensors"]) == 78
-    assert [note for note in ran.json()["notes"] if "is missing" in note]
-    assert [note for note in ran.json()["notes"] if "object graph is in a missing shard" in note]
+    golden("\n".join(ran.json()["notes"]))
 
 
-def test_a_hostile_pickle_is_shown_and_nothing_of_it_is_run_or_written(tmp_path: Path) -> None:
+def test_a_hostile_pickle_is_shown_and_nothing_of_it_is_run_or_written(
+    tmp_path: Path, golden: Golden
+) -> None:
     (folder := tmp_path / "in").mkdir()
     mark, path = folder / "MARK", folder / "hostile.pt"
     hostile_zip(path, mark)
     before = snapshot(tmp_path)
     shown = in_process("inspect", path)
     assert shown.status == 0
-    assert "mkdir" in shown.out
-    assert "nothing was run" in shown.out
+    golden(next(line for line in shown.out.splitlines() if line.startswith("note:")))
     assert in_process("inspect", path, "--json").json()["details"]["calls"]
     assert in_process("digest", path).status == 0
     assert in_process("eval", path, "--env", "Pendulum-v1").status == 2
@@ -436,15 +445,15 @@ def test_a_hostile_pickle_is_shown_and_nothing_of_it_is_run_or_written(tmp_path:
     assert snapshot(tmp_path) == before
 
 
-def test_bad_input_as_json(bad: dict[str, tuple[Path, str]]) -> None:
-    for name in ("missing", "lfs pointer", "wrong magic"):
-        ran = in_process("inspect", bad[name][0], "--json")
+def test_bad_input_as_json(bad: dict[str, Path]) -> None:
+    cases = {"missing": "not_found", "lfs pointer": "not_a_checkpoint", "wrong magic": "format"}
+    for name, kind in cases.items():
+        ran = in_process("inspect", bad[name], "--json")
         assert ran.status == 2
         assert not ran.err
         error = ran.json()["error"]
         assert set(error) == {"kind", "message", "file", "hint"}
-        assert bad[name][1] in error["message"]
-    assert in_process("inspect", bad["missing"][0], "--json").json()["error"]["kind"] == "not_found"
+        assert error["kind"] == kind
 
 
 def test_a_flipped_data_byte_is_found_where_it_is(tmp_path: Path) -> None:
@@ -466,26 +475,24 @@ def test_a_flipped_data_byte_is_found_where_it_is(tmp_path: Path) -> None:
     refused(in_process("digest", torch_copy))
 
 
-def test_an_unreadable_file(tmp_path: Path) -> None:
+def test_an_unreadable_file(tmp_path: Path, golden: Golden) -> None:
     file = tmp_path / "x.pt"
     shutil.copy(TORCH_SAMPLE, file)
     file.chmod(0)
     if os.access(file, os.R_OK):
         pytest.skip("this user may read everything")
-    assert "may not be read" in refused(in_process("inspect", file))
+    golden(refused(in_process("inspect", file)))
 
 
 def test_a_near_name_is_offered() -> None:
     ran = in_process("inspect", TF_SAMPLE.with_name("ckpt-1500"))
     refused(ran)
-    assert "did you mean" in ran.err
     assert "ckpt-15000" in ran.err
 
 
 def test_a_folder_of_files_offers_them() -> None:
     ran = in_process("digest", TORCH_SAMPLE.parent)
     refused(ran)
-    assert "did you mean" in ran.err
     # The highest number comes first, by value and not by text.
     assert 0 < ran.err.index("ckpt-15000.pt") < ran.err.index("ckpt-10000.pt") < ran.err.index("ckpt-7500.pt")
 
@@ -502,7 +509,7 @@ def test_a_folder_of_folders_offers_what_is_nearest_and_follows_no_link(tmp_path
     for verb in ("inspect", "doctor"):
         ran = in_process(verb, "runs", cwd=tmp_path)
         refused(ran)
-        assert ran.err.splitlines()[1] == "hint: did you mean runs/td3/seed0/agent.pt"
+        assert ran.err.splitlines()[1].split()[-1] == "runs/td3/seed0/agent.pt"
     found = in_process("check", "runs", "--json", cwd=tmp_path).json()["checkpoints"]
     assert [each["path"] for each in found] == ["runs/td3/seed0/agent.pt", "runs/td3/seed0/later/agent.pt"]
 
@@ -564,18 +571,18 @@ class Settings:
         self.lr = 0.5
 
 
-def test_an_object_shows_its_class_and_is_not_built(tmp_path: Path) -> None:
+def test_an_object_shows_its_class_and_is_not_built(tmp_path: Path, golden: Golden) -> None:
     stream = io.BytesIO()
     pickle.Pickler(stream, protocol=2).dump({"args": Settings()})
     (tmp_path / "x.pt").write_bytes(_zip({"a/data.pkl": stream.getvalue(), "a/version": b"3\n"}))
     ran = in_process("inspect", tmp_path / "x.pt")
     assert ran.status == 0, ran.err
-    assert "object of tests.test_cli.Settings, not built" in ran.out
+    golden("\n".join(line for line in ran.out.splitlines() if "Settings" in line))
     assert "= 0.5" in ran.out
 
 
-def test_a_glob_that_finds_nothing_says_so() -> None:
-    assert "note: no path matches nope/**" in in_process("inspect", TF_SAMPLE, "--glob", "nope/**").out
+def test_a_glob_without_a_match_is_noted(golden: Golden) -> None:
+    golden(in_process("inspect", TF_SAMPLE, "--glob", "nope/**"))
 
 
 def test_a_folder_of_bundles_without_a_state_file_offers_the_newest(tmp_path: Path) -> None:

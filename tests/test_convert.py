@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -43,6 +44,7 @@ from ckpttool.core import (
 )
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_tree
 
 
@@ -102,17 +104,16 @@ def test_counters_and_hyperparameters_arrive(converted: Path) -> None:
     assert arrays(converted)["critic_optimizer/state/11/step"].item() == 14000
 
 
-def test_what_is_assumed_is_said(tmp_path: Path) -> None:
+def test_what_is_assumed_is_said(tmp_path: Path, golden: Golden) -> None:
     for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}.*[!n]"):
         shutil.copy(file, tmp_path)
     done = convert(str(tmp_path / TF_SAMPLE.name), str(tmp_path / "x.pt"))
-    assert any("actor_optimizer epsilon = 1e-07 (default of Keras" in line for line in done.report.assumed)
+    golden("\n".join(done.report.assumed))
     assert not any("learning_rate" in line for line in done.report.assumed)
     receipt = json.loads((tmp_path / "x.pt.ckpttool.json").read_text())
     assert receipt["assumed"] == list(done.report.assumed)
     assert receipt["obs_dim"] == 3
-    assert receipt["provenance"]["obs_dim"] == "read from the weights"
-    assert receipt["provenance"]["head"].startswith("assumed")
+    golden(json.dumps(receipt["provenance"], indent=2))
 
 
 def test_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_the_sidecar_is_a_receipt(converted: Path) -> None:
+def test_the_sidecar_is_a_receipt(converted: Path, golden: Golden) -> None:
     receipt = json.loads(Path(f"{converted}.ckpttool.json").read_text())
     assert receipt["source"] == {
         "path": "ckpt-15000",
@@ -136,16 +137,17 @@ def test_the_sidecar_is_a_receipt(converted: Path) -> None:
     assert len(receipt["rules"]) == 94
     assert receipt["env"]["id"] == "Pendulum-v1"
     assert (receipt["action_low"], receipt["action_high"]) == ([-2.0], [2.0])
-    assert receipt["provenance"]["env"] == "given by examples/train_td3.py"
+    golden(json.dumps(receipt["provenance"], indent=2))
     assert receipt["residue"] == []
 
 
-def test_a_sidecar_of_other_weights_is_refused(converted: Path, tmp_path: Path) -> None:
+def test_a_sidecar_of_other_weights_is_refused(converted: Path, tmp_path: Path, golden: Golden) -> None:
     other = tmp_path / "other.pt"
     shutil.copy(TORCH_SAMPLE, other)
     shutil.copy(f"{converted}.ckpttool.json", f"{other}.ckpttool.json")
-    with pytest.raises(ChecksumError, match="written for other weights"):
+    with pytest.raises(ChecksumError) as caught:
         restore_agent(str(other))
+    golden(caught.value)
     refused(in_process("convert", other, tmp_path / "x.npz"))
     assert not (tmp_path / "x.npz").exists()
 
@@ -259,23 +261,24 @@ def test_a_device_is_never_replaced(tmp_path: Path) -> None:
     assert left_over(tmp_path) == {"pipe"}
 
 
-def test_a_name_that_stands_for_a_checkpoint_is_taken(tmp_path: Path) -> None:
+def test_a_name_that_stands_for_a_checkpoint_is_taken(tmp_path: Path, golden: Golden) -> None:
     for end in (".index", ".data-00000-of-00001"):
         shutil.copy(f"{TF_SAMPLE}{end}", tmp_path)
     ran = in_process("convert", TORCH_SAMPLE, tmp_path / TF_SAMPLE.name, "--to", "torch")
-    assert "stands for a checkpoint" in refused(ran)
+    golden(refused(ran))
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_source_is_never_the_target(tmp_path: Path, link: bool) -> None:
+def test_a_source_is_never_the_target(tmp_path: Path, link: bool, golden: Golden) -> None:
     source = tmp_path / "a.pt"
     shutil.copy(TORCH_SAMPLE, source)
     target = tmp_path / "b.pt" if link else source
     if link:
         target.symlink_to(source)
-    with pytest.raises(UsageError, match="same file"):
+    with pytest.raises(UsageError) as caught:
         convert(str(source), str(target), force=True)
+    golden(caught.value)
     assert source.read_bytes() == TORCH_SAMPLE.read_bytes()
 
 
@@ -305,8 +308,9 @@ def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.
         return whole(Tree({**leaves, path: wrong}, tree.aliases, tree.containers))
 
     monkeypatch.setattr(torch_zip, "pieces", lossy)
-    with pytest.raises(FormatError, match="not what was read"):
+    with pytest.raises(FormatError) as caught:
         convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
+    assert caught.value.path == "actor/l1/weight"
     assert not left_over(tmp_path)
 
 
@@ -350,10 +354,13 @@ def test_the_second_of_two_files_failing_takes_the_first_away(tmp_path: Path) ->
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     def full(_: object) -> None:
-        raise OSError(28, os.strerror(28))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(UsageError, match="no space left"):
+    with pytest.raises(UsageError) as caught:
         write_atomically((Output(str(tmp_path / "x"), full),))
+    assert caught.value.file == str(tmp_path / "x")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
     assert not left_over(tmp_path)
 
 
@@ -383,28 +390,29 @@ app.run()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, golden: Golden) -> None:
     with paused_while_writing(tmp_path) as child:
         assert left_over(tmp_path)
         child.send_signal(number)
         _, err = child.communicate(timeout=30)
     assert child.returncode == 128 + number
-    assert err == f"ckpttool: {'interrupted' if number == signal.SIGINT else f'ended by {number.name}'}\n"
+    golden(err)
     assert not left_over(tmp_path)
 
 
-def test_signals_that_the_starter_ignores_stay_ignored(tmp_path: Path) -> None:
+def test_signals_that_the_starter_ignores_stay_ignored(tmp_path: Path, golden: Golden) -> None:
     """As `nohup` and background jobs start it: neither a hangup nor another job's Ctrl-C ends it."""
     with paused_while_writing(tmp_path, "sh", "-c", 'trap "" INT HUP; exec "$@"', "sh") as child:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             child.send_signal(number)
         _, err = child.communicate(timeout=30)
-    assert (child.returncode, err) == (128 + signal.SIGTERM, "ckpttool: ended by SIGTERM\n")
+    assert child.returncode == 128 + signal.SIGTERM
+    golden(err)
     assert not left_over(tmp_path)
 
 
 def test_an_error_that_an_interruption_made_is_the_interruption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
         try:
@@ -414,27 +422,30 @@ def test_an_error_that_an_interruption_made_is_the_interruption(
 
     monkeypatch.setattr("ckpttool.commands.convert.convert", stopped)
     ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt")
-    assert (ran.status, ran.err) == (130, "ckpttool: interrupted\n")
+    golden(ran)
 
 
 def test_temporary_names_are_recognisable() -> None:
     assert atomic_write.is_hidden_name(atomic_write.temporary_path("/x/agent.pt"))
 
 
-def test_nothing_of_a_known_kind_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_known_kind_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     from dataclasses import replace
 
     original = open_checkpoint(str(TF_SAMPLE))
     tree = tensorflow_tree({"x": np.zeros((2, 2, 2), np.float32)})
     monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, path="x", tree=tree))
-    with pytest.raises(MappingError, match="known kind"):
+    with pytest.raises(MappingError) as caught:
         convert("x", str(tmp_path / "x.pt"))
+    golden(caught.value)
 
 
 # --- As a process ----------------------------------------------------------------------------------
 
 
-def test_the_command_converts_and_reports(tmp_path: Path) -> None:
+def test_the_command_converts_and_reports(tmp_path: Path, golden: Golden) -> None:
     ran = in_process("convert", TF_SAMPLE, tmp_path / "agent.pt", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
@@ -450,26 +461,28 @@ def test_the_command_converts_and_reports(tmp_path: Path) -> None:
     }
     assert document["digest"] == digest(str(tmp_path / "agent.pt")).sha256
     again = in_process("convert", TF_SAMPLE, tmp_path / "agent.pt")
-    assert "exists already" in refused(again)
+    golden(refused(again))
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     ran = in_process("convert", TF_SAMPLE, tmp_path / "agent.pt", "--dry-run")
     assert ran.status == 0
     assert "policy/critic/q2/l3/kernel" in ran.out
-    assert "-> critic/q2/l3/weight  transpose  [64, 1] -> [1, 64]" in ran.out
+    assert any(
+        line.split() == ["->", "critic/q2/l3/weight", "transpose", "[64,", "1]", "->", "[1,", "64]"]
+        for line in ran.out.splitlines()
+    )
     assert not left_over(tmp_path)
 
 
-def test_an_unmapped_tensor_exits_with_one(tmp_path: Path) -> None:
+def test_an_unmapped_tensor_exits_with_one(tmp_path: Path, golden: Golden) -> None:
     # A state_dict next to the agent's networks that no rule names.
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
     extra = torch_tree({"mystery/x": np.zeros(3, np.float32)})
     save(Tree({**tree.leaves, **extra.leaves}, {}, tree.containers), str(tmp_path / "a.pt"))
     ran = in_process("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch")
     assert ran.status == 1
-    assert "unmapped: mystery/x" in ran.out
-    assert "nothing was written" in ran.out
+    golden("\n".join(line for line in ran.out.splitlines() if ":" in line))
     assert left_over(tmp_path) == {"a.pt"}
     ran = in_process(
         "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch", "--allow-missing"
@@ -479,17 +492,12 @@ def test_an_unmapped_tensor_exits_with_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["x.unknown"], "cannot infer the output format"),
-        (["x.pt", "--to", "onnx9"], "unknown target 'onnx9'; did you mean 'onnx'"),
-        (["missing/x.pt"], "folder to write into does not exist"),
-        (["x.pt", "--layout", "sb9"], "no layout is called"),
-    ],
+    "arguments",
+    [["x.unknown"], ["x.pt", "--to", "onnx9"], ["missing/x.pt"], ["x.pt", "--layout", "sb9"]],
+    ids=" ".join,
 )
-def test_impossible_targets(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    ran = in_process("convert", TF_SAMPLE, *arguments, cwd=tmp_path)
-    assert sentence in refused(ran)
+def test_impossible_targets(tmp_path: Path, arguments: list[str], golden: Golden) -> None:
+    golden(refused(in_process("convert", TF_SAMPLE, *arguments, cwd=tmp_path)))
     assert not left_over(tmp_path)
 
 
@@ -588,7 +596,7 @@ def test_keywords_replace_the_fields_of_an_options_record(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("call", [ckpttool.convert, ckpttool.export, ckpttool.load_into])
 def test_an_unknown_keyword_is_a_type_error_with_the_one_that_was_meant(call: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'dryrun'; did you mean 'dry_run'\?"):
+    with pytest.raises(TypeError, match=r"'dryrun'.*'dry_run'"):
         call(str(TF_SAMPLE), str(tmp_path / "x.pt"), dryrun=True)
 
 

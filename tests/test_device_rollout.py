@@ -25,6 +25,7 @@ from ckpttool.evaluation import (
 )
 from ckpttool.networks import Activation, Affine, Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
 pytestmark = [
@@ -112,10 +113,11 @@ def test_actions_outside_the_bounds_are_counted() -> None:
     np.testing.assert_allclose(ours.returns, plain.returns, atol=1e-3)
 
 
-def test_an_action_that_is_no_number_stops() -> None:
+def test_an_action_that_is_no_number_stops(golden: Golden) -> None:
     broken = chain(3, Dense(np.full((3, 1), np.nan, np.float32)))
-    with pytest.raises(CkpttoolError, match="not finite in episode 0, step 0"):
+    with pytest.raises(CkpttoolError) as caught:
         play(broken, "device", 2, RolloutSpec(3))
+    golden(caught.value)
 
 
 class Countdown:
@@ -193,30 +195,29 @@ def test_auto_never_takes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "sentence"),
+    "refusal",
     [
-        (
-            lambda: environments.make_vector_env("CartPole-v1", 2, engine="device"),
-            "device engine does not know CartPole-v1",
-        ),
-        (lambda: play(POLICY, "device", 2, RolloutSpec(2, record=True)), "without recordings"),
-        (lambda: environments.make_vector_env("Pendulum-v1", 0, engine="device"), "0 environments"),
+        lambda: environments.make_vector_env("CartPole-v1", 2, engine="device"),
+        lambda: play(POLICY, "device", 2, RolloutSpec(2, record=True)),
+        lambda: environments.make_vector_env("Pendulum-v1", 0, engine="device"),
     ],
+    ids=["environment", "recording", "number"],
 )
-def test_what_it_does_not_do_is_one_sentence(refusal: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_what_it_does_not_do_is_one_sentence(refusal: Callable[[], object], golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
         refusal()
+    golden(caught.value)
 
 
-def test_the_command_plays_on_it_with_torch_alone() -> None:
+def test_the_command_plays_on_it_with_torch_alone(golden: Golden) -> None:
     common = ("eval", TORCH_SAMPLE, "--episodes", "3", "--engine", "device")
     ran = in_process(*common, "--backend", "torch", "--json")
     assert ran.status == 0, ran.err
     protocol = ran.json()["protocol"]
     assert (protocol["engine"], protocol["backend"], protocol["dtype"]) == ("device", "torch", "float32")
     alone = in_process(*common)
-    assert "needs a policy on tensors" in refused(alone)
-    assert "--backend torch" in alone.err
+    refused(alone)
+    golden(alone)
 
 
 def test_the_command_computes_in_float64() -> None:
@@ -348,7 +349,7 @@ def test_noise_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch_rollout, "MOST_NOISE_BYTES", 1000)
     with pytest.raises(UsageError) as refusal:
         play(POLICY, "device", 2, RolloutSpec(9, noise=ExplorationNoise(0.1)))
-    assert refusal.value.hint == "fewer --episodes"
+    assert "--episodes" in str(refusal.value.hint)
 
 
 class Exchange:
@@ -379,7 +380,7 @@ def test_a_program_may_return_the_tensors_that_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
+def test_the_first_action_that_is_not_finite_is_named(bad: float, golden: Golden) -> None:
     """The action of episode e is `bad` from step 7 - e of its row's second episode on."""
     import torch
 
@@ -392,8 +393,9 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
         vector = DeviceVector(Countdown(one.spec), 3)
     policy = torch_policy()
     policy.act = act
-    with pytest.raises(CkpttoolError, match="not finite in episode 7, step 2"):
+    with pytest.raises(CkpttoolError) as caught:
         rollouts(policy, vector, RolloutSpec(12))
+    golden(caught.value)
     # An idle row's actions count for nothing.
     policy.act = lambda obs: torch.where(obs[:, 0] >= 5, bad, 0.5)[:, None]
     (found,) = rollouts(policy, vector, RolloutSpec(5))

@@ -34,6 +34,7 @@ from ckpttool.networks import (
 )
 from tests import tensorflow_child
 from tests.conftest import TORCH_SAMPLE
+from tests.golden_texts import Golden
 from tests.test_backends import (
     ACTIVATIONS,
     ACTOR,
@@ -114,8 +115,9 @@ def test_a_missing_gpu_is_one_sentence(backend: str) -> None:
     """TensorFlow's is among the contract's tests, in its worker."""
     pytest.importorskip("gymnasium")
     pytest.importorskip(backend)
-    with pytest.raises(UsageError, match="has no device 'cuda:99'") as caught:
+    with pytest.raises(UsageError) as caught:
         evaluate(str(TORCH_SAMPLE), protocol=Protocol(1, backend=backend, device="cuda:99"))
+    assert "'cuda:99'" in caught.value.message
     assert caught.value.hint
 
 
@@ -356,7 +358,7 @@ class TestOnAGpu:
         before = policy.step(normal(6, 3))[0].shape
         with pytest.raises(DeviceError) as refusal:
             policy.step(normal(2_000_000, 3))
-        most = int(refusal.value.hint.removeprefix("--num-envs "))
+        most = int(refusal.value.hint.split()[-1])
         assert 0.9 * 700 < most <= 700
         assert refusal.value.expected == f"at most {2 * most:,} rows"
         assert refusal.value.__context__ is None
@@ -506,7 +508,7 @@ class TestCuda:
         try:
             with pytest.raises(DeviceError) as refusal:
                 policy.step(normal(200_000, 3))
-            most = int(refusal.value.hint.removeprefix("--num-envs "))
+            most = int(refusal.value.hint.split()[-1])
             assert 1_000 < most < 200_000
             assert policy.step(normal(most, 3))[0].shape == (most, 2)
         finally:
@@ -630,7 +632,9 @@ class StandInCapture:
 class TestCapture:
     """How a capture ends, whatever happens in it."""
 
-    def test_an_operation_that_cannot_be_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_operation_that_cannot_be_captured(
+        self, monkeypatch: pytest.MonkeyPatch, golden: Golden
+    ) -> None:
         import torch
 
         from ckpttool.networks import torch_programs
@@ -641,7 +645,7 @@ class TestCapture:
         for _ in range(2):
             with pytest.raises(UnsupportedError) as refusal:
                 torch_programs.capture_graph(cuda.reads, place)
-            assert "operation not permitted" in refusal.value.message
+            golden(refusal.value)
             assert (cuda.stream, cuda.pools, cuda.capturing) == ("caller's", [], False)
             assert torch_programs.capture_graph(lambda: 5, place)[1] == 5
         assert cuda.calls == ["end", "release"] * 2
@@ -953,7 +957,7 @@ class TestDeviceErrors:
         before = torch.get_num_threads()
         with pytest.raises(DeviceError) as refusal:
             play()
-        assert refusal.value.hint == "--num-envs 16"
+        assert refusal.value.hint.split()[-2:] == ["--num-envs", "16"]
         assert torch.get_num_threads() == before
         for error in (KeyError("x"), RuntimeError("shapes")):
             monkeypatch.setattr(torch_rollout, "play_members", lambda *_, error=error, **__: raise_(error))
@@ -961,16 +965,16 @@ class TestDeviceErrors:
                 play()
 
     @pytest.mark.parametrize(
-        ("visible", "error", "words"),
+        ("visible", "error"),
         [
-            ("", "No CUDA GPUs are available", "CUDA_VISIBLE_DEVICES"),
-            (None, CUDA_ERRORS["old driver"], "12.4"),
-            (None, CUDA_ERRORS["no driver"], "driver"),
-            (None, "something new", "no CUDA device"),
+            pytest.param("", "No CUDA GPUs are available", id="hidden"),
+            pytest.param(None, CUDA_ERRORS["old driver"], id="old driver"),
+            pytest.param(None, CUDA_ERRORS["no driver"], id="no driver"),
+            pytest.param(None, "something new", id="unknown"),
         ],
     )
     def test_the_reason_why_there_is_no_gpu(
-        self, monkeypatch: pytest.MonkeyPatch, visible: str | None, error: str, words: str
+        self, monkeypatch: pytest.MonkeyPatch, visible: str | None, error: str, golden: Golden
     ) -> None:
         import torch
 
@@ -991,7 +995,7 @@ class TestDeviceErrors:
         module: Any = plugins.find("backends", "torch").load()
         with pytest.raises(UsageError) as refusal:
             module.build(ACTOR, "cuda")
-        assert words in str(refusal.value.hint)
+        golden(str(refusal.value.hint))
 
     def test_the_memory_of_the_host(self) -> None:
         """Under a real limit: the rows that the error names fit, and the process goes on."""
@@ -1010,7 +1014,7 @@ class TestDeviceErrors:
         try:
             with pytest.raises(DeviceError) as refusal:
                 policy.step(x)
-            most = int(refusal.value.hint.removeprefix("--num-envs "))
+            most = int(refusal.value.hint.split()[-1])
             assert policy.step(x[:most])[0].shape == (most, 2)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, before)

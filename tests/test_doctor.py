@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -21,6 +22,7 @@ from ckpttool.core import Checkpoint, Container, Sidecar, Tree, display, key
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, recognize_tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.pickles import ACTING
 from tests.test_evaluate import fujimoto_set
 from tests.trees import attributes, leaf, torch_tree
@@ -39,11 +41,10 @@ def copied(folder: Path, **changes: Any) -> str:
 
 
 @pytest.mark.environment
-@pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE])
-def test_the_samples_are_well(sample: Path) -> None:
+@pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE], ids=["tensorflow", "torch"])
+def test_the_samples_are_well(sample: Path, golden: Golden) -> None:
     ran = in_process("doctor", sample)
-    assert ran.status == 0, ran.out
-    assert ran.out.endswith(": nothing found\n")
+    golden(ran)
 
 
 def test_code_in_a_pickle_is_found_and_its_data_can_be_had(tmp_path: Path) -> None:
@@ -66,16 +67,15 @@ def test_a_command_that_mends_takes_the_name_as_one_word(command: str, tmp_path:
     assert shlex.split(finding["fix"]) == ["ckpttool", "convert", str(path), "safe.npz", "--allow-missing"]
 
 
-def test_nan_is_found_with_its_place(tmp_path: Path) -> None:
+def test_nan_is_found_with_its_place(tmp_path: Path, golden: Golden) -> None:
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
     path = next(path for path, _ in tree.tensors() if display(path) == "critic/q2/l1/weight")
     array = tree[path].array().copy()  # type: ignore[union-attr]
     array[3, 1] = np.nan
     save(Tree({**tree.leaves, path: leaf(array, "critic.q2.l1.weight")}), str(tmp_path / "x.pt"))
     found = diagnose(str(tmp_path / "x.pt"), env="Pendulum-v1")
-    assert [each.sentence for each in found.findings if each.topic == "numbers"] == [
-        f"critic/q2/l1/weight: 1 of {array.size} is NaN"
-    ]
+    (finding,) = (each for each in found.findings if each.topic == "numbers")
+    golden(finding.sentence)
 
 
 def test_moments_without_a_weight_are_found() -> None:
@@ -87,11 +87,13 @@ def test_moments_without_a_weight_are_found() -> None:
 
 
 @pytest.mark.environment
-def test_an_environment_that_does_not_fit_is_found_with_those_that_would(tmp_path: Path) -> None:
+def test_an_environment_that_does_not_fit_is_found_with_those_that_would(
+    tmp_path: Path, golden: Golden
+) -> None:
     found = diagnose(copied(tmp_path), env="MountainCarContinuous-v0")
     assert "environment" in topics(found)
     sentence = next(each for each in found.findings if each.topic == "environment")
-    assert "does not fit" in sentence.sentence
+    golden(sentence.sentence)
     assert "Pendulum" in str(sentence.fix)
 
 
@@ -103,14 +105,14 @@ def test_drift_and_unknown_environments_are_found(tmp_path: Path) -> None:
     assert "environment" in topics(gone)
 
 
-def test_a_module_that_a_sidecar_names_is_found_and_not_imported(tmp_path: Path) -> None:
+def test_a_module_that_a_sidecar_names_is_found_and_not_imported(tmp_path: Path, golden: Golden) -> None:
     found = diagnose(copied(tmp_path, env={"id": "evil_module:Env-v0"}))
-    assert "can run code" in next(each.sentence for each in found.findings if each.topic == "environment")
+    golden(next(each.sentence for each in found.findings if each.topic == "environment"))
 
 
-def test_a_sidecar_of_other_weights_is_found(tmp_path: Path) -> None:
+def test_a_sidecar_of_other_weights_is_found(tmp_path: Path, golden: Golden) -> None:
     found = diagnose(copied(tmp_path, target_sha256="0" * 64))
-    assert any("written for other weights" in each.sentence for each in found.findings)
+    golden("\n".join(each.sentence for each in found.findings))
     assert any("--env" in note for note in found.notes)
 
 
@@ -149,18 +151,12 @@ def test_a_checkpoint_is_recognised_once(
     assert len(asked) == times
 
 
-@pytest.mark.parametrize(
-    ("tensors", "command", "said"),
-    [
-        (2, "doctor", "a0 and 1 other: 1 of 2 is NaN"),
-        (9, "check", "and 1 more tensor with numbers that are not finite"),
-        (1, "convert", "1 entry mapped: 1 keep"),
-    ],
-)
-def test_one_of_a_kind_is_told_in_the_singular(tensors: int, command: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tensors", "command"), [(2, "doctor"), (9, "check"), (1, "convert")])
+def test_one_of_a_kind_is_in_the_singular(tensors: int, command: str, tmp_path: Path, golden: Golden) -> None:
     np.savez(tmp_path / "x.npz", **{f"a{n}": np.array([np.nan, 1.0]) for n in range(tensors)})
     more = [tmp_path / "x.pt", "--dry-run"] if command == "convert" else []
-    assert said in in_process(command, tmp_path / "x.npz", *more).out
+    lines = in_process(command, tmp_path / "x.npz", *more).out.splitlines()
+    golden("\n".join(line for line in lines if re.search(r"\b1 (other|more|entry)", line)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from ckpttool.core import FormatError, LimitError, Limits, using
 from ckpttool.core import text as documents
+from tests.golden_texts import Golden
 
 BOTH = pytest.mark.parametrize("read", [documents.parse_json, documents.parse_strict_json])
 Read = Callable[[bytes, str], dict[str, Any]]
@@ -37,8 +38,9 @@ def test_what_asks_for_more_than_a_limit_names_it(read: Read, text: bytes, limit
         if limit == "json_depth"
         else replace(Limits(), **{limit: 10 if limit == "json_bytes" else 30})
     )
-    with using(small), pytest.raises(LimitError, match="the text") as caught:
-        read(text, "the text")
+    with using(small), pytest.raises(LimitError) as caught:
+        read(text, "NAME")
+    assert "NAME" in caught.value.message
     assert limit in str(caught.value.hint)
 
 
@@ -58,41 +60,44 @@ def test_a_text_without_an_end_takes_no_time(read: Read, text: bytes) -> None:
     assert time.process_time() - began < 3
 
 
-def test_levels_are_counted_where_a_document_is_walked() -> None:
+def test_levels_are_counted_where_a_document_is_walked(golden: Golden) -> None:
     def nested(levels: int) -> bytes:
         return b'{"a":' + b"[" * (levels - 1) + b"1" + b"]" * (levels - 1) + b"}"
 
     with using(replace(Limits(), json_depth=5)):
         assert documents.parse_json(nested(5), "the text")
         assert documents.parse_json(b'{"a":' + b"[" + b"[]," * 50 + b"[]]}", "the text")
-        with pytest.raises(LimitError, match=r"nested too deeply \(expected at most 5, found 6\)"):
+        with pytest.raises(LimitError) as caught:
             documents.parse_json(nested(6), "the text")
+        golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    "text",
     [
-        (b'{"a":{"b":1,"b":1}}', "two entries 'b'"),
-        (b'{"a":1,"\\u0061":1}', "two entries 'a'"),
-        (b'{"a":NaN}', "holds NaN"),
-        (b'{"a":-Infinity}', "holds -Infinity"),
-        (b'{"a":"\\ud800"}', "is not JSON"),
-        (b'{"\\udfff":1}', "is not JSON"),
-        (b'{"a":"\xed\xa0\x80"}', "is not JSON"),
-        ('{"a":1}'.encode("utf-16"), "is not JSON"),
-        (b'{"a":' + b"1" * 5000 + b"}", "is not JSON"),
-        (b"[1]", "is not a JSON object"),
-        (b"", "is not JSON"),
+        pytest.param(b'{"a":{"b":1,"b":1}}', id="inner name twice"),
+        pytest.param(b'{"a":1,"\\u0061":1}', id="escaped name twice"),
+        pytest.param(b'{"a":NaN}', id="NaN"),
+        pytest.param(b'{"a":-Infinity}', id="-Infinity"),
+        pytest.param(b'{"a":"\\ud800"}', id="surrogate"),
+        pytest.param(b'{"\\udfff":1}', id="surrogate in a name"),
+        pytest.param(b'{"a":"\xed\xa0\x80"}', id="encoded surrogate"),
+        pytest.param('{"a":1}'.encode("utf-16"), id="UTF-16"),
+        pytest.param(b'{"a":' + b"1" * 5000 + b"}", id="5,000 digits"),
+        pytest.param(b"[1]", id="list"),
+        pytest.param(b"", id="empty"),
     ],
 )
-def test_strict_refuses_what_readers_differ_in(text: bytes, sentence: str) -> None:
-    with pytest.raises(FormatError, match=sentence):
+def test_strict_refuses_what_readers_differ_in(text: bytes, golden: Golden) -> None:
+    with pytest.raises(FormatError) as caught:
         documents.parse_strict_json(text, "the text")
+    golden(caught.value)
     assert documents.parse_strict_json(b'{"a":"\\ud83d\\ude00"}', "the text") == {"a": "\U0001f600"}
 
 
-def test_a_file_is_measured_before_it_is_read(tmp_path: Path) -> None:
+def test_a_file_is_measured_before_it_is_read(tmp_path: Path, golden: Golden) -> None:
     with (tmp_path / "x.json").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(LimitError, match=r"x\.json: settings is too large"):
+    with pytest.raises(LimitError) as caught:
         documents.load_json(str(tmp_path / "x.json"), "settings")
+    golden(caught.value)

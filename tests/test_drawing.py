@@ -21,6 +21,7 @@ from ckpttool.commands.inspect import summary
 from ckpttool.commands.save import save
 from ckpttool.core import Container, TargetExistsError, UsageError, limits
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.test_inspect import listing, rows
 from tests.trees import torch_tree
 
@@ -121,7 +122,7 @@ def test_what_is_folded_is_said() -> None:
 
 
 @pytest.mark.long
-def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
+def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path, golden: Golden) -> None:
     names = [f"block{n // 100}/layer{n // 2}/{'bias' if n % 2 else 'kernel'}" for n in range(10_000)]
     found = listing(rows(*((name, (4,), {}) for name in names)))
     start = time.process_time()
@@ -129,16 +130,16 @@ def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
     text = render_svg(lay_out_graph(large))
     assert time.process_time() - start < 20
     assert len(small.nodes) == 101 <= COMFORTABLE
-    assert "10,000 tensors have no box; --depth" in small.notes[0]
+    golden(small.notes[0])
     assert len(large.nodes) == MOST
-    assert "101 more modules" in large.notes[0]
+    golden(large.notes[0])
     assert len(text) < 10_000_000
 
 
-def test_a_level_with_too_many_is_begun() -> None:
+def test_a_level_with_too_many_is_begun(golden: Golden) -> None:
     found = build_module_graph(listing(rows(*((f"layers/{n}/w", (1,), {}) for n in range(1000)))))
     assert len(found.nodes) == COMFORTABLE
-    assert "852 more modules" in found.notes[0]
+    golden(found.notes[0])
 
 
 @pytest.mark.long
@@ -279,7 +280,7 @@ def test_the_styles_of_edges(td3: ModuleGraph) -> None:
     style = root.find(SVG + "style")
     assert style is not None
     assert style.text is not None
-    assert "prefers-color-scheme: dark" in style.text
+    assert "prefers-color-scheme" in style.text
 
 
 class Page(html.parser.HTMLParser):
@@ -307,7 +308,11 @@ def test_a_page_needs_nothing_and_runs_only_its_own_script() -> None:
 
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert dict(each.split() for each in policy.split(";")) == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "script-src": f"'sha256-{digest}'",
+    }
 
 
 DOT_LINE = re.compile(
@@ -332,41 +337,36 @@ def test_dot_has_one_statement_for_each_node_and_edge(td3: ModuleGraph) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html", ".dot"])
-def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str) -> None:
+def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str, golden: Golden) -> None:
     target = tmp_path / f"agent{suffix}"
     ran = in_process("inspect", TF_SAMPLE, "--graph", target)
-    assert ran.status == 0, ran.err
-    assert ran.out == f"30 modules, 31 edges\nwrote {target}\n"
+    golden(ran)
     content = target.read_text()
     assert "critic_optimizer" in content
-    sentence = refused(in_process("inspect", TF_SAMPLE, "--graph", target))
-    assert "exists already" in sentence
+    golden(refused(in_process("inspect", TF_SAMPLE, "--graph", target)))
     document = in_process("inspect", TF_SAMPLE, "--graph", target, "--force", "--depth", "2", "--json").json()
-    assert document["graph"] == {
-        "file": str(target),
-        "modules": 8,
-        "edges": 9,
-        "notes": ["modules below level 2 are folded: 36 tensors have no box"],
-    }
+    notes = document["graph"].pop("notes")
+    assert document["graph"] == {"file": str(target), "modules": 8, "edges": 9}
+    golden("\n".join(notes))
     assert len(document["tensors"]) == 78
     assert target.read_text() != content
     assert [file.name for file in tmp_path.iterdir()] == [target.name]
 
 
-def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn(tmp_path: Path, golden: Golden) -> None:
     found = summary(str(TF_SAMPLE))
-    with pytest.raises(UsageError, match="does not say"):
+    with pytest.raises(UsageError) as caught:
         plots.write_drawing(found, str(tmp_path / "x.png"))
-    with pytest.raises(UsageError, match="folder"):
+    golden(caught.value)
+    with pytest.raises(UsageError) as caught:
         plots.write_drawing(found, str(tmp_path / "none" / "x.svg"))
+    golden(caught.value)
     (tmp_path / "d.svg").mkdir()
     with pytest.raises(TargetExistsError):
         plots.write_drawing(found, str(tmp_path / "d.svg"), force=True)
     save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.svg"), "torch")
     before = (tmp_path / "x.svg").read_bytes()
     ran = in_process("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")
-    assert "same file" in refused(ran)
+    golden(refused(ran))
     assert (tmp_path / "x.svg").read_bytes() == before
-    assert "no one checkpoint" in refused(
-        in_process("inspect", TORCH_SAMPLE.parent, "--graph", tmp_path / "y.svg")
-    )
+    golden(refused(in_process("inspect", TORCH_SAMPLE.parent, "--graph", tmp_path / "y.svg")))

@@ -12,6 +12,7 @@ import pytest
 from ckpttool.core import UsageError
 from ckpttool.evaluation import VectorEnv, environments, wrappers
 from tests.conftest import TORCH_SAMPLE, in_process
+from tests.golden_texts import Golden
 
 pytestmark = [
     pytest.mark.environment,
@@ -74,9 +75,7 @@ def test_the_policy_sees_what_the_other_version_shows(
     assert adapted.spec.id == played
     # A size alone is an assumption, and an adapter that was asked for is none.
     assert len(adapted.spec.assumed) == (0 if positions else 1)
-    assert any(
-        f"the policy takes {size} observations" in each for each in (*adapted.spec.assumed, *adapted.notes)
-    )
+    assert any(f" {size} " in each for each in (*adapted.spec.assumed, *adapted.notes))
     np.testing.assert_allclose(observations(adapted), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -84,10 +83,10 @@ def test_the_policy_sees_what_the_other_version_shows(
     ("env_id", "size", "first"),
     [("Humanoid-v4", 376, 292), ("Humanoid-v5", 348, 270), ("Ant-v4", 111, 27), ("Ant-v5", 105, 27)],
 )
-def test_contact_forces_are_zeros_only_if_asked(env_id: str, size: int, first: int) -> None:
+def test_contact_forces_are_zeros_only_if_asked(env_id: str, size: int, first: int, golden: Golden) -> None:
     shown = observations(make(env_id, obs_dim=size))
     zeroed = make(env_id, obs_dim=size, adapter="zero_contact_forces")
-    assert "contact forces are zeros" in zeroed.notes[0]
+    golden(zeroed.notes[0])
     without = observations(zeroed)
     assert shown[:, :, first:].any(), "there were forces to hide"
     assert not without[:, :, first:].any()
@@ -101,10 +100,9 @@ def test_equal_sizes_are_left_alone() -> None:
             assert not vector.notes
 
 
-def test_what_costs_is_said() -> None:
+def test_what_costs_is_said(golden: Golden) -> None:
     with make("Ant-v4", obs_dim=111) as vector:
-        assert "use_contact_forces=True; contact forces cost" in vector.spec.assumed[0]
-        assert "zero_contact_forces" in vector.spec.assumed[0]
+        golden(vector.spec.assumed[0])
 
 
 def test_what_cannot_be_adapted_is_as_it_was() -> None:
@@ -146,43 +144,25 @@ def test_a_wrapper_of_another_size_leaves_no_size_alone_to_decide() -> None:
 
 
 class TestRefusals:
-    def test_an_unknown_adapter(self) -> None:
-        with pytest.raises(UsageError, match="no adapter is called 'zero'") as refused:
+    def test_an_unknown_adapter(self, golden: Golden) -> None:
+        with pytest.raises(UsageError) as refused:
             make("Ant-v5", adapter="zero")
-        assert refused.value.hint is not None
-        assert "zero_contact_forces" in refused.value.hint
+        golden(refused.value)
 
-    @pytest.mark.parametrize(
-        ("env_id", "size", "offered"),
-        [
-            ("HalfCheetah-v5", 17, "Humanoid is played with 348 or 376 observations"),
-            ("Ant-v4", 27, "Ant is played with 105 or 111 observations"),
-        ],
-    )
-    def test_no_contact_forces_to_hide(self, env_id: str, size: int, offered: str) -> None:
-        with pytest.raises(UsageError, match="has no zero_contact_forces for a policy") as refused:
+    @pytest.mark.parametrize(("env_id", "size"), [("HalfCheetah-v5", 17), ("Ant-v4", 27)])
+    def test_no_contact_forces_to_hide(self, env_id: str, size: int, golden: Golden) -> None:
+        with pytest.raises(UsageError) as refused:
             make(env_id, obs_dim=size, adapter="zero_contact_forces")
-        assert offered in str(refused.value.hint)
+        golden(refused.value)
 
-    @pytest.mark.parametrize(
-        ("env_id", "sizes", "offered"),
-        [
-            ("Ant-v5", (17, 6), "17 observations and 6 actions are those of HalfCheetah-v5 and Walker2d-v5"),
-            ("Ant-v5", (50, 8), "Ant is played with 27 or 105 or 111 observations"),
-            ("Pendulum-v1", (1000, 8), None),
-        ],
-    )
-    def test_a_size_that_nothing_fits(self, env_id: str, sizes: tuple[int, int], offered: str | None) -> None:
-        assert environments.suggest_tasks(env_id, *sizes) == offered
+    def test_a_size_that_nothing_fits(self, golden: Golden) -> None:
+        for env_id, sizes in (("Ant-v5", (17, 6)), ("Ant-v5", (50, 8))):
+            golden(str(environments.suggest_tasks(env_id, *sizes)))
+        assert environments.suggest_tasks("Pendulum-v1", 1000, 8) is None
 
-    def test_the_command_offers_what_the_policy_plays(self, tmp_path: Path) -> None:
-        ran = in_process("eval", TORCH_SAMPLE, "--env", "Ant-v5", "--out", tmp_path / "x.json")
-        assert ran.status == 2
-        assert "expected 105 observations and 8 actions, found 3 and 1" in ran.err
-        assert "hint: 3 observations and 1 action are those of Pendulum-v1" in ran.err
-        ran = in_process("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--adapter", "zero_contact_forces")
-        assert ran.status == 2
-        assert "Pendulum-v1 has no zero_contact_forces" in ran.err
+    def test_the_command_offers_what_the_policy_plays(self, tmp_path: Path, golden: Golden) -> None:
+        golden(in_process("eval", TORCH_SAMPLE, "--env", "Ant-v5", "--out", tmp_path / "x.json"))
+        golden(in_process("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--adapter", "zero_contact_forces"))
 
 
 def test_help_lists_the_adapters() -> None:

@@ -15,6 +15,7 @@ import pytest
 from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.evaluation import TaskRules, VectorEnv, environments, fast_engines
 from tests.conftest import in_process
+from tests.golden_texts import Golden
 
 pytestmark = [
     pytest.mark.environment,
@@ -181,13 +182,15 @@ class TestWhoPlays:
             with environments.make_vector_env(env_id) as vector:
                 assert vector.engine == engine, env_id
 
-    def test_what_it_does_not_know_is_refused_in_a_sentence(self) -> None:
-        with pytest.raises(UsageError, match="mujoco engine does not know Pendulum-v1") as refused:
+    def test_what_it_does_not_know_is_refused_in_a_sentence(self, golden: Golden) -> None:
+        with pytest.raises(UsageError) as refused:
             environments.make_vector_env("Pendulum-v1", engine="mujoco")
+        golden(refused.value)
         assert refused.value.hint is not None
         assert all(name in refused.value.hint for name in NAMES)
-        with pytest.raises(UsageError, match="no engine is called 'mujco'"):
+        with pytest.raises(UsageError) as caught:
             environments.make_vector_env("Ant-v5", engine="mujco")
+        golden(caught.value)
 
     def test_a_subclass_is_not_the_class(self) -> None:
         gymnasium = importlib.import_module("gymnasium")
@@ -203,12 +206,15 @@ class TestWhoPlays:
         finally:
             del gymnasium.registry["MySwimmer-v0"]
 
-    def test_an_older_mujoco_plays_as_gymnasium_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_older_mujoco_plays_as_gymnasium_does(
+        self, monkeypatch: pytest.MonkeyPatch, golden: Golden
+    ) -> None:
         monkeypatch.setitem(sys.modules, "mujoco.batch", None)
         with environments.make_vector_env("Reacher-v5") as vector:
             assert vector.engine == "gymnasium"
-        with pytest.raises(UsageError, match="this MuJoCo has no batches"):
+        with pytest.raises(UsageError) as caught:
             environments.make_vector_env("Reacher-v5", engine="mujoco")
+        golden(caught.value)
 
     def test_another_gymnasium_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # As if a later version paid otherwise than the rules here say.
@@ -242,14 +248,16 @@ class TestWhoPlays:
                 assert vector.agreement is not None
                 assert not vector.agreement.exact
 
-    def test_pictures_are_gymnasiums(self) -> None:
+    def test_pictures_are_gymnasiums(self, golden: Golden) -> None:
         ours, theirs = both("Reacher-v5", 1)
-        with ours, theirs, pytest.raises(UnsupportedError, match="draws no picture of Reacher-v5"):
+        with ours, theirs, pytest.raises(UnsupportedError) as caught:
             ours.frame(0)
+        golden(caught.value)
 
-    def test_no_environment_plays_nothing(self) -> None:
-        with pytest.raises(UsageError, match="0 environments cannot play"):
+    def test_no_environment_plays_nothing(self, golden: Golden) -> None:
+        with pytest.raises(UsageError) as caught:
             environments.make_vector_env("Reacher-v5", 0)
+        golden(caught.value)
 
     def test_help_lists_the_engines(self) -> None:
         said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())

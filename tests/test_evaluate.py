@@ -16,6 +16,7 @@ from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, MappingError, UsageError
 from ckpttool.networks import NetworkSettings, policy_network, q_network
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.golden_texts import Golden
 from tests.test_layouts import fujimoto_set
 
 pytestmark = pytest.mark.environment
@@ -101,14 +102,14 @@ def test_the_same_command_gives_the_same_returns() -> None:
 
 
 @pytest.mark.corpus
-def test_what_is_assumed_of_a_set_of_files_is_said(corpus: Path) -> None:
+def test_what_is_assumed_of_a_set_of_files_is_said(corpus: Path, golden: Golden) -> None:
     prefix = str(corpus / "torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0")
     found = evaluate(prefix, "HalfCheetah-v5", Protocol(episodes=1))
     assert len(found.assumed) == 3
-    assert any("HalfCheetah-v5's action space" in line for line in found.assumed)
+    golden("\n".join(found.assumed))
 
 
-def test_the_document(tmp_path: Path) -> None:
+def test_the_document(tmp_path: Path, golden: Golden) -> None:
     out = tmp_path / "result.json"
     ran = in_process("eval", TORCH_SAMPLE, "--episodes", 3, "--seed", 7, "--out", out, "--json")
     assert ran.status == 0, ran.err
@@ -137,7 +138,7 @@ def test_the_document(tmp_path: Path) -> None:
     assert low < document["mean"] < high
     assert {"gymnasium", "numpy", "python", "ckpttool"} <= set(document["versions"])
     again = in_process("eval", TORCH_SAMPLE, "--episodes", 1, "--out", out)
-    assert "exists already" in refused(again)
+    golden(refused(again))
 
 
 def test_several_checkpoints_are_one_document() -> None:
@@ -150,17 +151,17 @@ def test_several_checkpoints_are_one_document() -> None:
     assert "IQM" in text
 
 
-def test_finished_results_survive_a_path_that_fails() -> None:
+def test_finished_results_survive_a_path_that_fails(golden: Golden) -> None:
     ran = in_process("eval", TORCH_SAMPLE, "nosuch.pt", "--episodes", 2)
     assert ran.status == 2
     assert str(TORCH_SAMPLE) in ran.out
-    assert "nosuch.pt: there is no such checkpoint" in ran.err
+    golden(ran.err)
 
 
-def test_a_taken_result_file_is_said_before_playing(tmp_path: Path) -> None:
+def test_a_taken_result_file_is_said_before_playing(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "have.json").write_text("mine")
     ran = in_process("eval", TORCH_SAMPLE, "--episodes", 100_000_000, "--out", tmp_path / "have.json")
-    assert "exists already" in refused(ran)
+    golden(refused(ran))
     assert "--force" not in ran.err
 
 
@@ -210,27 +211,34 @@ def test_the_target_network_can_be_played() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    "arguments",
     [
-        (["--env", "Pendulumm-v1"], "Pendulumm-v1"),
-        (["--env", "MountainCarContinuous-v0"], "does not fit MountainCarContinuous-v0"),
-        (["--network", "critic"], "no policy called critic"),
-        (["--backend", "jax9"], "no backend is called 'jax9'"),
-        (["--device", "cuda:99"], "cuda"),
-        (["--env", "CartPole-v1"], ""),
+        ["--env", "MountainCarContinuous-v0"],
+        ["--network", "critic"],
+        ["--backend", "jax9"],
+        ["--env", "CartPole-v1"],
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=" ".join,
 )
-def test_what_cannot_be_played(arguments: list[str], sentence: str) -> None:
-    assert sentence in refused(in_process("eval", TORCH_SAMPLE, *arguments))
+def test_what_cannot_be_played(arguments: list[str], golden: Golden) -> None:
+    golden(refused(in_process("eval", TORCH_SAMPLE, *arguments)))
 
 
-def test_without_a_sidecar_the_environment_is_asked_for(tmp_path: Path) -> None:
+def test_an_unknown_environment_is_named() -> None:
+    assert "'Pendulumm-v1'" in refused(in_process("eval", TORCH_SAMPLE, "--env", "Pendulumm-v1"))
+
+
+def test_a_missing_gpu_is_named() -> None:
+    assert "'cuda:99'" in refused(in_process("eval", TORCH_SAMPLE, "--device", "cuda:99"))
+
+
+def test_without_a_sidecar_the_environment_is_asked_for(tmp_path: Path, golden: Golden) -> None:
     import shutil
 
     shutil.copy(TORCH_SAMPLE, tmp_path / "x.pt")
-    with pytest.raises(UsageError, match="which environment"):
+    with pytest.raises(UsageError) as caught:
         evaluate(str(tmp_path / "x.pt"))
+    golden(caught.value)
     found = evaluate(str(tmp_path / "x.pt"), "Pendulum-v1", Protocol(episodes=1))
     assert len(found.assumed) == 3
     assert found.statistics.std is None
@@ -261,7 +269,7 @@ def fujimoto_agent(tmp_path: Path) -> str:
     return str(tmp_path / "agent.pt")
 
 
-def test_networks_against_plain_numpy(tmp_path: Path) -> None:
+def test_networks_against_plain_numpy(tmp_path: Path, golden: Golden) -> None:
     from ckpttool.networks import numpy_backend
 
     agent = restore_agent(fujimoto_agent(tmp_path))
@@ -290,8 +298,9 @@ def test_networks_against_plain_numpy(tmp_path: Path) -> None:
     )
     both = np.concatenate([obs, action], axis=1)
     np.testing.assert_allclose(q, mlp(both, ["critic/l4", "critic/l5", "critic/l6"]), rtol=1e-5)
-    with pytest.raises(MappingError, match="does not take"):
+    with pytest.raises(MappingError) as caught:
         q_network(agent.tree, second, WIRING, 7, 2)
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +335,7 @@ def test_action_maps(tmp_path: Path, head: str, expected: object) -> None:
     )
 
 
-def test_observation_statistics(tmp_path: Path) -> None:
+def test_observation_statistics(tmp_path: Path, golden: Golden) -> None:
     from ckpttool.networks import numpy_backend
 
     agent = restore_agent(fujimoto_agent(tmp_path))
@@ -342,19 +351,21 @@ def test_observation_statistics(tmp_path: Path) -> None:
     expected = without.step(np.clip(scaled, -10, 10).astype(np.float32))[0]
     np.testing.assert_allclose(with_norm.step(obs)[0], expected, rtol=1e-4, atol=1e-5)
     short = {**norm, "mean": [1.0], "var": [1.0]}
-    with pytest.raises(EnvironmentMismatchError, match="observation statistics"):
+    with pytest.raises(EnvironmentMismatchError) as caught:
         policy_network(agent.tree, actor, replace(WIRING, obs_norm=short))
+    golden(caught.value)
 
 
 @pytest.mark.parametrize("changes", [{"head": "sinh"}, {"hidden": ("mish9",)}])
-def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object], golden: Golden) -> None:
     from dataclasses import replace
 
     agent = restore_agent(fujimoto_agent(tmp_path))
     actor = agent.part("actor")
     assert actor is not None
-    with pytest.raises(UsageError, match="is called"):
+    with pytest.raises(UsageError) as caught:
         policy_network(agent.tree, actor, replace(WIRING, **changes))  # type: ignore[arg-type]
+    golden(caught.value)
 
 
 def strange_actor(tmp_path: Path, name: str, array: np.ndarray) -> str:
@@ -382,7 +393,7 @@ def test_a_network_with_an_unknown_layer_is_not_run_without_it(
 ) -> None:
     path = strange_actor(tmp_path, name, array)
     assert f"actor/{name.replace('.', '/')}" in refused(in_process("eval", path, "--env", "Pendulum-v1"))
-    assert "cannot be run yet" in refused(in_process("verify", path, path))
+    assert f"actor/{name.replace('.', '/')}" in refused(in_process("verify", path, path))
 
 
 def test_update_counts_that_differ_do_not_matter_for_playing(tmp_path: Path) -> None:
@@ -395,11 +406,11 @@ def test_update_counts_that_differ_do_not_matter_for_playing(tmp_path: Path) -> 
     assert restore_agent(str(tmp_path / "agent.pt")).part("actor") is not None
 
 
-def test_a_sidecar_that_is_not_used_is_named_when_it_is_missed(tmp_path: Path) -> None:
+def test_a_sidecar_that_is_not_used_is_named_when_it_is_missed(tmp_path: Path, golden: Golden) -> None:
     import shutil
 
     shutil.copy(TORCH_SAMPLE, tmp_path / "x.pt")
     shutil.copy(f"{TORCH_SAMPLE.with_name('ckpt-2500.pt')}.ckpttool.json", tmp_path / "x.pt.ckpttool.json")
     ran = in_process("eval", tmp_path / "x.pt")
     refused(ran)
-    assert "written for other weights" in ran.err
+    golden(ran)

@@ -30,6 +30,7 @@ from ckpttool.core import (
 from ckpttool.evaluation import gymnasium_engine
 from ckpttool.networks import Dense, numpy_backend
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.golden_texts import Golden
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -82,12 +83,13 @@ def exported(source: object, target: Path, title: str = "actor", env: str | None
 
 @pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE], ids=["tensorflow", "torch"])
 @pytest.mark.parametrize("title", ["actor", "actor_target", "critic/q1", "critic_target/q2"])
-def test_the_samples(sample: Path, title: str, tmp_path: Path) -> None:
+def test_the_samples(sample: Path, title: str, tmp_path: Path, golden: Golden) -> None:
     done = exported(sample, tmp_path / "a.onnx", title)
     assert len(done.report.mapped) == 6
     assert done.report.complete
     assert done.report.assumed == ()
-    assert f"only {title} is exported" in " ".join(done.report.notes)
+    (note,) = (each for each in done.report.notes if title in each)
+    golden(note)
     made = session(tmp_path / "a.onnx")
     critic = title.startswith("critic")
     assert [each.name for each in made.get_inputs()] == (["obs", "action"] if critic else ["obs"])
@@ -149,9 +151,9 @@ def test_statistics_of_the_sidecar_are_inside(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_weights_in_64_bits_become_a_model_in_32(tmp_path: Path) -> None:
+def test_weights_in_64_bits_become_a_model_in_32(tmp_path: Path, golden: Golden) -> None:
     done = exported(torch_agent(tmp_path, "float64"), tmp_path / "a.onnx")
-    assert "weights stored as float64 are run as float32" in done.report.notes
+    golden(next(note for note in done.report.notes if "float64" in note))
     low, high = np.array([-1.0, 0.0]), np.array([2.0, 0.5])
     (found,) = session(tmp_path / "a.onnx").run(None, {"obs": 100 * np.eye(4, dtype="f4")})
     assert ((found >= low) & (found <= high)).all()
@@ -267,21 +269,21 @@ def test_the_command_prints_what_it_did(tmp_path: Path) -> None:
     assert any("onnxruntime" in note for note in document["notes"])
     ran = in_process("convert", TORCH_SAMPLE, "b.onnx", "--network", "critic/q1", cwd=tmp_path)
     assert ran.status == 0, ran.err
-    assert "critic/q1: 1,000 outputs at most" in ran.out
+    assert any("critic/q1" in line and "1,000" in line for line in ran.out.splitlines())
     looked = in_process("inspect", tmp_path / "b.onnx", "--json")
     assert list(looked.json()["details"]["inputs"]) == ["obs", "action"]
 
 
 def test_a_dry_run_shows_the_mapping_and_needs_no_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     without(monkeypatch, "onnx")
     done = convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"), dry_run=True)
     assert (done.written, done.parity, list(tmp_path.iterdir())) == (False, (), [])
     assert [line.rule for line in done.report.mapped] == ["transpose", "keep"] * 3
-    with pytest.raises(MissingExtraError, match="needs onnx") as caught:
+    with pytest.raises(MissingExtraError) as caught:
         convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"))
-    assert caught.value.hint == "pip install 'ckpttool[onnx]'"
+    golden(caught.value)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -298,28 +300,27 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 @pytest.mark.torch
-def test_bounds_that_nobody_tells_are_asked_for(tmp_path: Path) -> None:
+def test_bounds_that_nobody_tells_are_asked_for(tmp_path: Path, golden: Golden) -> None:
     path = torch_agent(tmp_path, bounds=False)
-    sentence = refused(in_process("convert", path, tmp_path / "a.onnx"))
-    assert "neither the action bounds nor the environment" in sentence
+    golden(refused(in_process("convert", path, tmp_path / "a.onnx")))
     assert not (tmp_path / "a.onnx").exists()
     # A critic does not need them.
     exported(path, tmp_path / "q.onnx", "critic/q1")
 
 
 @pytest.mark.environment
-def test_an_environment_tells_the_bounds(tmp_path: Path) -> None:
+def test_an_environment_tells_the_bounds(tmp_path: Path, golden: Golden) -> None:
     pytest.importorskip("gymnasium")
     alone = tmp_path / "alone.pt"
     shutil.copy(TORCH_SAMPLE, alone)
     done = exported(alone, tmp_path / "a.onnx", env="Pendulum-v1")
-    assert "action bounds -2 to 2: Pendulum-v1's action space" in done.report.assumed
+    golden("\n".join(done.report.assumed))
     made = receipt(tmp_path / "a.onnx")
     assert (made["action_low"], made["action_high"], made["env"]["id"]) == ([-2.0], [2.0], "Pendulum-v1")
-    assert made["provenance"]["action_low"] == "assumed: Pendulum-v1's action space"
-    assert made["provenance"]["env"] == "given"
-    with pytest.raises(EnvironmentMismatchError, match="does not fit MountainCarContinuous-v0"):
+    golden(json.dumps(made["provenance"], indent=2))
+    with pytest.raises(EnvironmentMismatchError) as caught:
         convert(str(alone), str(tmp_path / "b.onnx"), env="MountainCarContinuous-v0")
+    golden(caught.value)
 
 
 def spec(high: Sequence[float]) -> Any:
@@ -328,78 +329,83 @@ def spec(high: Sequence[float]) -> Any:
 
 
 def test_an_environment_without_bounds_bounds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
     monkeypatch.setattr(export_onnx, "_environment_spec", lambda agent, asked: spec([np.inf]))
-    with pytest.raises(EnvironmentMismatchError, match="Wide-v0's action space is not bounded"):
+    with pytest.raises(EnvironmentMismatchError) as caught:
         convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
+    golden(caught.value)
 
 
-def test_an_environment_that_a_file_names_runs_no_code(tmp_path: Path) -> None:
+def test_an_environment_that_a_file_names_runs_no_code(tmp_path: Path, golden: Golden) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
     digest = in_process("digest", tmp_path / "alone.pt", "--json").json()["sha256"]
     facts = {"schema": 1, "target_sha256": digest, "env": {"id": "antigravity:X-v0"}}
     (tmp_path / "alone.pt.ckpttool.json").write_text(json.dumps(facts))
-    with pytest.raises(UsageError, match="can run code"):
+    with pytest.raises(UsageError) as caught:
         convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
+    golden(caught.value)
 
 
 # --- what is refused --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        (("--network", "critic"), "no network called critic"),
-        (("--part", "actor"), "--part is not for onnx"),
-        (("--fold-weight-norm",), "--fold-weight-norm is not for onnx"),
-        (("--no-verify",), "--no-verify is not for onnx"),
-        (("--map", "rules.toml"), "--map is not for onnx"),
-        (("--kind", "actor/**=embedding"), "--kind is not for onnx"),
-        (("--to", "torch", "--network", "actor"), "--network is for --to onnx alone"),
+        ("--network", "critic"),
+        ("--part", "actor"),
+        ("--fold-weight-norm",),
+        ("--no-verify",),
+        ("--map", "rules.toml"),
+        ("--kind", "actor/**=embedding"),
+        ("--to", "torch", "--network", "actor"),
     ],
+    ids=" ".join,
 )
-def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    sentence = refused(in_process("convert", TORCH_SAMPLE, "a.onnx", *arguments, cwd=tmp_path))
-    assert said in sentence
+def test_what_makes_no_sense_is_one_sentence(
+    arguments: tuple[str, ...], tmp_path: Path, golden: Golden
+) -> None:
+    golden(refused(in_process("convert", TORCH_SAMPLE, "a.onnx", *arguments, cwd=tmp_path)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_agent_is_refused(tmp_path: Path, golden: Golden) -> None:
     np.savez(tmp_path / "x.npz", a=np.zeros(3))
-    assert "no layout recognises an agent" in refused(
-        in_process("convert", tmp_path / "x.npz", tmp_path / "a.onnx")
-    )
+    golden(refused(in_process("convert", tmp_path / "x.npz", tmp_path / "a.onnx")))
 
 
-def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_without_force(tmp_path: Path, golden: Golden) -> None:
     target = tmp_path / "a.onnx"
     target.write_bytes(b"mine")
-    assert "the target exists already" in refused(in_process("convert", TORCH_SAMPLE, target))
+    golden(refused(in_process("convert", TORCH_SAMPLE, target)))
     assert target.read_bytes() == b"mine"
     assert in_process("convert", TORCH_SAMPLE, target, "--force").status == 0
     assert onnx.load(target).producer_name == "ckpttool"
     target.unlink()
     assert "a.onnx.ckpttool.json" in refused(in_process("convert", TORCH_SAMPLE, target))
     shutil.copy(TORCH_SAMPLE, tmp_path / "b.pt")
-    with pytest.raises(UsageError, match="the same file"):
+    with pytest.raises(UsageError) as caught:
         convert(str(tmp_path / "b.pt"), str(tmp_path / "b.pt"), to="onnx", force=True)
+    golden(caught.value)
 
 
-def test_a_tree_cannot_be_saved_as_onnx(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a tree"):
+def test_a_tree_cannot_be_saved_as_onnx(tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
         save.save(restore_agent(str(TORCH_SAMPLE)).tree, str(tmp_path / "a.onnx"))
+    golden(caught.value)
 
 
 @pytest.mark.torch
-def test_what_gives_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
+def test_what_gives_no_numbers_cannot_be_compared(tmp_path: Path, golden: Golden) -> None:
     torch = pytest.importorskip("torch")
     found = torch.load(TORCH_SAMPLE, weights_only=True)
     found["actor"]["l2.weight"][0, 0] = float("nan")
     torch.save(found, tmp_path / "a.pt")
-    with pytest.raises(UnsupportedError, match="actor gives NaN or infinities"):
+    with pytest.raises(UnsupportedError) as caught:
         convert(str(tmp_path / "a.pt"), str(tmp_path / "a.onnx"), env="Pendulum-v1")
+    golden(caught.value)
 
 
 MUTANTS = {
@@ -414,24 +420,27 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_a_model_that_computes_something_else_is_not_written(mutant: str, tmp_path: Path) -> None:
+def test_a_model_that_computes_something_else_is_not_written(
+    mutant: str, tmp_path: Path, golden: Golden
+) -> None:
     program = f"import ckpttool.networks.onnx_export as m; {mutant}; from ckpttool.cli import main; main()"
     command = [sys.executable, "-c", program, "convert", str(TORCH_SAMPLE), "a.onnx", "--allow-missing"]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "nothing was written: the model does not compute what the checkpoint does" in done.stdout
+    golden(done.stdout.splitlines()[-1])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_not_what_was_written_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     put = export_onnx._write_model
     monkeypatch.setattr(export_onnx, "_write_model", lambda stream, data: put(stream, data[:-1]))
-    with pytest.raises(FormatError, match="not what was read back"):
+    with pytest.raises(FormatError) as caught:
         convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"))
+    golden(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

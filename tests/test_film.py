@@ -36,6 +36,7 @@ from ckpttool.evaluation import (
 )
 from ckpttool.evaluation.video import ENCODINGS
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
 
 pytestmark = [
@@ -240,11 +241,12 @@ def test_the_filmed_episode_is_the_scored_one() -> None:
     assert (below[0] != below[1]).any()
 
 
-def test_an_environment_that_draws_nothing_is_said() -> None:
+def test_an_environment_that_draws_nothing_is_said(golden: Golden) -> None:
     with GymVector(Countdown, 1) as vector:
         vector.reset(np.arange(1), np.zeros(1, np.int64))
-        with pytest.raises(UnsupportedError, match="draws no picture"):
+        with pytest.raises(UnsupportedError) as caught:
             vector.frame(0)
+        golden(caught.value)
 
 
 # --- OpenGL -----------------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ def test_what_is_set_for_drawing_changes_no_step(env: str, monkeypatch: pytest.M
         assert reward == other
 
 
-def test_the_first_opengl_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_opengl_that_works_is_taken(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(gymnasium_engine, "_opengl_candidates", lambda: ("egl", "osmesa"))
@@ -325,13 +327,15 @@ def test_the_first_opengl_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) -
     )
     assert gymnasium_engine._choose_opengl() == "osmesa"
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    with pytest.raises(UnsupportedError, match=r"no OpenGL to draw with \(egl: no driver\)") as caught:
+    with pytest.raises(UnsupportedError) as caught:
         gymnasium_engine._choose_opengl()
+    golden(caught.value)
     assert "MUJOCO_GL" in str(caught.value.hint)
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr(gymnasium_engine, "_opengl_failure", lambda name: f"{name} is not here")
-    with pytest.raises(UnsupportedError, match="egl: egl is not here; osmesa: osmesa is not here"):
+    with pytest.raises(UnsupportedError) as caught:
         gymnasium_engine._choose_opengl()
+    golden(caught.value)
 
 
 @needs_mujoco
@@ -383,49 +387,49 @@ def test_episodes_are_chosen_by_number_and_by_word_each_once() -> None:
     }
 
 
-def test_of_several_checkpoints_the_best_is_filmed(tmp_path: Path) -> None:
+def test_of_several_checkpoints_the_best_is_filmed(tmp_path: Path, golden: Golden) -> None:
     early = TORCH_SAMPLE.with_name("ckpt-2500.pt")
     path = tmp_path / "film.gif"
     ran = in_process("eval", early, TORCH_SAMPLE, "--episodes", 1, "--video", path)
     assert ran.status == 0, ran.err
-    assert "filmed   episode 0 of " in ran.out
-    assert "ckpt-15000.pt: return " in ran.out
-    assert f"wrote {path} (201 pictures, 30 per second)" in ran.out
+    golden("\n".join(line.partition("return")[0] for line in ran.out.splitlines()[-2:]))
     assert len(decoded(path)[0]) == 201
 
 
 REFUSED = {
-    "suffix": ("x.avi", "0", "does not say what to write"),
-    "there": ("there.gif", "0", "exists already"),
-    "folder": ("nowhere/x.gif", "0", "folder to write into does not exist"),
-    "word": ("x.gif", "bset", "there is no episode 'bset'"),
-    "negative": ("x.gif", "-1", "there is no episode '-1'"),
-    "number": ("x.gif", "0,100000000", "there is no episode 100000000"),
+    "suffix": ("x.avi", "0"),
+    "there": ("there.gif", "0"),
+    "folder": ("nowhere/x.gif", "0"),
+    "word": ("x.gif", "bset"),
+    "negative": ("x.gif", "-1"),
+    "number": ("x.gif", "0,100000000"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "there.gif").write_bytes(b"mine")
-    name, episodes, expected = REFUSED[case]
-    with pytest.raises(CkpttoolError, match=expected):
+    name, episodes = REFUSED[case]
+    with pytest.raises(CkpttoolError) as caught:
         film.require_video_support(
             [str(TORCH_SAMPLE)],
             film.EvaluationOptions(None, Protocol(10**8)),
             str(tmp_path / name),
             episodes.split(","),
         )
+    golden(caught.value)
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
 
 
-def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
+def test_the_command_refuses_before_it_plays(tmp_path: Path, golden: Golden) -> None:
     there = tmp_path / "there.gif"
     there.write_bytes(b"mine")
     # So many episodes would take longer than a command may in these tests.
-    assert "exists already" in refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there))
-    for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
-        with pytest.raises(UsageError, match=expected):
+    golden(refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there)))
+    for video, episodes in (("x.gif", ","), (None, "best")):
+        with pytest.raises(UsageError) as caught:
             evaluate.OutputOptions(video=video, video_episodes=episodes)
+        golden(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["PIL", "imageio_ffmpeg"])
@@ -455,6 +459,6 @@ def test_ctrl_c_reports_the_numbers_and_leaves_no_film(tmp_path: Path) -> None:
         finally:
             child.kill()
     assert child.returncode == 130, err
-    assert b"mean, std of 20 episodes" in out
+    assert b" 20 episodes" in out
     assert not err
     assert not list(tmp_path.iterdir())

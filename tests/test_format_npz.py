@@ -36,6 +36,7 @@ from ckpttool.core import (
 from ckpttool.encodings import npy
 from ckpttool.formats import Probe, npz, open_checkpoint
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
 from tests.test_wire_npy import BROKEN, ENTRY, header
@@ -136,12 +137,12 @@ def test_one_array_is_a_checkpoint(tmp_path: Path, version: tuple[int, int]) -> 
     assert np.array_equal(only.array(), array)
 
 
-def test_members_that_are_no_arrays_are_named(tmp_path: Path) -> None:
+def test_members_that_are_no_arrays_are_named(tmp_path: Path, golden: Golden) -> None:
     np.savez(tmp_path / "x.npz", a=np.ones(2))
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         archive.writestr("readme.txt", "hello")
     found = open_checkpoint(str(tmp_path / "x.npz"))
-    assert found.notes == ("members that are no arrays, which are not read: readme.txt",)
+    golden("\n".join(found.notes))
     assert len(found.tree) == 1
     # NumPy reads a member by its first bytes, whatever its name.
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
@@ -175,11 +176,11 @@ def test_a_broken_array_is_refused_with_its_name(tmp_path: Path, data: bytes) ->
         open_checkpoint(str(alone))
 
 
-def test_two_members_of_one_name(tmp_path: Path) -> None:
+def test_two_members_of_one_name(tmp_path: Path, golden: Golden) -> None:
     data = npy.encode_npy_header("|u1", (1,)) + b"x"
     with pytest.warns(UserWarning, match="Duplicate"):
         file = zipped(tmp_path, [("a.npy", data), ("a.npy", data)])
-    assert "two members are called 'a.npy'" in refused(in_process("inspect", file))
+    golden(refused(in_process("inspect", file)))
 
 
 def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
@@ -192,7 +193,11 @@ def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
         for _ in range(300):
             out.write(bytes(1 << 20))
     assert os.path.getsize(tmp_path / "x.npz") < 1 << 20
-    assert "would unpack" in refused(in_process("digest", tmp_path / "x.npz"))
+    refused(in_process("digest", tmp_path / "x.npz"))
+    error = in_process("digest", tmp_path / "x.npz", "--json").json()["error"]
+    assert error["kind"] == "limit"
+    assert "unpacked_bytes" in error["hint"]
+    assert f"{size + 128:,}" in error["message"]
 
 
 def test_a_member_that_says_less_than_it_unpacks_to(tmp_path: Path) -> None:
@@ -209,9 +214,9 @@ def test_a_member_that_says_less_than_it_unpacks_to(tmp_path: Path) -> None:
         digest_checkpoint(open_checkpoint(file))
 
 
-def test_a_single_array_with_bytes_behind_it(tmp_path: Path) -> None:
+def test_a_single_array_with_bytes_behind_it(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "x.npy").write_bytes(header(ENTRY % "(2,)") + bytes(9))
-    assert "do not fill" in refused(in_process("inspect", tmp_path / "x.npy"))
+    golden(refused(in_process("inspect", tmp_path / "x.npy")))
 
 
 # What we write.
@@ -282,14 +287,15 @@ def test_types_without_a_name_in_numpy_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["string", "qint8", "quint4x2", "unknown"])
-def test_types_that_no_array_has_are_refused(tmp_path: Path, dtype: str) -> None:
+def test_types_that_no_array_has_are_refused(tmp_path: Path, dtype: str, golden: Golden) -> None:
     tree = Tree({(key("a"), key("b")): Leaf(dtype, (0,), Inline(b""), "a.b")})
-    with pytest.raises(UnsupportedError, match=f"cannot hold a tensor of type {dtype}.*a/b"):
+    with pytest.raises(UnsupportedError) as caught:
         save(tree, str(tmp_path / "x.npz"))
+    golden(caught.value)
     assert not os.listdir(tmp_path)
 
 
-def test_a_record_of_other_arrays_is_not_used(tmp_path: Path) -> None:
+def test_a_record_of_other_arrays_is_not_used(tmp_path: Path, golden: Golden) -> None:
     save(Tree({(key("a"),): ValueLeaf(1)}), str(tmp_path / "x.npz"))
     with np.load(tmp_path / "x.npz") as loaded:
         record = loaded["ckpttool.tree"]
@@ -297,7 +303,7 @@ def test_a_record_of_other_arrays_is_not_used(tmp_path: Path) -> None:
         np.savez(tmp_path / "y.npz", **{"w": np.ones(2), "ckpttool.tree": text})
         found = open_checkpoint(str(tmp_path / "y.npz"))
         assert list(found.tree) == [(key("w"),)]
-        assert any("not used" in note for note in found.notes)
+        golden("\n".join(found.notes))
 
 
 def test_an_agent_of_tensorflow_there_and_back(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from ckpttool.core.dtypes import BY_NAME
 from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, ZipWriter, dumps
 from ckpttool.formats import Probe, torch_zip
 from tests import truths
+from tests.golden_texts import Golden
 
 FLOATS = Global("torch", "FloatStorage")
 V2 = Global("torch._utils", "_rebuild_tensor_v2")
@@ -115,14 +116,15 @@ def test_claims_no_other_zip(tmp_path):
     assert torch_zip.claims(Probe(str(tmp_path / "x.npz"))) is None
 
 
-def test_two_top_folders_are_refused(tmp_path):
+def test_two_top_folders_are_refused(tmp_path, golden: Golden):
     stream = io.BytesIO()
     writer = ZipWriter(stream)
     writer.add("a/data.pkl", dumps(1))
     writer.add("b/data.pkl", dumps(2))
     writer.close()
-    with pytest.raises(FormatError, match=r"one data\.pkl"):
+    with pytest.raises(FormatError) as caught:
         read(stream.getvalue(), tmp_path)
+    golden(caught.value)
 
 
 # ------------------------------------------------------------------ reading
@@ -155,22 +157,24 @@ def test_big_endian_storages_are_turned_around(tmp_path):
     assert found[key("b"),].array().tolist() == [[1, 3], [2, 4]]
 
 
-def test_unknown_byte_order_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="byte order"):
+def test_unknown_byte_order_is_refused(tmp_path, golden: Golden):
+    with pytest.raises(FormatError) as caught:
         read(archive(dumps({}), byteorder=b"middle"), tmp_path)
+    golden(caught.value)
 
 
-def test_view_of_a_larger_storage_is_noted(tmp_path):
+def test_view_of_a_larger_storage_is_noted(tmp_path, golden: Golden):
     found = read(archive(dumps({"a": tensor(0, (1,), (1,))}), {"0": ONE}), tmp_path)
-    assert found.notes == ("a view keeps a larger storage: 16 bytes stored for 4 used",)
+    golden("\n".join(found.notes))
 
 
-def test_a_huge_expansion_is_listed_and_not_read(tmp_path):
+def test_a_huge_expansion_is_listed_and_not_read(tmp_path, golden: Golden):
     found = read(archive(dumps({"a": tensor(0, (1 << 40,), (0,))}), {"0": ONE}), tmp_path).tree
     leaf = found[key("a"),]
     assert leaf.shape == (1 << 40,)
-    with pytest.raises(UnsupportedError, match="expand"):
+    with pytest.raises(UnsupportedError) as caught:
         leaf.read()
+    golden(caught.value)
 
 
 def test_a_bare_tensor_has_the_empty_path(tmp_path):
@@ -222,9 +226,10 @@ def test_exponentially_shared_lists_end(tmp_path):
     assert time.process_time() - began < 5
 
 
-def test_deep_nesting_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="deep"):
+def test_deep_nesting_is_refused(tmp_path, golden: Golden):
+    with pytest.raises(FormatError) as caught:
         read(archive(b"]" * 100_000 + b"a" * 99_999 + b"."), tmp_path)
+    golden(caught.value)
 
 
 # ------------------------------------------------------------------ what must be refused
@@ -263,13 +268,11 @@ def test_records_that_make_no_sense_are_refused(value, error, tmp_path):
     assert caught.value.file == str(tmp_path / "checkpoint.pt")
 
 
-def test_a_call_that_can_act_is_listed_and_named(tmp_path):
+def test_a_call_that_can_act_is_listed_and_named(tmp_path, golden: Golden):
     found = read(archive(dumps({"a": PickleObject(Global("os", "getcwd"), (), 0)})), tmp_path)
     assert found.tree[key("a"),].value == Record("os.getcwd")
     assert dangerous_calls(found.code_references) == ["os.getcwd"]
-    assert audit_notes(found.code_references)[0].startswith(
-        "unpickling this file would call os.getcwd; nothing was run"
-    )
+    golden("\n".join(audit_notes(found.code_references)))
 
 
 def test_damaged_storage_is_a_checksum_error(tmp_path):
@@ -345,9 +348,10 @@ def test_what_torch_cannot_hold_is_refused_before_writing(tree):
         torch_zip.pieces(tree)
 
 
-def test_a_source_of_the_wrong_length_is_refused():
-    with pytest.raises(FormatError, match="fill"):
+def test_a_source_of_the_wrong_length_is_refused(golden: Golden):
+    with pytest.raises(FormatError) as caught:
         written(Tree({(key("a"),): Leaf("float32", (3,), Inline(b"1234"), "a")}))
+    golden(caught.value)
 
 
 def test_listing_imports_neither_numpy_nor_torch(tmp_path):

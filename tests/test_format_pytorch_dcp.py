@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import shutil
 import warnings
 from collections import OrderedDict
@@ -36,6 +37,7 @@ from ckpttool.core import (
 from ckpttool.formats import open_checkpoint, torch_dcp
 from tests import warm
 from tests.conftest import in_process
+from tests.golden_texts import Golden
 from tests.pickles import damaged
 from tests.test_formats import FormatContract
 
@@ -139,7 +141,7 @@ class TestByRank(TestDistributed):
         """Shown above."""
 
 
-def test_torch_loads_what_is_listed(tmp_path):
+def test_torch_loads_what_is_listed(tmp_path, golden: Golden):
     import torch
 
     value = trained() | {
@@ -164,7 +166,7 @@ def test_torch_loads_what_is_listed(tmp_path):
     assert leaf.of == (key("model"), key("0.weight"))
     assert found.tree[key("optim"), key("state"), key("0"), key("step")].role == "counter"
     assert found.tree[key("model"), key("1.running_mean")].role == "buffer"
-    assert "optim: its state belongs to model" in found.notes[0]
+    golden(found.notes[0])
 
 
 def test_what_torch_before_2_4_flattened_less_is_the_same(tmp_path, monkeypatch):
@@ -300,24 +302,26 @@ def test_tensors_of_two_ranks_are_put_together(ranks, name):
     assert [Path(file.path).suffix for file in found.files].count(".distcp") == 2
 
 
-def test_a_missing_shard_is_named_and_the_rest_is_read(ranks, tmp_path):
+def test_a_missing_shard_is_named_and_the_rest_is_read(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
     (folder / "__1_0.distcp").unlink()
     found = open_checkpoint(str(folder))
     assert any("__1_0.distcp" in note for note in found.notes)
-    with pytest.raises(TruncatedError, match=r"shard __1_0\.distcp is missing"):
+    with pytest.raises(TruncatedError) as caught:
         found.tree[(key("rows"),)].read()
+    golden(caught.value)
     assert len(found.tree[(key("one"),)].read()) == 12
     ran = in_process("digest", folder)
     assert ran.status == 2
-    assert "shard __1_0.distcp is missing" in ran.err
+    assert "__1_0.distcp" in ran.err
 
 
-def test_shards_without_metadata_are_explained(ranks, tmp_path):
+def test_shards_without_metadata_are_explained(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
     (folder / ".metadata").unlink()
-    with pytest.raises(NotFoundError, match=r"\.metadata that says what they hold is not"):
+    with pytest.raises(NotFoundError) as caught:
         open_checkpoint(str(folder / "__1_0.distcp"))
+    golden(caught.value)
 
 
 def changed(folder: Path, change) -> None:
@@ -396,39 +400,41 @@ def _deep(told):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (_beyond, "an item lies beyond its shard's end"),
-        (_negative, "an item's offset or length is no number of bytes"),
-        (_outside, "an item is not in a file of the folder"),
-        (_absolute, "an item is not in a file of the folder"),
-        (_unknown, "the metadata do not say where an entry lies"),
-        (_overlapping, "two items overlap in a shard"),
-        (_outgrown, "a slice reaches beyond its tensor"),
-        (_huge, "an item is shorter than its tensor"),
-        (_one_place, "two entries have one place in the nesting"),
-        (_below, "an entry lies below another one"),
-        (_gaps, "a list of the nesting has too many gaps"),
-        (_both, "a container of the nesting is a dict and a list at once"),
-        (_deep, "nested too deep"),
+        _beyond,
+        _negative,
+        _outside,
+        _absolute,
+        _unknown,
+        _overlapping,
+        _outgrown,
+        _huge,
+        _one_place,
+        _below,
+        _gaps,
+        _both,
+        _deep,
     ],
 )
-def test_metadata_that_make_no_sense_are_refused(ranks, tmp_path, change, said):
+def test_metadata_that_make_no_sense_are_refused(ranks, tmp_path, change, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
     changed(folder, change)
     ran = in_process("inspect", folder)
     assert (ran.status, ran.out) == (2, "")
-    assert said in ran.err
     assert len(ran.err.splitlines()) <= 2  # a hint may follow
+    message = in_process("inspect", folder, "--json").json()["error"]["message"]
+    golden(re.sub(r"\d+(,\d+)*", "N", message.partition(": ")[2]))  # sizes depend on torch's version
 
 
-def test_chunks_that_leave_a_hole_are_listed_and_not_read(ranks, tmp_path):
+def test_chunks_that_leave_a_hole_are_listed_and_not_read(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
     changed(folder, lambda told: told.state_dict_metadata["rows"].chunks.pop())
     leaf = open_checkpoint(str(folder)).tree[(key("rows"),)]
     assert leaf.shape == (5, 4)
-    with pytest.raises(FormatError, match="do not cover it"):
+    with pytest.raises(FormatError) as caught:
         leaf.read()
+    golden(caught.value)
 
 
 def test_an_item_that_holds_another_tensor_is_not_read(ranks, tmp_path):
@@ -439,26 +445,30 @@ def test_an_item_that_holds_another_tensor_is_not_read(ranks, tmp_path):
         here.__dict__, there.__dict__ = there.__dict__, here.__dict__
 
     changed(folder, swap)
-    with pytest.raises(FormatError, match="not the tensor that the metadata announce"):
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(str(folder)).tree[(key("same"),)].read()
+    assert caught.value.file == str(folder / "__0_0.distcp")
+    assert (caught.value.expected, caught.value.found) == ("float32[2]", "float32[1, 3]")
 
 
-def test_a_transformed_item_is_listed_and_says_what_it_went_through(ranks, tmp_path):
+def test_a_transformed_item_is_listed_and_says_what_it_went_through(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
     changed(folder, lambda told: setattr(one(told, "same"), "transform_descriptors", ["stream.zstd/1"]))
-    with pytest.raises(UnsupportedError, match=r"stream\.zstd/1"):
+    with pytest.raises(UnsupportedError) as caught:
         open_checkpoint(str(folder)).tree[(key("same"),)].read()
+    golden(caught.value)
 
 
-def test_pipes_are_not_opened(ranks, tmp_path):
+def test_pipes_are_not_opened(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "each", tmp_path / "c")
     (folder / "__1.metadata").unlink()
     os.mkfifo(folder / "__1.metadata")
     assert (key("rank1"),) not in open_checkpoint(str(folder)).tree
     (folder / "__0_0.distcp").unlink()
     os.mkfifo(folder / "__0_0.distcp")
-    with pytest.raises(FormatError, match="a shard is not a file"):
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(str(folder))
+    golden(caught.value)
 
 
 class Payload:
@@ -466,12 +476,12 @@ class Payload:
         return os.getcwd, ()
 
 
-def test_a_payload_is_named_and_not_run(tmp_path):
+def test_a_payload_is_named_and_not_run(tmp_path, golden: Golden):
     folder = saved({"a": 1}, tmp_path / "c")
     changed(folder, lambda told: setattr(told, "storage_meta", Payload()))
     found = open_checkpoint(str(folder))
     assert dangerous_calls(found.code_references) == [f"{os.getcwd.__module__}.getcwd"]
-    assert "nothing was run" in audit_notes(found.code_references)[0]
+    golden("\n".join(audit_notes(found.code_references)))
 
 
 @st.composite

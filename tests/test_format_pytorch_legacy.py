@@ -30,6 +30,7 @@ from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps, 
 from ckpttool.formats import Probe, torch_legacy
 from tests import truths
 from tests.conftest import in_process
+from tests.golden_texts import Golden
 from tests.test_format_pytorch import V2, floats
 from tests.test_format_pytorch_containers import WithoutChecksums, told
 from tests.torch_forms import stream
@@ -112,7 +113,7 @@ def test_storages_are_spans_in_the_order_of_the_list(tmp_path: Path) -> None:
     assert leaf.source == Span(found.files[0], len(data) - 16, 16)
     assert leaf.array().tolist() == [5, 6, 7, 8]
     assert found.tree[key("b"),].array().tolist() == [2, 4]
-    assert (found.integrity, found.writer) == ("none", "torch stream protocol 1001")
+    assert (found.integrity, str(found.writer).split()[-1]) == ("none", "1001")
 
 
 def test_parts_of_a_storage_lie_in_it(tmp_path: Path) -> None:
@@ -129,15 +130,17 @@ def test_parts_of_a_storage_lie_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("view", [("8", 3, 2), ("8", -1, 2), ("8", 1, -1), ("8", 1 << 62, 1), (8, 0, 1), "8"])
-def test_parts_beyond_their_storage_are_refused(view: object, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"part|view"):
+def test_parts_beyond_their_storage_are_refused(view: object, tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(FormatError) as caught:
         read(written(tensor(storage(view=view), 0, (1,), (1,))), tmp_path)
+    golden(caught.value)
 
 
-def test_one_key_for_two_parts_is_refused(tmp_path: Path) -> None:
+def test_one_key_for_two_parts_is_refused(tmp_path: Path, golden: Golden) -> None:
     value = [tensor(storage(view=("8", start, 2)), 0, (2,), (1,)) for start in (0, 1)]
-    with pytest.raises(FormatError, match="two different parts"):
+    with pytest.raises(FormatError) as caught:
         read(written(value), tmp_path)
+    golden(caught.value)
 
 
 def test_untyped_and_cuda_storages(tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_untyped_and_cuda_storages(tmp_path: Path) -> None:
     ]
 
 
-def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path) -> None:
+def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path, golden: Golden) -> None:
     code = "class Net:\n    raise SystemExit\n"
     net = PickleObject(PersistentId(("module", Global("nets", "Net"), "/home/x/nets.py", code)), (), 0)
     net.state = {"w": tensor()}
@@ -161,7 +164,7 @@ def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path) -> Non
     assert [leaf.key for _, leaf in found.tree.tensors()] == ["w"]
     assert found.tree.containers[()].name == "nets.Net"
     assert found.details["sources"] == {"nets.Net": {"file": "/home/x/nets.py", "source": code}}
-    assert "as text that --json shows: nets.Net" in found.notes[-1]
+    golden("\n".join(found.notes))
     shown = in_process("inspect", tmp_path / "x.pth", "--json").json()
     assert shown["details"]["sources"]["nets.Net"]["source"] == code
 
@@ -173,12 +176,10 @@ def test_a_class_without_its_source_is_a_name(tmp_path: Path) -> None:
     assert (found.notes, dict(found.details)) == ((), {})
 
 
-def test_a_call_that_can_act_is_named_and_not_made(tmp_path: Path) -> None:
+def test_a_call_that_can_act_is_named_and_not_made(tmp_path: Path, golden: Golden) -> None:
     evil = PickleObject(PersistentId(("module", Global("os", "system"), None, None)), ("true",), 0)
     found = read(written({"a": tensor(), "b": evil}), tmp_path)
-    assert any(
-        "os.system" in note and "nothing was run" in note for note in audit_notes(found.code_references)
-    )
+    golden("\n".join(audit_notes(found.code_references)))
     assert found.tree[key("a"),].array().tolist() == [1, 2, 3, 4]
 
 
@@ -189,19 +190,15 @@ class Payload:
         return os.getcwd, ()
 
 
-def test_calls_in_every_pickle_are_named(tmp_path: Path) -> None:
+def test_calls_in_every_pickle_are_named(tmp_path: Path, golden: Golden) -> None:
     value = PickleObject(Global("os", "getpid"), (), 0)
     # GLOBAL, EMPTY_TUPLE, REDUCE, POP before the list of keys: nothing of the call is left.
     keys = b"cos\ngetuid\n)R0"
     data = written([tensor(), value], start=(MAGIC, PROTOCOL, Payload()))
     at = data.index(pickle.dumps(["7"], 2)) + 2
     found = read(data[:at] + keys + data[at:], tmp_path)
-    assert dangerous_calls(found.code_references) == [
-        f"{os.getcwd.__module__}.getcwd",
-        "os.getpid",
-        "os.getuid",
-    ]
-    assert sum("nothing was run" in note for note in audit_notes(found.code_references)) == 3
+    assert dangerous_calls(found.code_references) == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
+    golden("\n".join(audit_notes(found.code_references)))
 
 
 def test_python_2_gives_an_ordered_dict_its_pairs() -> None:
@@ -251,11 +248,9 @@ def test_a_module_that_python_2_and_torch_0_3_pickled(tmp_path: Path) -> None:
     ]
 
 
-def test_bytes_behind_the_last_storage_are_noted(tmp_path: Path) -> None:
+def test_bytes_behind_the_last_storage_are_noted(tmp_path: Path, golden: Golden) -> None:
     assert read(written(tensor()), tmp_path).notes == ()
-    assert read(written(tensor()) + b"more", tmp_path).notes == (
-        "4 bytes follow the last storage, which nobody reads",
-    )
+    golden("\n".join(read(written(tensor()) + b"more", tmp_path).notes))
 
 
 def test_two_gigabytes_are_listed_without_being_read(tmp_path: Path) -> None:
@@ -316,18 +311,22 @@ def test_what_does_not_fit_together_is_refused(name: str, tmp_path: Path) -> Non
     assert caught.value.file == str(tmp_path / "x.pth")
 
 
-def test_keys_that_are_no_list(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="list of storages"):
+def test_keys_that_are_no_list(tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(FormatError) as caught:
         read(written(tensor(), keys=("7",)), tmp_path)
+    golden(caught.value)
 
 
-def test_what_is_not_known_is_unsupported(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="protocol is not known"):
+def test_what_is_not_known_is_unsupported(tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(UnsupportedError) as caught:
         read(written(1, {}, start=(MAGIC, 1002, SYS_INFO)), tmp_path)
-    with pytest.raises(UnsupportedError, match=r"class 'nets\.Storage"):
+    golden(caught.value)
+    with pytest.raises(UnsupportedError) as caught:
         read(written(storage(kind=Global("nets", "Storage"))), tmp_path)
-    with pytest.raises(UnsupportedError, match="are not known") as caught:
+    golden(caught.value)
+    with pytest.raises(UnsupportedError) as caught:
         read(written(storage(kind=Global("torch", "\x1b[2J" * 99))), tmp_path)
+    golden(caught.value)
     assert str(caught.value).isprintable()
 
 
@@ -354,7 +353,8 @@ def test_whole_modules_are_listed_by_their_state_dicts_names(
     assert leaves.keys() == net.state_dict().keys()
     for name, expected in net.state_dict().items():
         assert bytes(leaves[name].read()) == expected.numpy().tobytes()
-    assert "class Linear(Module)" in found.details["sources"]["torch.nn.modules.linear.Linear"]["source"]
+    source = found.details["sources"]["torch.nn.modules.linear.Linear"]["source"]
+    assert source.startswith("class Linear(")
 
 
 @pytest.mark.torch

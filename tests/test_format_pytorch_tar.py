@@ -28,6 +28,7 @@ from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, archive
 from ckpttool.formats import Probe, open_checkpoint, torch_legacy
 from ckpttool.formats.torch_legacy import PYTORCH_TAR
 from tests.conftest import CORPUS
+from tests.golden_texts import Golden
 from tests.test_format_pytorch import floats
 from tests.test_format_pytorch_containers import WithoutChecksums, told
 from tests.torch_forms import SYS_INFO, packed, plain, tar
@@ -97,7 +98,7 @@ def test_a_tensor_is_a_span_in_the_archive(tmp_path: Path) -> None:
     leaf = found.tree[key("a"),]
     assert isinstance(leaf.source, Span)
     assert (leaf.key, leaf.array().tolist()) == ("a", [1, 2, 3, 4])
-    assert (found.writer, found.integrity) == ("torch tar archive protocol 1000", "none")
+    assert (str(found.writer).split()[-1], found.integrity) == ("1000", "none")
 
 
 def test_parts_of_a_storage_and_one_tensor_at_two_places(tmp_path: Path) -> None:
@@ -191,9 +192,10 @@ def test_what_does_not_fit_together_is_refused(name: str, tmp_path: Path) -> Non
     assert peak < 1 << 20
 
 
-def test_a_big_endian_machine_is_not_known(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="big-endian"):
+def test_a_big_endian_machine_is_not_known(tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(UnsupportedError) as caught:
         read(tmp_path, sys_info=pickle.dumps({**SYS_INFO, "little_endian": False}, 2))
+    golden(caught.value)
 
 
 # ------------------------------------------------------------------ the archive
@@ -220,16 +222,18 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_links_devices_and_folders_are_refused(kind: bytes, tmp_path: Path) -> None:
+def test_links_devices_and_folders_are_refused(kind: bytes, tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "x").write_bytes(named(kind))
-    with pytest.raises(CkpttoolError, match="no plain file"):
+    with pytest.raises(CkpttoolError) as caught:
         open_checkpoint(str(tmp_path / "x"))
+    golden(caught.value)
 
 
-def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_members_of_one_name_are_refused(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "x").write_bytes(named(tarfile.REGTYPE))
-    with pytest.raises(FormatError, match="two members"):
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(str(tmp_path / "x"))
+    golden(caught.value)
 
 
 PAX: dict[str, bytes] = {
@@ -296,11 +300,12 @@ def test_an_archive_that_ends_early(tmp_path: Path) -> None:
             open_checkpoint(str(tmp_path / "x"))
 
 
-def test_other_tar_archives_are_not_claimed(tmp_path: Path) -> None:
+def test_other_tar_archives_are_not_claimed(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "x").write_bytes(packed({"model.pt": b"", "sys_info": b""}))
     assert torch_legacy.tar_claims(Probe(str(tmp_path / "x"))) is None
-    with pytest.raises(CkpttoolError, match="this is a tar archive"):
+    with pytest.raises(CkpttoolError) as caught:
         open_checkpoint(str(tmp_path / "x"))
+    golden(caught.value)
     (tmp_path / "x").write_bytes(packed({"model.pt": b"", "sys_info": b""}, pax=True))
     assert torch_legacy.tar_claims(Probe(str(tmp_path / "x"))) is None
     (tmp_path / "x").write_bytes(packed(members(), pax=True))

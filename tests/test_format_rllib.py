@@ -30,6 +30,7 @@ from ckpttool.core import (
     key,
 )
 from ckpttool.formats import Probe, open_checkpoint, rllib
+from tests.golden_texts import Golden
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_format_stable_baselines2 import WithoutChecksums
 
@@ -221,7 +222,7 @@ def test_tune_s_folder_and_its_metadata(tmp_path):
     assert len(found.files) == 2
 
 
-def test_a_folder_of_several_policies(tmp_path):
+def test_a_folder_of_several_policies(tmp_path, golden: Golden):
     found = open_checkpoint(algorithm(tmp_path, ("left", "right")))
     listed = tensors(found.tree)
     for name in ("left", "right"):
@@ -230,7 +231,7 @@ def test_a_folder_of_several_policies(tmp_path):
     state = attr("algorithm_state")
     steps = found.tree[state, key("counters"), key("num_env_steps_sampled")]
     assert steps == ValueLeaf(4000, "counter")
-    assert found.writer == "RLlib checkpoint version 1.1 of type Algorithm (ray 2.6.3)"
+    golden(str(found.writer))
     assert len(found.files) == 4
 
 
@@ -254,25 +255,19 @@ def test_modules_of_version_2(tmp_path):
     assert leaf.role == "parameter"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("module_state.pt", "PyTorch"),
-        ("policy_state.msgpck", "msgpack"),
-        ("rllib_checkpoint.json", "no pickled"),
-    ],
-)
-def test_other_forms_are_named(name, message, tmp_path):
+@pytest.mark.parametrize("name", ["module_state.pt", "policy_state.msgpck", "rllib_checkpoint.json"])
+def test_other_forms_are_named(name, tmp_path, golden: Golden):
     put(tmp_path, b"{}", f"agent/{name}")
-    with pytest.raises((UnsupportedError, FormatError), match=message):
+    with pytest.raises((UnsupportedError, FormatError)) as caught:
         open_checkpoint(str(tmp_path / "agent"))
+    golden(caught.value)
 
 
-def test_what_is_left_out_is_told(tmp_path):
+def test_what_is_left_out_is_told(tmp_path, golden: Golden):
     put(tmp_path, b"PK", "agent/learner/module_state.pt")
     put(tmp_path, dumps({"weights": weights()}), "agent/policy_state.pkl")
     [note] = open_checkpoint(str(tmp_path / "agent")).notes
-    assert note.startswith("not listed: learner/module_state.pt is a PyTorch file")
+    golden(note)
 
 
 @pytest.mark.parametrize("data", [data for data, _ in ACTING.values()], ids=ACTING)
@@ -283,9 +278,7 @@ def test_pickles_that_act_are_named_inside_the_worker_too(data, tmp_path, monkey
         path = put(tmp_path, dumps({"worker": b"\x80\x04" + filling + data}), "checkpoint-1")
         found = open_checkpoint(path)
         [name] = dangerous_calls(found.code_references)
-        assert any(
-            f"would call {name}; nothing was run" in note for note in audit_notes(found.code_references)
-        )
+        assert any(name in note for note in audit_notes(found.code_references))
     assert not acted
 
 

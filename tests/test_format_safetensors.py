@@ -43,6 +43,7 @@ from ckpttool.core import (
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import safetensors as ours
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
 from tests.trees import leaf, torch_tree
@@ -134,7 +135,7 @@ def test_paths_are_those_of_the_same_state_dict_in_torchs_file(tmp_path: Path) -
     assert sorted(one.names.values()) == sorted(other.names.values())
 
 
-def test_tied_weights_that_the_library_left_out_are_aliases(tmp_path: Path) -> None:
+def test_tied_weights_that_the_library_left_out_are_aliases(tmp_path: Path, golden: Golden) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[1].weight = model[0].weight
     referee.save_model(model, str(tmp_path / "x.safetensors"), {"format": "pt", "step": "3"})
@@ -144,17 +145,18 @@ def test_tied_weights_that_the_library_left_out_are_aliases(tmp_path: Path) -> N
     ]
     assert found.details == {"metadata": {"format": "pt", "step": "3"}}
     assert len(digest_checkpoint(found).tensors) == 4
-    assert any("another's tensor: 1" in note for note in found.notes)
+    golden("\n".join(found.notes))
 
 
-def test_types_smaller_than_a_byte_and_unknown_ones_are_listed(tmp_path: Path) -> None:
+def test_types_smaller_than_a_byte_and_unknown_ones_are_listed(tmp_path: Path, golden: Golden) -> None:
     header = {"a": entry(0, 3, "F4", [2, 3]), "b": entry(3, 6, "F6_E2M3", [4]), "c": entry(6, 8, "Q7", [1])}
     found = open_checkpoint(put(tmp_path, header, bytes(8)))
     said = [leaf.value for _, leaf in found.tree.plain()]
     assert said == [Record("safetensors.Tensor", text) for text in ("F4[2, 3]", "F6_E2M3[4]", "Q7[1]")]
-    assert found.notes == ("tensors of types that are listed and not read: F4, F6_E2M3, Q7",)
-    with pytest.raises(FormatError, match="do not fill"):
+    golden("\n".join(found.notes))
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(put(tmp_path, {"a": entry(0, 3, "F4", [5])}, bytes(3)))
+    golden(caught.value)
 
 
 # Hostile files.
@@ -237,10 +239,9 @@ def test_fields_that_later_versions_may_add_are_passed_over(tmp_path: Path) -> N
     assert len(safetensors.numpy.load(Path(file).read_bytes())) == 1
 
 
-def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:
-    said = refused(in_process("inspect", put(tmp_path, *HOSTILE["a name twice"])))
-    assert "two entries 'a'" in said
-    assert "the header cannot be as long" in refused(in_process("digest", put(tmp_path, "{}", b"", 1 << 63)))
+def test_the_command_refuses_in_a_sentence(tmp_path: Path, golden: Golden) -> None:
+    golden(refused(in_process("inspect", put(tmp_path, *HOSTILE["a name twice"]))))
+    golden(refused(in_process("digest", put(tmp_path, "{}", b"", 1 << 63))))
 
 
 @pytest.mark.parametrize("length", range(1, 9))
@@ -251,17 +252,19 @@ def test_files_that_end_in_the_length(tmp_path: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "word"),
+    "content",
     [
-        (b"<!DOCTYPE html><html>", "HTML page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
-        (b"hello, I am a text", "text file"),
+        b"<!DOCTYPE html><html>",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        b"hello, I am a text",
     ],
+    ids=["HTML", "Git LFS", "text"],
 )
-def test_another_file_under_this_name_is_named(tmp_path: Path, content: bytes, word: str) -> None:
+def test_another_file_under_this_name_is_named(tmp_path: Path, content: bytes, golden: Golden) -> None:
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(CkpttoolError, match=word):
+    with pytest.raises(CkpttoolError) as caught:
         open_checkpoint(str(tmp_path / "x.safetensors"))
+    golden(caught.value)
 
 
 def test_the_bytes_decide_and_not_the_suffix(tmp_path: Path) -> None:
@@ -405,10 +408,13 @@ def test_aliases_are_recorded_as_the_library_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["complex128", "string", "qint8", "int4", "float8_e4m3b11fnuz", "unknown"])
-def test_types_that_it_lacks_are_refused_before_anything_is_written(tmp_path: Path, dtype: str) -> None:
+def test_types_that_it_lacks_are_refused_before_anything_is_written(
+    tmp_path: Path, dtype: str, golden: Golden
+) -> None:
     tree = Tree({(key("a"), key("b")): Leaf(dtype, (0,), Inline(b""), "a.b")})
-    with pytest.raises(UnsupportedError, match=f"cannot hold a tensor of type {dtype}.*a/b"):
+    with pytest.raises(UnsupportedError) as caught:
         save(tree, str(tmp_path / "x.safetensors"))
+    golden(caught.value)
     assert not os.listdir(tmp_path)
 
 
@@ -448,12 +454,14 @@ def test_names_that_would_be_one_are_spelled_apart(tmp_path: Path) -> None:
         f'{{"version":1,"leaves":{"[" * 900}{"]" * 900},"aliases":[],"containers":[]}}',
     ],
 )
-def test_a_record_that_is_damaged_or_anothers_is_not_used(tmp_path: Path, record: str) -> None:
+def test_a_record_that_is_damaged_or_anothers_is_not_used(
+    tmp_path: Path, record: str, golden: Golden
+) -> None:
     metadata = {"ckpttool.tree": record}
     referee.save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", metadata)
     found = open_checkpoint(str(tmp_path / "x.safetensors"))
     assert list(found.tree) == [(key("w"),)]
-    assert any("not used" in note for note in found.notes)
+    golden("\n".join(found.notes))
 
 
 def test_an_agent_of_tensorflow_becomes_torchs(tmp_path: Path) -> None:
@@ -513,11 +521,12 @@ def test_real_files_are_read(corpus: Path) -> None:
             assert np.array_equal(tensor.array(), expected[tensor.key].numpy())
 
 
-def test_an_integer_that_python_would_not_print_is_not_written(tmp_path: Path) -> None:
+def test_an_integer_that_python_would_not_print_is_not_written(tmp_path: Path, golden: Golden) -> None:
     tree = Tree({(key("w"),): leaf(np.ones(1, "f4")), (key("n"),): ValueLeaf(1 << 20_000)})
     for target in ("x.safetensors", "x.npz"):
-        with pytest.raises(UnsupportedError, match="20,001 bits"):
+        with pytest.raises(UnsupportedError) as caught:
             save(tree, str(tmp_path / target))
+        golden(caught.value)
 
 
 def test_looking_loads_no_numpy(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ckpttool.encodings import protobuf
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_saved_model, torch_zip
 from tests.bundle_writer import bundle, field, graph, node, shape, variable, varint
 from tests.conftest import CORPUS, in_process
+from tests.golden_texts import Golden
 from tests.tensorflow_child import run_each
 from tests.test_formats import FormatContract
 
@@ -179,7 +180,7 @@ class TestSavedModel(FormatContract):
                     # A graph that is cut off costs what it would have said, and no variable.
                     checkpoint = open_checkpoint(path)
                     assert digest_checkpoint(checkpoint).sha256 == right
-                    assert any("saved_model.pb cannot be read" in note for note in checkpoint.notes)
+                    assert any("saved_model.pb" in note for note in checkpoint.notes)
                 else:
                     with pytest.raises(CkpttoolError):
                         digest_checkpoint(open_checkpoint(path))
@@ -200,7 +201,7 @@ def test_names_roles_and_what_is_trained(tmp_path: Path) -> None:
         "old": ("buffer", False, "frozen"),  # found by its name: no edge leads to it
     }
     assert checkpoint.integrity == "crc32c"
-    assert checkpoint.writer == "TensorFlow 2.15.0 SavedModel"
+    assert "2.15.0" in str(checkpoint.writer)
     assert [Path(f.path).name for f in checkpoint.files] == [
         "saved_model.pb",
         "variables.index",
@@ -267,7 +268,7 @@ def test_details(tmp_path: Path) -> None:
     assert checkpoint.notes == ()
 
 
-def test_newer_keras_describes_layers_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_newer_keras_describes_layers_in_a_file_of_its_own(tmp_path: Path, golden: Golden) -> None:
     told = field(2, 1) + field(3, "root.layer") + field(4, "_tf_keras_layer")
     wrong = field(2, 2) + field(4, "_tf_keras_layer") + field(5, LAYER)  # object 2 is an optimizer
     newer = json.dumps({"class_name": "Own>Layer", "config": {"epsilon": 1e-3, "limit": float("inf")}})
@@ -278,7 +279,7 @@ def test_newer_keras_describes_layers_in_a_file_of_its_own(tmp_path: Path) -> No
     assert "optimizer" not in found
     (tmp_path / "keras_metadata.pb").write_bytes(b"\x0a\xff\xff\xff\xff\x07")
     checkpoint = tf_saved_model.read(str(tmp_path))
-    assert any(note.startswith("keras_metadata.pb cannot be read") for note in checkpoint.notes)
+    golden("\n".join(checkpoint.notes))
     assert facts(checkpoint)["layer/kernel"][1] is True
 
 
@@ -290,12 +291,11 @@ def test_descriptions_that_are_none(tmp_path: Path, metadata: str) -> None:
     assert facts(checkpoint)["old"] == ("parameter", True, "frozen")
 
 
-def test_a_variable_of_another_shape_is_not_the_one(tmp_path: Path) -> None:
+def test_a_variable_of_another_shape_is_not_the_one(tmp_path: Path, golden: Golden) -> None:
     pb = meta(more=objects(user("x", children=child("old", 1) + child("lost", 2)), var("f", 21), var("l", 1)))
     checkpoint = tf_saved_model.read(make(tmp_path, pb))
     assert facts(checkpoint)["old"] == ("parameter", None, "frozen")
-    assert "the graph gives old another shape or type than the variables have" in checkpoint.notes
-    assert any(note.endswith("not stored under the same path: f, l") for note in checkpoint.notes)
+    golden("\n".join(checkpoint.notes))
 
 
 def test_a_tree_with_modules_can_be_saved_as_a_torch_file(tmp_path: Path) -> None:
@@ -376,7 +376,8 @@ def test_a_signature_of_two_graphs_and_all_tags(tmp_path: Path) -> None:
     values = {"w": floats(1, 3), "average/h": floats(2, 2)}
     checkpoint = tf_saved_model.read(make(tmp_path, version1() + other, values, None))
     assert checkpoint.details["tags"] == [["serve"], ["train", "gpu"]]
-    assert list(checkpoint.details["signatures"]) == ["first", "second", "first (train, gpu)"]
+    assert [name.split()[0] for name in checkpoint.details["signatures"]] == ["first", "second", "first"]
+    assert all(tag in list(checkpoint.details["signatures"])[2] for tag in ("train", "gpu"))
 
 
 def test_assets_of_version_1_are_in_a_collection(tmp_path: Path) -> None:
@@ -418,7 +419,7 @@ def test_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_variables_without_a_graph(tmp_path: Path, text: bool) -> None:
+def test_variables_without_a_graph(tmp_path: Path, text: bool, golden: Golden) -> None:
     folder = make(tmp_path, None)
     if text:
         (tmp_path / "saved_model.pbtxt").write_text("saved_model_schema_version: 1\n")
@@ -427,57 +428,65 @@ def test_variables_without_a_graph(tmp_path: Path, text: bool) -> None:
     checkpoint = open_checkpoint(folder)
     assert checkpoint.format == "saved_model"
     assert len(checkpoint.tree) == 6
-    note = "not parsed" if text else "there is no saved_model.pb"
-    assert [note in n for n in checkpoint.notes] == [True]
+    (note,) = checkpoint.notes
+    golden(note)
     assert "signatures" not in checkpoint.details
     assert "policy_specs.pbtxt" in checkpoint.details["files"]
 
 
-def test_a_model_of_constants(tmp_path: Path) -> None:
+def test_a_model_of_constants(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "saved_model.pb").write_bytes(meta(more=SIGNATURE))
     checkpoint = open_checkpoint(str(tmp_path))
     assert (len(checkpoint.tree), checkpoint.integrity) == (0, "none")
-    assert checkpoint.notes == ("the SavedModel holds no variables; constants are part of its graph",)
-    ran = in_process("inspect", tmp_path)
+    (note,) = checkpoint.notes
+    golden(note)
+    ran = in_process("inspect", tmp_path, "--json")
     assert ran.status == 0
-    assert "holds no variables" in ran.out
+    assert ran.json()["notes"] == [note]
 
 
 # Damage, and graphs that lie.
 
 
-def test_variables_that_are_not_there(tmp_path: Path) -> None:
+def test_variables_that_are_not_there(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "saved_model.pb").write_bytes(PB)
-    with pytest.raises(TruncatedError, match="the graph has 6 variables"):
+    with pytest.raises(TruncatedError) as caught:
         tf_saved_model.read(str(tmp_path))
+    golden(caught.value)
     (tmp_path / "saved_model.pb").write_bytes(PB[:-1])
-    with pytest.raises(FormatError, match="no variables beside it"):
+    with pytest.raises(FormatError) as caught:
         tf_saved_model.read(str(tmp_path))
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("pb", "reason"),
+    "pb",
     [
-        (b"", "empty"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
-        (b"<!doctype html><html>", ""),
-        (b"\x12" + varint(1 << 31) + b"abc", "longer than its message"),
-        (b"\x12" + b"\xff" * 9 + b"\x01", "longer than its message"),
-        (b"\x12" + b"\xff" * 12, ""),
-        (field(1, 1), "holds no graph"),
-        (field(2, 7), "a number where a message"),
-        (b"\x13" * 5000 + b"\x14" * 5000, "wire type"),
-        (meta(more=field(7, 3)), ""),
-        (meta(more=objects(user("x", children=child("old", 77)))), "does not have"),
-        (meta(more=objects(user("x", children=child("old", -1)))), "does not have"),
-        (meta(more=objects(user("x"), functions=concrete("f", 5))), "does not have"),
-        (meta(more=objects(user("x", more=field(3, field(1, 9) + field(2, "m"))))), "does not have"),
-        (meta(more=entry(5, "a", entry(1, "x", field(3, field(2, field(1, b"abc")))))), "bytes where"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", id="LFS pointer"),
+        pytest.param(b"<!doctype html><html>", id="HTML"),
+        pytest.param(b"\x12" + varint(1 << 31) + b"abc", id="length beyond the end"),
+        pytest.param(b"\x12" + b"\xff" * 9 + b"\x01", id="length of 64 bits"),
+        pytest.param(b"\x12" + b"\xff" * 12, id="length that does not end"),
+        pytest.param(field(1, 1), id="no graph"),
+        pytest.param(field(2, 7), id="number for a message"),
+        pytest.param(b"\x13" * 5000 + b"\x14" * 5000, id="groups"),
+        pytest.param(meta(more=field(7, 3)), id="number of objects"),
+        pytest.param(meta(more=objects(user("x", children=child("old", 77)))), id="child beyond the objects"),
+        pytest.param(meta(more=objects(user("x", children=child("old", -1)))), id="negative child"),
+        pytest.param(meta(more=objects(user("x"), functions=concrete("f", 5))), id="function of no object"),
+        pytest.param(
+            meta(more=objects(user("x", more=field(3, field(1, 9) + field(2, "m"))))), id="slot of no object"
+        ),
+        pytest.param(
+            meta(more=entry(5, "a", entry(1, "x", field(3, field(2, field(1, b"abc")))))),
+            id="bytes for a shape",
+        ),
     ],
 )
-def test_graphs_that_cannot_be_read(tmp_path: Path, pb: bytes, reason: str) -> None:
+def test_graphs_that_cannot_be_read(tmp_path: Path, pb: bytes, golden: Golden) -> None:
     checkpoint = open_checkpoint(make(tmp_path, pb))
-    assert [n for n in checkpoint.notes if n.startswith("saved_model.pb cannot be read") and reason in n]
+    golden("\n".join(checkpoint.notes))
     assert {key: bytes(leaf.read()) for key, leaf in leaves(checkpoint).items()} == VALUES
     assert all(note.isprintable() for note in checkpoint.notes)
 
@@ -506,38 +515,38 @@ def test_cycles_and_long_chains_of_objects(tmp_path: Path) -> None:
     assert functions["f9000"] == {"object": None, "captures": ["old"]}
 
 
-def test_a_graph_that_is_no_file(tmp_path: Path) -> None:
+def test_a_graph_that_is_no_file(tmp_path: Path, golden: Golden) -> None:
     folder = make(tmp_path, None)
     os.mkfifo(tmp_path / "saved_model.pb")
-    assert any("not a regular file" in note for note in open_checkpoint(folder).notes)
+    golden("\n".join(open_checkpoint(folder).notes))
 
 
-def test_a_graph_that_is_too_large(tmp_path: Path) -> None:
+def test_a_graph_that_is_too_large(tmp_path: Path, golden: Golden) -> None:
     with limits.using(replace(limits.Limits(), graph_bytes=500)):
         checkpoint = tf_saved_model.read(make(tmp_path))
-    assert any("it is too large (expected at most 500, " in note for note in checkpoint.notes)
+    golden("\n".join(checkpoint.notes))
     assert len(checkpoint.tree) == 6
 
 
-@pytest.mark.parametrize(("part", "what"), [(b"\x0a\x00", "parts"), (b"\x50\x00", "fields")])
-def test_parts_are_counted(tmp_path: Path, part: bytes, what: str) -> None:
+@pytest.mark.parametrize("part", [b"\x0a\x00", b"\x50\x00"], ids=["parts", "fields"])
+def test_parts_are_counted(tmp_path: Path, part: bytes, golden: Golden) -> None:
     pb = meta(more=field(2, part * 9000))
     with limits.using(replace(limits.Limits(), graph_parts=2000)):
         checkpoint = tf_saved_model.read(make(tmp_path, pb))
-        assert any(f"it has too many {what}" in note for note in checkpoint.notes)
+        golden("\n".join(checkpoint.notes))
         assert len(checkpoint.tree) == 6
 
 
-def test_details_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(tf_saved_model.GraphDetails.__init__, "__defaults__", (9,))
     checkpoint = tf_saved_model.read(make(tmp_path))
-    assert any(note.startswith("details of the graph are not complete: ") for note in checkpoint.notes)
+    golden("\n".join(checkpoint.notes))
     text = json.dumps(checkpoint.details)
     assert text.count("layer/") < 9
     assert facts(checkpoint)["layer/kernel"][1] is True
 
 
-def test_assets_outside_are_named_and_left_alone(tmp_path: Path) -> None:
+def test_assets_outside_are_named_and_left_alone(tmp_path: Path, golden: Golden) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     names = ("../../secret.txt", "/etc/passwd", "a/../../../x", "nul\0", "inside.txt", "\ud800")
@@ -550,31 +559,29 @@ def test_assets_outside_are_named_and_left_alone(tmp_path: Path) -> None:
     assert checkpoint.details["assets"][:2] == ["../../secret.txt", "/etc/passwd"]
     assert "sub/more.txt" in checkpoint.details["assets"]
     assert not any("secret.txt" in name for name in checkpoint.details["assets"][1:])
-    notes = " ".join(checkpoint.notes)
-    assert "outside of the folder" in notes
-    assert "assets are missing from assets/: inside.txt" in notes
+    golden("\n".join(checkpoint.notes).encode(errors="backslashreplace").decode())
     assert all(Path(file.path).is_relative_to(folder) for file in checkpoint.files)
     assert in_process("inspect", folder, "--json").json()["details"]["assets"]
 
 
-def test_a_linked_folder_of_assets_is_not_followed(tmp_path: Path) -> None:
+def test_a_linked_folder_of_assets_is_not_followed(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "x.txt").write_text("x")
     folder = make(tmp_path / "model")
     (tmp_path / "model" / "assets").symlink_to(tmp_path / "away")
     checkpoint = open_checkpoint(folder)
     assert checkpoint.details["assets"] == ["words.txt"]
-    assert "assets/ is a link, which is not followed" in checkpoint.notes
+    golden("\n".join(checkpoint.notes))
 
 
-def test_many_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(tf_saved_model, "MAX_LISTED", 3)
     (tmp_path / "assets").mkdir()
     for at in range(9):
         (tmp_path / "assets" / f"{at}.txt").write_text("x")
     checkpoint = open_checkpoint(make(tmp_path))
     assert len(checkpoint.details["assets"]) == 3
-    assert "only the first 3 assets are listed" in checkpoint.notes
+    golden("\n".join(checkpoint.notes))
 
 
 def test_any_damage_is_a_note_or_an_error_of_ours(tmp_path: Path) -> None:
@@ -729,7 +736,7 @@ def test_a_module_of_tensorflow(written: tuple[Path, dict[str, Any]]) -> None:
 def test_constants_of_tensorflow(written: tuple[Path, dict[str, Any]]) -> None:
     checkpoint = open_checkpoint(str(written[0] / "constants"))
     assert not checkpoint.tree
-    assert checkpoint.notes == ("the SavedModel holds no variables; constants are part of its graph",)
+    assert len(checkpoint.notes) == 1
 
 
 @pytest.mark.tensorflow

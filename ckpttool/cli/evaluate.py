@@ -550,8 +550,9 @@ def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
     episodes = min(each.statistics.n for each in found.evaluations)
     needed = episodes_needed(len(found.ranking) - 1)
     if episodes < needed:
+        few = format_count(episodes, "episode is", "episodes are")
         return [
-            f"best     {name} by mean; {episodes} episodes are too few for a significant result among "
+            f"best     {name} by mean; {few} too few for a significant result among "
             f"{len(found.ranking)} checkpoints ({needed} needed)"
         ]
     tied = sum(place.tied for place in found.ranking) - 1

@@ -508,7 +508,7 @@ def align_checkpoints(
             raise UsageError(
                 "neither checkpoint has the structure that results from converting the other one",
                 file=second.checkpoint.path,
-                hint="--by path",
+                hint="use --by path",
             )
     return _by_path(sides, glob)
 
@@ -808,7 +808,9 @@ class _ConversionPairing:
 def _require_agent(side: DiffSide) -> RecognizedAgent:
     if side.binding is None:
         raise UsageError(
-            "no layout recognises an agent in this checkpoint", file=side.checkpoint.path, hint="--by path"
+            "no layout recognises an agent in this checkpoint",
+            file=side.checkpoint.path,
+            hint="use --by path",
         )
     return side.binding
 

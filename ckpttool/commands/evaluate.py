@@ -576,11 +576,12 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
     `sizes` are the policy's numbers of observations and actions.
     """
     obs_dim, act_dim = sizes
+    actions = format_count(spec.action_dim, "action")
     if sizes != (spec.obs_dim, spec.action_dim):
         raise EnvironmentMismatchError(
             f"the policy does not fit {spec.id}",
             file=agent.checkpoint.path,
-            expected=f"{spec.obs_dim} observations and {spec.action_dim} actions",
+            expected=f"{format_count(spec.obs_dim, 'observation')} and {actions}",
             found=f"{obs_dim} and {act_dim}",
             hint=_sizes_hint(spec, obs_dim, act_dim),
         )

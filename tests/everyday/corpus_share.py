@@ -78,10 +78,7 @@ def attempt(path: str, to: str) -> Attempt:
     parts = [f"unmapped {name}" for name in made.report.unused[:3]]
     parts += [f"missing {name}" for name in made.report.missing[:3]]
     # What the message says about the cause: an option, or a state that is not converted.
-    said = [
-        note for note in made.report.notes if "--" in note or "not converted" in note or "not mapped" in note
-    ]
-    parts += said[:1]
+    parts += [note for note in made.report.notes if "--" in note or "not converted" in note][:1]
     return Attempt(path, to, "; ".join(parts))
 
 

@@ -153,7 +153,7 @@ def _command(case: Case, column: str, folder: Path) -> Cell:
 def _hinted(ran: Ran) -> tuple[str, ...]:
     """Return the options that the hint adds to the command."""
     hint = re.search(r"(?:hint: |\"hint\": \").*--env \S+((?: --[\w-]+ [\w.,-]+)+)", ran.err + ran.out)
-    name = re.search(r"(?:hint: |\"hint\": \")(--network \w+)", ran.err + ran.out)
+    name = re.search(r"(?:hint: |\"hint\": \")(?:use )?(--network \w+)", ran.err + ran.out)
     return tuple(hint[1].split()) if hint else tuple(name[1].split()) if name else ()
 
 

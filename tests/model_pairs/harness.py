@@ -331,7 +331,7 @@ class _Try:
         proposed = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
         if proposed:
             self._add(self.match, (proposed[1], proposed[2]), f"match {proposed[1]}={proposed[2]}")
-        if "could fill" in text or "belong together" in text:
+        if "could fill" in text or "are paired" in text:
             # No pair is proposed, but a user knows which layer is which.
             for name in dict.fromkeys(line.name for line in self.made.lines if line.name):
                 other = self.made.torch_names.get(name, name)
@@ -339,7 +339,7 @@ class _Try:
                 source = next((each for each, known in self.names.items() if known == name), source)
                 listed, _, places = text.partition("could fill")
                 found = re.search(rf"[\w/]*\b{source}\b", listed)
-                if "belong together" in text or (found and re.search(rf"\b{target}\b", places)):
+                if "are paired" in text or (found and re.search(rf"\b{target}\b", places)):
                     source = found[0] if found else source
                     self._add(self.match, (source, target), f"--match {source}={target}")
         for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):

@@ -41,10 +41,14 @@ STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED
 # its weight and not by 1 + it.
 UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
 _MOST_TRIES = 30
-_CANDIDATES = re.compile(r"could fill (?P<targets>.*?), and nothing tells .*?match=\{(?P<sources>[^}]*)\}")
+_CANDIDATES = re.compile(
+    r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
+)
 _STATED = re.compile(r"\b(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}")
 _OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
-_EPSILON = re.compile(r"(?P<layers>[^;]+): epsilon is the model's .*?default is (?P<default>[\d.e-]+)")
+_EPSILON = re.compile(
+    r"(?P<layers>[^;]+): using the model's epsilon .*?default in \w+ is (?P<default>[\d.e-]+)"
+)
 
 Spec = tuple[Any, ...]
 
