@@ -1105,9 +1105,9 @@ class Ambiguity:
         """The same sentence for load_into."""
         pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
         return (
-            f"{abbreviate_list(self.sources, _MOST)} could fill {abbreviate_list(self.targets, _MOST)}, and "
-            f"nothing tells which fills which: say it by match={{{pairs}}}, each TARGET one of these, or by "
-            f"pairing modules around them{self._accepted('accept_order=True')}"
+            f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill "
+            f"{abbreviate_list(self.targets, _MOST)}; choose with match={{{pairs}}} (each TARGET is one of "
+            f"these), or pair the modules that contain them{self._accepted('accept_order=True')}"
         )
 
     def _accepted(self, option: str) -> str:
