@@ -307,7 +307,7 @@ def test_nothing_of_another_file_is_read(tmp_path: Path, make: Any, golden: Gold
 
 
 @pytest.mark.usefixtures("own_hdf5_process")
-def test_links_that_go_round_end(tmp_path: Path) -> None:
+def test_links_that_go_round_end(tmp_path: Path, golden: Golden) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["loop"] = h5py.SoftLink("/loop")
         file["dangling"] = h5py.SoftLink("/nowhere")
@@ -325,7 +325,7 @@ def test_links_that_go_round_end(tmp_path: Path) -> None:
     found = index(tmp_path / "x.h5")
     assert set(found.datasets) == {"a", "/".join(["d0"] * 29) + "/leaf"}
     assert found.same["b"] == "a"
-    assert len([note for note in found.notes if "soft link" in note]) == 3
+    golden("\n".join(found.notes))
 
 
 @pytest.mark.usefixtures("own_hdf5_process")

@@ -142,8 +142,8 @@ def test_the_document_lists_modules() -> None:
     assert "graph" not in document
 
 
-def test_an_unknown_order_is_refused() -> None:
-    assert "order" in refused(in_process("inspect", TF_SAMPLE, "--sort", "colour"))
+def test_an_unknown_order_is_refused(golden: Golden) -> None:
+    golden(refused(in_process("inspect", TF_SAMPLE, "--sort", "colour")))
 
 
 def test_signatures_are_a_few_clean_lines(golden: Golden) -> None:
@@ -193,11 +193,10 @@ def test_a_folder_shows_its_checkpoints_and_what_the_latest_holds() -> None:
     assert "kernel" in text
 
 
-def test_without_a_state_file_a_folder_is_only_listed(folder: Path) -> None:
+def test_without_a_state_file_a_folder_is_only_listed(folder: Path, golden: Golden) -> None:
     ran = in_process("inspect", folder)
     assert ran.status == 0, ran.err
-    assert "3 checkpoints" in ran.out
-    assert "latest; look at" in ran.out
+    golden(ran.out.splitlines()[-1])
     assert ran.out.strip().endswith("ckpt-15000")
     assert "kernel" not in ran.out
     document = in_process("inspect", folder, "--json").json()
@@ -240,12 +239,13 @@ def test_a_state_file_of_another_machine(folder: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     ['model_checkpoint_path: "gone-1"', 'model_checkpoint_path: "x', 'all_model_checkpoint_paths: "x"'],
+    ids=["gone", "open quote", "no latest"],
 )
-def test_a_state_file_that_does_not_help(folder: Path, content: str) -> None:
+def test_a_state_file_that_does_not_help(folder: Path, content: str, golden: Golden) -> None:
     (folder / "checkpoint").write_text(content)
     ran = in_process("inspect", folder)
     assert ran.status == 0, ran.err
-    assert "state file" in ran.out
+    golden("\n".join(line for line in ran.out.splitlines() if line.startswith("note: ")))
     assert len(re.findall(r"^ *[\d,]+ .*ckpt-\d+$", ran.out, re.MULTILINE)) == 3
     refused(in_process("digest", folder))
 
@@ -271,7 +271,6 @@ def test_hostile_names_in_a_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     ran = in_process("inspect", tmp_path)
     assert ran.status == 0, ran.err
-    assert "3 checkpoints" in ran.out
     assert "\x1b" not in ran.out
     assert len(in_process("inspect", tmp_path, "--json").json()["checkpoints"]) == 3
 

@@ -232,7 +232,7 @@ def test_bounds_are_read_as_text_too(low: str, high: str, known: bool, tmp_path:
     assert bounds == ((sb3.LOW, sb3.HIGH) if known else (None, None))
 
 
-def test_counters_and_entropy_are_carried(tmp_path: Path) -> None:
+def test_counters_and_entropy_are_carried(tmp_path: Path, golden: Golden) -> None:
     tree = open_checkpoint(sb3.sac_agent(tmp_path / "a.zip")).tree
     binding = recognize_tree(tree, "a.zip")
     assert binding is not None
@@ -243,7 +243,7 @@ def test_counters_and_entropy_are_carried(tmp_path: Path) -> None:
         assert leaf.array().reshape(-1).tolist() == [wanted]
     assert "actor/log_std/kernel" in agent
     assert "temperature_optimizer/step" in agent
-    assert any("stay behind" in note for note in binding.moves.notes)
+    golden("\n".join(binding.moves.notes))
 
 
 ORDERED = "!!python/object/apply:collections.OrderedDict\n- "
@@ -279,7 +279,7 @@ def test_statistics_are_found_where_they_are_put(agent_file: str, statistics: st
     name = Path(statistics).name
     assert agent.known.is_read("obs_norm")
     assert agent.known.origin("obs_norm") == name
-    assert any(note.endswith(f"{name} was read") for note in agent.notes)
+    assert any(name in note for note in agent.notes)
 
 
 def test_statistics_that_were_not_used(tmp_path: Path) -> None:
