@@ -362,7 +362,7 @@ def test_bombs_are_listed_and_not_read(tmp_path: Path) -> None:
     assert time.process_time() - start < 10
 
 
-def test_a_chunk_that_unpacks_to_more_is_refused(tmp_path: Path) -> None:
+def test_a_chunk_that_unpacks_to_more_is_refused(tmp_path: Path, golden: Golden) -> None:
     import zlib
 
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -377,15 +377,11 @@ def test_a_chunk_that_unpacks_to_more_is_refused(tmp_path: Path) -> None:
             )
             dataset.id.write_direct_chunk((0,), packed)
     found = index(tmp_path / "x.h5").datasets
-    for name, kind, length in (
-        ("more", FormatError, "257"),
-        ("less", FormatError, "10"),
-        ("cut", TruncatedError, None),
-        ("junk", FormatError, None),
-    ):
+    for name, length in (("more", "257"), ("less", "10"), ("cut", None), ("junk", None)):
         with pytest.raises(FormatError) as caught:
             found[name].source.read()
-        assert (type(caught.value), caught.value.found) == (kind, length)
+        assert caught.value.found == length
+        golden(caught.value.message.partition(":")[0])  # then zlib's own words
 
 
 def test_names_are_never_raw(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_nonsense_is_refused(base: Span, change: Callable[[dict[str, Any]], None
         hdf5.index_from_records(base, document)
     # The same error as for an answer without any list.
     assert str(caught.value) == str(empty.value)
-    assert caught.value.file == base.file
+    assert caught.value.file == base.file.path
 
 
 @pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE)

@@ -658,7 +658,7 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
         what = (
             "the data descriptor announced by its flag is missing"
             if bare and not length
-            else "unexpected bytes"
+            else "extra bytes"
         )
         fail(file, f"{what} after member {quote_member(entry.name)}", entry.header)
     said = data[len(data) - length :]

@@ -618,7 +618,7 @@ class ByteStream:
     def _require(self, length: int) -> None:
         if length > self.end - self.at:
             raise TruncatedError(
-                "unexpected end of data",
+                "the data is truncated",
                 file=self.file.path,
                 offset=self.at,
                 expected=f"{length:,} bytes",
