@@ -349,7 +349,7 @@ class _TarStorages:
             # The rank was four bytes of eight; the others were uninitialised.
             rank = stream.numbers(1)[0] & 0xFFFFFFFF
             if rank > RANK:
-                _fail_tar(f"a tensor with {rank:,} dimensions", stream)
+                _fail_tar(f"a tensor has too many dimensions: {rank:,}", stream)
             numbers = stream.numbers(2 * rank + 1)
             storage = self._owner(owner, kind, stream)
             key = _storage_key(said[0], stream)

@@ -97,6 +97,7 @@ _VARYING = (
     (r"(\S)\1{15,}", r"\1\1\1..."),  # how much of a long name is printed depends on its folder
     (r"[\d,]+ bytes are free", "N bytes are free"),
     (r"bytes from [\d,]+", "bytes from N"),
+    (r"expand [\d,]+ stored", "expand N stored"),
     (r"Error -\d+ while \w+ data: [\w ]+", "..."),
     (r"(the HDF5 library cannot read the file): .*", r"\1: ..."),
     (r"(the HDF5 reader process) (?:was killed by signal|exited with status) \d+", r"\1 ended"),

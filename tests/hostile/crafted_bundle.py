@@ -229,6 +229,7 @@ _PLACES = (
     _reads(
         "bytes-between",
         file(index_of(_APART | {b"b": entry(1, shape(4), 20, 16, CRC)}), FLOATS + b"hide" + FLOATS),
+        shows="b",
     ),
     _reads("shared-bytes", file(index_of({b"a": GOOD, b"b": GOOD})), shows="b"),
     _case(
