@@ -19,13 +19,12 @@ BAIT = "bait.bin"
 
 @dataclass(frozen=True)
 class Case:
-    """A crafted file.
+    """A crafted file and the statuses that the commands must have.
 
-    `make` writes it into an empty folder, beside which BAIT lies (`../bait.bin`), and returns what the
-    commands are given.
-    `inspect`, `digest`, `convert`, `eval` and `strict` (inspect --strict) are the statuses that the commands
-    must have (None: not run). `shows` is a name that inspect prints of a file that it lists. Sentences are
-    golden texts, and with `table` the rows of inspect's table too.
+    `make` writes it into an empty folder beside BAIT (`../bait.bin`) and returns the path for the commands.
+    `inspect`, `digest`, `convert`, `eval` and `strict` (inspect --strict) are statuses (None: not run).
+    `shows` is a name that inspect prints of a file that it lists. Sentences are in tests/golden/hostile.txt,
+    and with `table` the rows of inspect's table too.
     """
 
     name: str
@@ -36,9 +35,9 @@ class Case:
     convert: int | None = 2
     strict: int | None = None
     shows: str = ""
-    table: bool = False
     options: tuple[str, ...] = ()
     eval: int | None = None
+    table: bool = False
 
 
 def examine(case: Case, folder: Path) -> tuple[list[str], str]:
