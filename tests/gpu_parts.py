@@ -10,6 +10,9 @@ import time
 
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part
 
+NOT_INSTALLED = "a library is not installed"
+NO_DEVICE = "there is no device"
+
 
 def fine(context: Context) -> list[Check | Figure]:
     return [Check("small", 1.0, 2.0), Figure("size", 3.0, "us", {"rows": 1})]
@@ -24,7 +27,7 @@ def raises(context: Context) -> list[Check | Figure]:
 
 
 def absent(context: Context) -> list[Check | Figure]:
-    raise Absent("a library is not installed")
+    raise Absent(NOT_INSTALLED)
 
 
 def crashes(context: Context) -> list[Check | Figure]:
@@ -52,7 +55,7 @@ def facts(context: Context) -> dict[str, object]:
 
 
 def missing(context: Context) -> dict[str, object]:
-    raise Absent("there is no device")
+    raise Absent(NO_DEVICE)
 
 
 PARTS = (

@@ -152,7 +152,7 @@ class TestPlainPickle(WithoutChecksums):
         return put(folder, pickle.dumps(value, 4), "vars.pkl")
 
 
-def test_a_zip_is_listed_by_name(tmp_path):
+def test_a_zip_is_listed_by_name(tmp_path, golden):
     found = open_checkpoint(put(tmp_path, zipped()))
     names = list(variables())
     tensors = [(display(path), leaf) for path, leaf in found.tree.tensors()]
@@ -162,7 +162,7 @@ def test_a_zip_is_listed_by_name(tmp_path):
         np.testing.assert_array_equal(leaf.array(), array)
         assert leaf.role == "parameter"
     assert (found.format, found.integrity) == ("stable_baselines2", "crc32")
-    assert found.notes == ("policy stable_baselines.td3.policies.MlpPolicy",)
+    golden("\n".join(found.notes))
 
 
 @pytest.mark.parametrize("make", [lambda: zipped(), lambda: pickled(variables())], ids=["zip", "pickle"])
@@ -180,7 +180,7 @@ def test_settings_and_bounds_are_there(make, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_both_forms_of_parameters_in_a_pickle(protocol, tmp_path):
+def test_both_forms_of_parameters_in_a_pickle(protocol, tmp_path, golden):
     named = open_checkpoint(put(tmp_path, pickled(collections.OrderedDict(variables()), protocol), "a"))
     listed = open_checkpoint(put(tmp_path, pickled(list(variables().values()), protocol), "b"))
     for number, (name, array) in enumerate(variables().items()):
@@ -190,7 +190,7 @@ def test_both_forms_of_parameters_in_a_pickle(protocol, tmp_path):
         leaf = listed.tree[attr("params"), index(number)]
         np.testing.assert_array_equal(leaf.array(), array)
         assert (leaf.key, leaf.role, leaf.shape) == (f"params.{number}", "parameter", array.shape)
-    assert "does not name its variables" in listed.notes[-1]
+    golden(listed.notes[-1])
 
 
 def test_names_that_differ_in_their_output_number_only(tmp_path):
@@ -288,7 +288,7 @@ def test_a_large_array_is_a_span_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("data", [data for data, _ in ACTING.values()], ids=ACTING)
-def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch):
+def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch, golden):
     acted: list[int] = []
     monkeypatch.setattr(os, "getcwd", lambda: acted.append(1) or "/")
     hidden = b"\x80\x04]X\x11\x00\x00\x00stable_baselines.a" + data[:-1] + b"a."
@@ -297,10 +297,8 @@ def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch):
     for name, content in (("a.pkl", hidden), ("b.pkl", plain), ("c.zip", zipped(data=text))):
         found = open_checkpoint(put(tmp_path, content, name))
         [called_by_it] = dangerous_calls(found.code_references)
-        assert any(
-            f"would call {called_by_it}; nothing was run" in note
-            for note in audit_notes(found.code_references)
-        )
+        assert any(called_by_it in note for note in audit_notes(found.code_references))
+        golden("\n".join(audit_notes(found.code_references)))
     assert not acted
 
 
@@ -309,20 +307,20 @@ SHARED = b"\x80\x02]q\x00" + b"".join(
     b"0](h" + bytes((n,)) + b"h" + bytes((n,)) + b"e" + b"q" + bytes((n + 1,)) for n in range(30)
 ) + b"."  # fmt: skip
 HOSTILE = {
-    "100,000 levels": (DEEP, "nested too deep"),
-    "cut": (pickle.dumps(list(range(99)), 4)[:-3], "ends before"),
-    "bytes behind": (pickle.dumps([1], 4) + b"more", "bytes follow"),
-    "an array that its bytes do not fill": (
-        pickle.dumps(np.zeros(100), 4).replace(b"K\x64\x85", b"K\x65\x85", 1),
-        "do not fill its shape",
+    "100,000 levels": DEEP,
+    "cut": pickle.dumps(list(range(99)), 4)[:-3],
+    "bytes behind": pickle.dumps([1], 4) + b"more",
+    "an array that its bytes do not fill": pickle.dumps(np.zeros(100), 4).replace(
+        b"K\x64\x85", b"K\x65\x85", 1
     ),
 }
 
 
-@pytest.mark.parametrize(("data", "message"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_pickles_get_one_sentence(data, message, tmp_path):
-    with pytest.raises(FormatError, match=message):
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_pickles_get_one_sentence(data, tmp_path, golden):
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(put(tmp_path, data, "x.pkl"))
+    golden(caught.value)
 
 
 def test_shared_lists_are_bounded(tmp_path):
@@ -337,29 +335,30 @@ def test_joblib_is_named(tmp_path):
 
 
 WRONG = {
-    "names that are no list": ({"names": b'{"a": 1}'}, FormatError, "no list of names"),
-    "names that are no JSON": ({"names": b"["}, FormatError, "not JSON"),
-    "a name without an array": ({"names": b'["model/x:0"]'}, FormatError, "no array 'model/x:0'"),
-    "a name twice": ({"names": b'["model/log_ent_coef:0", "model/log_ent_coef:0"]'}, FormatError, "twice"),
-    "data that is no dict": ({"data": b"[]"}, FormatError, "no dict"),
-    "data 100,000 deep": ({"data": b"[" * 100_000}, FormatError, "nested too deeply"),
-    "a number of 5,000 digits": ({"data": b'{"a": ' + b"9" * 5000 + b"}"}, FormatError, "not JSON"),
-    "no base64": ({"data": b'{"a": {":serialized:": "*"}}'}, FormatError, "not base64"),
-    "no pickle": ({"data": b'{"a": {":serialized:": "AAAA"}}'}, FormatError, "opcode"),
-    "compressed": ({"method": zipfile.ZIP_DEFLATED}, UnsupportedError, "is compressed"),
+    "names that are no list": ({"names": b'{"a": 1}'}, FormatError),
+    "names that are no JSON": ({"names": b"["}, FormatError),
+    "a name without an array": ({"names": b'["model/x:0"]'}, FormatError),
+    "a name twice": ({"names": b'["model/log_ent_coef:0", "model/log_ent_coef:0"]'}, FormatError),
+    "data that is no dict": ({"data": b"[]"}, FormatError),
+    "data 100,000 deep": ({"data": b"[" * 100_000}, FormatError),
+    "a number of 5,000 digits": ({"data": b'{"a": ' + b"9" * 5000 + b"}"}, FormatError),
+    "no base64": ({"data": b'{"a": {":serialized:": "*"}}'}, FormatError),
+    "no pickle": ({"data": b'{"a": {":serialized:": "AAAA"}}'}, FormatError),
+    "compressed": ({"method": zipfile.ZIP_DEFLATED}, UnsupportedError),
 }
 
 
-@pytest.mark.parametrize(("change", "error", "message"), WRONG.values(), ids=WRONG)
-def test_archives_that_do_not_fit_together(change, error, message, tmp_path):
-    with pytest.raises(error, match=message) as caught:
+@pytest.mark.parametrize(("change", "error"), WRONG.values(), ids=WRONG)
+def test_archives_that_do_not_fit_together(change, error, tmp_path, golden):
+    with pytest.raises(error) as caught:
         open_checkpoint(put(tmp_path, zipped(**change)))
+    golden(caught.value)
     assert caught.value.file == str(tmp_path / "agent.zip")
 
 
-def test_arrays_that_are_not_listed_are_told(tmp_path):
+def test_arrays_that_are_not_listed_are_told(tmp_path, golden):
     found = open_checkpoint(put(tmp_path, zipped(names=b'["model/log_ent_coef:0"]')))
-    assert found.notes[-1] == f"arrays that 'parameter_list' does not name: {len(variables()) - 1}"
+    golden(found.notes[-1])
 
 
 def test_arrays_that_are_no_tensors_are_shown(tmp_path):
@@ -367,10 +366,11 @@ def test_arrays_that_are_no_tensors_are_shown(tmp_path):
     assert found.tree[attr("params"), key("names")] == ValueLeaf(Record("numpy.ndarray", "<U1[1]"))
 
 
-def test_a_cut_zip_is_said_to_be_cut(tmp_path):
+def test_a_cut_zip_is_said_to_be_cut(tmp_path, golden):
     whole = zipped()
-    with pytest.raises(FormatError, match="cut off"):
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(put(tmp_path, whole[: len(whole) // 2]))
+    golden(caught.value)
 
 
 def test_other_files_are_not_claimed(tmp_path):
@@ -393,6 +393,7 @@ def test_real_agents(name):
 
 
 @pytest.mark.corpus
-def test_a_link_kept_as_text_is_a_text_file():
-    with pytest.raises(CkpttoolError, match="text file"):
+def test_a_link_kept_as_text_is_a_text_file(golden):
+    with pytest.raises(CkpttoolError) as caught:
         open_checkpoint(str(ZOO / "td3_BipedalWalker-v3.zip.symlinktext"))
+    golden(caught.value.message)

@@ -31,6 +31,7 @@ from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import sb3 as stable_baselines2
 from tests import sb3_files as sb3
 from tests.conftest import ROOT, in_process
+from tests.golden_texts import Golden
 from tests.pickles import ACTING, importable, stand_in
 from tests.test_formats import FormatContract
 
@@ -113,7 +114,7 @@ def test_slots_that_fit_nothing_have_no_parameter(tmp_path: Path) -> None:
     assert set(found.values()) == {None}
 
 
-def test_settings_are_values_and_objects_are_inert(tmp_path: Path) -> None:
+def test_settings_are_values_and_objects_are_inert(tmp_path: Path, golden: Golden) -> None:
     found = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip"))
     tree = found.tree
     assert tree[DATA, key("gamma")] == ValueLeaf(0.99)
@@ -124,22 +125,16 @@ def test_settings_are_values_and_objects_are_inert(tmp_path: Path) -> None:
     assert tree[attr("system_info"), key("OS")] == ValueLeaf("Linux 6.1")
     assert found.writer == "Stable-Baselines3 2.9.2"
     assert found.integrity == "crc32"
-    assert found.notes == ("policy stable_baselines3.td3.policies.TD3Policy",)
+    golden("\n".join(found.notes))
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        ("stable_baselines3.dqn.policies.DQNPolicy", "a Q-network for discrete actions (DQN)"),
-        ("sbx.sac.policies.SACPolicy", "an agent of sbx (JAX)"),
-    ],
-)
-def test_other_algorithms_are_named(policy: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["stable_baselines3.dqn.policies.DQNPolicy", "sbx.sac.policies.SACPolicy"])
+def test_other_algorithms_are_named(policy: str, tmp_path: Path, golden: Golden) -> None:
     text = base64.b64encode(b"\x80\x02c" + "\n".join(policy.rsplit(".", 1)).encode() + b"\n.").decode()
     made = sb3.members({"policy": {}}, {})
     made["data"] = json.dumps({"policy_class": {":type:": "", ":serialized:": text}}).encode()
     found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert any(note.startswith(f"policy {policy}: ") and said in note for note in found.notes)
+    golden("\n".join(found.notes))
 
 
 def test_networks_of_jax_are_tensors(tmp_path: Path) -> None:
@@ -164,12 +159,13 @@ def test_networks_of_jax_are_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pickled", "name"), ACTING.values(), ids=ACTING)
-def test_settings_that_act_are_records(pickled: bytes, name: str, tmp_path: Path) -> None:
+def test_settings_that_act_are_records(pickled: bytes, name: str, tmp_path: Path, golden: Golden) -> None:
     text = base64.b64encode(b"\x80\x04" + pickled).decode()
     made = sb3.members(sb3.states(sb3.td3()), {})
     made["data"] = json.dumps({"x": {":type:": "", ":serialized:": text}}).encode()
     found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert any(name in note and "nothing was run" in note for note in audit_notes(found.code_references))
+    assert any(name in note for note in audit_notes(found.code_references))
+    golden("\n".join(audit_notes(found.code_references)))
     assert len([p for p, _ in found.tree.tensors() if p[0] == key("policy")]) == 28
 
 
@@ -184,31 +180,31 @@ def test_a_folder_that_a_zip_was_unpacked_into(tmp_path: Path) -> None:
     assert rows == {(row.key, row.sha256) for row in digest_checkpoint(open_checkpoint(path)).tensors}
 
 
-def test_compressed_members_are_explained(tmp_path: Path) -> None:
+def test_compressed_members_are_explained(tmp_path: Path, golden: Golden) -> None:
     made = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY))
     path = sb3.put(tmp_path / "a.zip", made, zipfile.ZIP_DEFLATED)
-    with pytest.raises(UnsupportedError, match=r"policy\.pth.*compressed") as caught:
+    with pytest.raises(UnsupportedError) as caught:
         open_checkpoint(path)
-    assert caught.value.hint is not None
-    assert "folder" in caught.value.hint
+    golden(caught.value)
 
 
 WRONG = {
-    "a member that is no torch file": ({"policy.pth": b"nothing"}, "not what torch.save writes"),
-    "data that is no dict": ({"data": b"[]"}, "no dict"),
-    "data 100,000 deep": ({"data": b"[" * 100_000}, "nested too deeply"),
-    "no base64": ({"data": b'{"a": {":serialized:": "*"}}'}, "not base64"),
-    "no pickle": ({"data": b'{"a": {":serialized:": "AAAA"}}'}, "opcode"),
-    "a long version": ({"_stable_baselines3_version": b"x" * 100_000}, "is too long"),
+    "a member that is no torch file": {"policy.pth": b"nothing"},
+    "data that is no dict": {"data": b"[]"},
+    "data 100,000 deep": {"data": b"[" * 100_000},
+    "no base64": {"data": b'{"a": {":serialized:": "*"}}'},
+    "no pickle": {"data": b'{"a": {":serialized:": "AAAA"}}'},
+    "a long version": {"_stable_baselines3_version": b"x" * 100_000},
 }
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_damage_is_one_sentence(change: dict[str, bytes], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_damage_is_one_sentence(change: dict[str, bytes], tmp_path: Path, golden: Golden) -> None:
     made = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY)) | change
     path = sb3.put(tmp_path / "a.zip", made)
-    with pytest.raises(FormatError, match=message) as caught:
+    with pytest.raises(FormatError) as caught:
         open_checkpoint(path)
+    golden(caught.value)
     assert caught.value.file == path
 
 
@@ -226,10 +222,10 @@ def test_the_checksum_of_an_archive_in_the_archive_is_verified(name: str, tmp_pa
     assert caught.value.file == str(path)
 
 
-def test_members_of_other_kinds_are_named(tmp_path: Path) -> None:
+def test_members_of_other_kinds_are_named(tmp_path: Path, golden: Golden) -> None:
     made = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY)) | {"README.md": b"hello"}
     found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert "members that are not listed: README.md" in found.notes
+    golden("\n".join(found.notes))
 
 
 def test_other_archives_are_not_claimed(tmp_path: Path) -> None:
@@ -267,11 +263,10 @@ def test_real_agents(name: str) -> None:
 
 
 @pytest.mark.corpus
-def test_the_command_line_names_the_agent() -> None:
+def test_the_command_line_names_the_agent(golden: Golden) -> None:
     ran = in_process("inspect", ZOO / "Pendulum-v1_1" / "Pendulum-v1.zip")
     assert ran.status == 0
-    assert "format stable_baselines3 (crc32 checksums), Stable-Baselines3 1.0rc0" in ran.out
-    assert "layout stable_baselines3: actor, actor_target, critic, critic_target" in ran.out
+    golden("\n".join(ran.out.splitlines()[1:4]))
 
 
 def test_statistics_alone_are_a_pickle_with_buffers(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from ckpttool.core import (
     limits,
 )
 from ckpttool.formats import Probe, tf_bundle
+from tests.golden_texts import Golden
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
@@ -349,13 +350,16 @@ def test_state_files(folder: Path, line: str) -> None:
     assert claim(folder) == claim(folder / "checkpoint") == str(folder / "ckpt-1")
 
 
-def test_state_files_lead_nowhere_else(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_state_files_lead_nowhere_else(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, golden: Golden
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     W["bundle"](elsewhere / "secret", {"w": b"\0\0\0\0"})
     for path in (elsewhere / "secret", os.path.relpath(elsewhere / "secret", folder)):
         (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"')
-        with pytest.raises(NotFoundError, match="not in its folder") as caught:
+        with pytest.raises(NotFoundError) as caught:
             claim(folder)
+        golden(str(caught.value).replace(str(path), "ELSEWHERE"))
         assert "ckpt-2" in str(caught.value.hint)
 
 
@@ -365,10 +369,10 @@ def test_state_file_without_a_latest(folder: Path) -> None:
         claim(folder)
 
 
-def test_folders_without_a_state_file(folder: Path) -> None:
-    with pytest.raises(UsageError, match="ckpt-1, ckpt-2") as caught:
+def test_folders_without_a_state_file(folder: Path, golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
         claim(folder)
-    assert "did you mean" in str(caught.value.hint)
+    golden(caught.value)
     (folder / "ckpt-1.index").unlink()
     assert claim(folder) == str(folder / "ckpt-2")
 
@@ -381,11 +385,12 @@ def test_paths_that_are_not_ours(tmp_path: Path) -> None:
         assert claim(path) is None
 
 
-def test_halves_of_a_checkpoint(folder: Path) -> None:
+def test_halves_of_a_checkpoint(folder: Path, golden: Golden) -> None:
     (folder / "ckpt-1.index").unlink()
     for path in (folder / "ckpt-1", folder / "ckpt-1.data-00000-of-00001"):
-        with pytest.raises(TruncatedError, match="index is missing"):
+        with pytest.raises(TruncatedError) as caught:
             claim(path)
+        golden(caught.value)
 
 
 def test_version_1_files_are_left_alone(tmp_path: Path) -> None:
@@ -393,49 +398,55 @@ def test_version_1_files_are_left_alone(tmp_path: Path) -> None:
     assert claim(tmp_path / "model.ckpt") is claim(tmp_path) is None
 
 
-def test_missing_shard(folder: Path) -> None:
+def test_missing_shard(folder: Path, golden: Golden) -> None:
     (folder / "ckpt-1.data-00000-of-00001").unlink()
     checkpoint = tf_bundle.read(str(folder / "ckpt-1"))
-    assert "ckpt-1.data-00000-of-00001 is missing" in checkpoint.notes[0]
-    with pytest.raises(TruncatedError, match=r"shard ckpt-1\.data-00000-of-00001 is missing"):
+    golden(checkpoint.notes[0])
+    with pytest.raises(TruncatedError) as caught:
         leaves(checkpoint)["w"].read()
+    golden(caught.value)
 
 
-def test_changed_and_truncated_shards(folder: Path) -> None:
+def test_changed_and_truncated_shards(folder: Path, golden: Golden) -> None:
     leaf = leaves(tf_bundle.read(str(folder / "ckpt-1")))["w"]
     (folder / "ckpt-1.data-00000-of-00001").write_bytes(b"\0\0\0")
     with pytest.raises(ChangedError):
         leaf.read()
-    with pytest.raises(TruncatedError, match="beyond the end"):
+    with pytest.raises(TruncatedError) as caught:
         tf_bundle.read(str(folder / "ckpt-1"))
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "error", "message"),
+    ("content", "error"),
     [
-        (b"", TruncatedError, "empty"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", FormatError, "Git LFS"),
-        (b"<!DOCTYPE html>" * 20, FormatError, "magic number"),
-        (table([]), FormatError, "no header"),
-        (table([(b"a", b"")]), FormatError, "no header"),
+        pytest.param(b"", TruncatedError, id="empty"),
+        pytest.param(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", FormatError, id="Git LFS"
+        ),
+        pytest.param(b"<!DOCTYPE html>" * 20, FormatError, id="magic number"),
+        pytest.param(table([]), FormatError, id="no header"),
+        pytest.param(table([(b"a", b"")]), FormatError, id="no header"),
     ],
 )
 def test_index_files_that_are_none(
-    folder: Path, content: bytes, error: type[Exception], message: str
+    folder: Path, content: bytes, error: type[Exception], golden: Golden
 ) -> None:
     (folder / "ckpt-1.index").write_bytes(content)
     assert claim(folder / "ckpt-1.index") is not None
-    with pytest.raises(error, match=message) as caught:
+    with pytest.raises(error) as caught:
         tf_bundle.read(str(folder / "ckpt-1"))
+    golden(caught.value)
     assert caught.value.file == str(folder / "ckpt-1.index")
 
 
-def test_special_files_are_not_opened(folder: Path) -> None:
-    for name, message in (("ckpt-1.data-00000-of-00001", "shard"), ("ckpt-1.index", "index")):
+def test_special_files_are_not_opened(folder: Path, golden: Golden) -> None:
+    for name in ("ckpt-1.data-00000-of-00001", "ckpt-1.index"):
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        with pytest.raises(FormatError, match=f"the {message} is not a regular file"):
+        with pytest.raises(FormatError) as caught:
             tf_bundle.read(str(folder / "ckpt-1"))
+        golden(caught.value)
 
 
 # Entries made by hand.
@@ -514,11 +525,12 @@ def test_headers(tmp_path: Path, bad: bytes, error: type[Exception] | None) -> N
         crafted(tmp_path, entries)
 
 
-def test_checksums(tmp_path: Path) -> None:
+def test_checksums(tmp_path: Path, golden: Golden) -> None:
     for crc in (b"\0\0\0\0", masked(b"other")):
         leaf = leaves(crafted(tmp_path, {b"w": entry(1, shape(4), 0, 16, crc)}))["w"]
-        with pytest.raises(FormatError, match="checksum"):
+        with pytest.raises(FormatError) as caught:
             leaf.read()
+        golden(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -571,7 +583,9 @@ def sliced(*extents: tuple[tuple[int, int | None], ...]) -> bytes:
 @pytest.mark.parametrize(
     ("number", "name", "low"), [(29, "int4", -8), (30, "uint4", 0), (31, "int2", -2), (32, "uint2", 0)]
 )
-def test_types_below_a_byte_take_one(tmp_path: Path, number: int, name: str, low: int) -> None:
+def test_types_below_a_byte_take_one(
+    tmp_path: Path, number: int, name: str, low: int, golden: Golden
+) -> None:
     # tensorflow/core/framework/types.proto; TensorFlow's own files are in test_tensorflow_reads.
     bits = int(name[-1])
     data = bytes((low + n) % (1 << bits) for n in range(1 << bits))
@@ -581,8 +595,9 @@ def test_types_below_a_byte_take_one(tmp_path: Path, number: int, name: str, low
     assert (leaf.dtype, leaf.read(), leaf.nbytes) == (name, data, len(data))
     assert leaf.array().astype(int).tolist() == list(range(low, low + len(data)))
     packed = entry(number, shape(len(data)), 0, len(data) // 2, masked(data[: len(data) // 2]))
-    with pytest.raises(FormatError, match="size does not fit"):
+    with pytest.raises(FormatError) as caught:
         crafted(tmp_path, {b"w": packed}, data)
+    golden(caught.value)
 
 
 def test_compressed_blocks(folder: Path) -> None:
@@ -612,13 +627,14 @@ def test_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 5])
-def test_a_tensor_without_all_of_its_slices_is_listed_only(tmp_path: Path, rows: int) -> None:
+def test_a_tensor_without_all_of_its_slices_is_listed_only(tmp_path: Path, rows: int, golden: Golden) -> None:
     data = np.arange(8, dtype=np.float32).tobytes()
     part = entry(1, shape(2, 2), 0, 16, masked(data[:16]))
     whole = entry(1, shape(rows, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))
     found = leaves(crafted(tmp_path, {**halves(part, part), b"w": whole}, data))
-    with pytest.raises(FormatError, match="do not cover"):
+    with pytest.raises(FormatError) as caught:
         found["w"].read()
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -653,15 +669,16 @@ def test_the_object_graph_must_be_one_sound_string(tmp_path: Path) -> None:
         assert caught.value.file is not None
 
 
-def test_an_object_graph_of_any_size_is_not_read(tmp_path: Path) -> None:
+def test_an_object_graph_of_any_size_is_not_read(tmp_path: Path, golden: Golden) -> None:
     # 16 GiB in a file that is a hole.
     with (tmp_path / "x.data-00000-of-00001").open("wb") as stream:
         stream.truncate(16 << 30)
     graph = entry(7, b"", 0, 16 << 30, b"\0" * 4)
     entries = {b"": header(), b"_CHECKPOINTABLE_OBJECT_GRAPH": graph}
     (tmp_path / "x.index").write_bytes(table(sorted(entries.items())))
-    with pytest.raises(LimitError, match="too large"):
+    with pytest.raises(LimitError) as caught:
         tf_bundle.read(str(tmp_path / "x"))
+    golden(caught.value)
 
 
 # Configurations, as TensorFlow 1.13 writes them (tensorflow/python/training/checkpointable/base.py,
@@ -741,9 +758,8 @@ def test_configurations_that_are_none(tmp_path: Path, config: bytes) -> None:
     with limits.using(replace(limits.Limits(), json_bytes=LONG)):
         checkpoint = with_configs(tmp_path, config, json.dumps(NORM).encode())
     assert [display(path) for path in checkpoint.tree.containers] == ["l1"]
-    assert checkpoint.notes == (
-        "l0/.ATTRIBUTES/OBJECT_CONFIG_JSON: not a configuration that can be read, passed over",
-    )
+    (note,) = checkpoint.notes
+    assert note.startswith("l0/.ATTRIBUTES/OBJECT_CONFIG_JSON: ")
 
 
 @pytest.mark.parametrize(
@@ -804,11 +820,11 @@ def test_listing_loads_no_numpy_and_no_framework(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 
-def test_the_record(folder: Path) -> None:
+def test_the_record(folder: Path, golden: Golden) -> None:
     checkpoint = tf_bundle.read(str(folder / "ckpt-2"))
     assert (checkpoint.format, checkpoint.integrity) == ("tensor_bundle", "crc32c")
     assert [Path(file.path).name for file in checkpoint.files] == [
         "ckpt-2.index",
         "ckpt-2.data-00000-of-00001",
     ]
-    assert checkpoint.writer == "tensor bundle version 1"
+    golden(checkpoint.writer)

@@ -13,6 +13,7 @@ import pytest
 
 from ckpttool.core import File, FormatError, LimitError, Span, limits
 from ckpttool.formats import hdf5
+from tests.golden_texts import Golden
 
 TEXT = base64.b64encode((2).to_bytes(8, "little") + b"ab").decode()
 ANSWER: dict[str, Any] = {
@@ -62,12 +63,12 @@ def base(tmp_path: Path) -> Span:
     return hdf5.whole_file(File.stamp(str(tmp_path / "x.h5")))
 
 
-def test_an_honest_answer_is_the_listing(base: Span) -> None:
+def test_an_honest_answer_is_the_listing(base: Span, golden: Golden) -> None:
     found = hdf5.index_from_records(base, ANSWER)
     assert list(found.datasets) == ["a", "c", "t"]
     assert found.datasets["a"].source == Span(base.file, 512, 16)
     assert found.same == {"b": "a"}
-    assert found.notes == ("x is a soft link",)
+    golden("\n".join(found.notes))
 
 
 def put(*steps: Any) -> Callable[[dict[str, Any]], None]:
@@ -139,15 +140,15 @@ NONSENSE = {
     "note is a dict": put("notes", [{}]),
 }
 ELSEWHERE = {
-    "offset beyond the file": (put("datasets", 0, "offset", 1020), "reach beyond the end"),
-    "offset far beyond": (put("datasets", 0, "offset", (1 << 64) - 8), "reach beyond the end"),
-    "chunk beyond the file": (put("datasets", 1, "chunks", 0, 1, 1020), "reach beyond the end"),
-    "another size": (put("datasets", 0, "stored", 8), "has 8 bytes for a shape of 16"),
-    "chunk outside of the shape": (put("datasets", 1, "chunks", 0, 0, [4]), "chunk outside of its shape"),
-    "address without size": (put("datasets", 0, "stored", 0), "has 0 bytes for a shape of 16"),
-    "shared bytes": (put("datasets", 1, "chunks", 0, 1, 520), "dataset a and dataset c claim the same bytes"),
-    "an object in data": (put("datasets", 2, "address", 513), "dataset a and another object claim the same"),
-    "data in an object": (put("datasets", 0, "offset", 128), "claim the same bytes"),
+    "offset beyond the file": put("datasets", 0, "offset", 1020),
+    "offset far beyond": put("datasets", 0, "offset", (1 << 64) - 8),
+    "chunk beyond the file": put("datasets", 1, "chunks", 0, 1, 1020),
+    "another size": put("datasets", 0, "stored", 8),
+    "chunk outside of the shape": put("datasets", 1, "chunks", 0, 0, [4]),
+    "address without size": put("datasets", 0, "stored", 0),
+    "shared bytes": put("datasets", 1, "chunks", 0, 1, 520),
+    "an object in data": put("datasets", 2, "address", 513),
+    "data in an object": put("datasets", 0, "offset", 128),
 }
 
 
@@ -155,19 +156,25 @@ ELSEWHERE = {
 def test_nonsense_is_refused(base: Span, change: Callable[[dict[str, Any]], None]) -> None:
     document = copy.deepcopy(ANSWER)
     change(document)
-    with pytest.raises(FormatError, match=r"x\.h5: the list of the file's datasets makes no sense"):
+    with pytest.raises(FormatError) as empty:
+        hdf5.index_from_records(base, {})
+    with pytest.raises(FormatError) as caught:
         hdf5.index_from_records(base, document)
+    # The same error as for an answer without any list.
+    assert str(caught.value) == str(empty.value)
+    assert caught.value.file == base.file.path
 
 
-@pytest.mark.parametrize(("change", "sentence"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_places_that_cannot_be_are_refused(base: Span, change: Any, sentence: str) -> None:
+@pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_places_that_cannot_be_are_refused(base: Span, change: Any, golden: Golden) -> None:
     document = copy.deepcopy(ANSWER)
     change(document)
-    with pytest.raises(FormatError, match=sentence):
+    with pytest.raises(FormatError) as caught:
         hdf5.index_from_records(base, document)
+    golden(caught.value)
 
 
-def test_many_small_bombs_are_one(base: Span) -> None:
+def test_many_small_bombs_are_one(base: Span, golden: Golden) -> None:
     row = {
         "path": "z",
         "address": 900,
@@ -183,28 +190,30 @@ def test_many_small_bombs_are_one(base: Span) -> None:
             "z1"
         ].source.read() == bytes(1000)
         found = hdf5.index_from_records(base, ANSWER | {"datasets": rows}).datasets
-        with pytest.raises(LimitError, match="the file's datasets declare 3,000 bytes and store 1,024"):
+        with pytest.raises(LimitError) as caught:
             found["z0"].source.read()
+        golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    "said",
     [
-        (b"", "no answer that can be read"),
-        (b"[" * 10_000, "no answer that can be read"),
-        (b"[]", "no answer that can be read"),
-        (b'{"refused": 7}', "no answer that can be read"),
-        (b'{"refused": ["format"]}', "no answer that can be read"),
-        (b'{"refused": ["limit", "deep", "hdf5_depth", "x"]}', "no answer that can be read"),
-        (b'{"refused": ["limit", "deep", "__class__", 3]}', "no answer that can be read"),
-        (b'{"refused": ["what", "\\u001b[2J\\n\\ud800"]}', r"x: \?\[2J\?\?$"),
-        (b'{"a":' + b"[]," * 20_000 + b"[]]}", "the list of the file's datasets is too long"),
-        (b" " * 300_000, "the list of the file's datasets is too long"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"[" * 10_000, id="deep"),
+        pytest.param(b"[]", id="list"),
+        pytest.param(b'{"refused": 7}', id="number"),
+        pytest.param(b'{"refused": ["format"]}', id="no sentence"),
+        pytest.param(b'{"refused": ["limit", "deep", "hdf5_depth", "x"]}', id="text as number"),
+        pytest.param(b'{"refused": ["limit", "deep", "__class__", 3]}', id="unknown limit"),
+        pytest.param(b'{"refused": ["what", "\\u001b[2J\\n\\ud800"]}', id="control characters"),
+        pytest.param(b'{"a":' + b"[]," * 20_000 + b"[]]}", id="many values"),
+        pytest.param(b" " * 300_000, id="many bytes"),
     ],
 )
-def test_what_a_broken_process_says_is_one_sentence(said: bytes, sentence: str) -> None:
+def test_what_a_broken_process_says_is_one_sentence(said: bytes, golden: Golden) -> None:
     with (
         limits.using(replace(limits.Limits(), hdf5_objects=1000)),
-        pytest.raises(FormatError, match=sentence),
+        pytest.raises(FormatError) as caught,
     ):
         hdf5._parse_output(said, 0, "x")
+    golden(caught.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import hostile
+from tests.golden_texts import Golden
 from tests.hostile.case import Case, examine
 
 
@@ -27,5 +28,8 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_crafted_file_gets_its_verdict_and_nothing_more(case: Case, tmp_path: Path) -> None:
-    assert examine(case, tmp_path) == []
+def test_a_crafted_file_gets_its_verdict_and_nothing_more(case: Case, tmp_path: Path, golden: Golden) -> None:
+    faults, shown = examine(case, tmp_path)
+    if shown:
+        golden(shown)
+    assert faults == []

@@ -27,6 +27,7 @@ from ckpttool.commands.save import save
 from ckpttool.core import Container, Inline, Leaf, attr, shorten
 from ckpttool.formats import CheckpointState, tf_common
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
 
@@ -55,7 +56,7 @@ def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = 
 # --- The tree ---------------------------------------------------------------------------------------
 
 
-def test_a_module_has_its_sums_its_class_and_its_activation() -> None:
+def test_a_module_has_its_sums_its_class_and_its_activation(golden: Golden) -> None:
     found = listing(
         rows(
             ("net/l1/kernel", (4, 64), {"trainable": False}),
@@ -69,17 +70,7 @@ def test_a_module_has_its_sums_its_class_and_its_activation() -> None:
         },
     )
     lines = render_tree(found, TreeView(quiet=True)).splitlines()
-    assert [re.sub(" +", " ", line.strip()) for line in lines] == [
-        "parameters size",
-        "net 448 2.05 kB",
-        "l1 Dense relu 320 1.28 kB",
-        "kernel float32[4, 64] 256 1.02 kB frozen",
-        "bias float32[64] 64 256 B",
-        "l2 Dense 128 512 B",
-        "kernel float32[64, 2] 128 512 B",
-        "norm 256 B",
-        "mean float32[64] 256 B buffer",
-    ]
+    golden("\n".join(lines))
     assert len({line.index("B") for line in lines if "B" in line and "Dense" not in line}) == 1
     documents = {module.path: module.document() for module in found.modules}
     assert documents["net/l1"] == {
@@ -131,8 +122,9 @@ def test_shortened_text_keeps_both_ends(width: int) -> None:
 
 def test_aliases_are_listed_whole() -> None:
     ran = in_process("inspect", TF_SAMPLE, "--aliases", "--glob", "critic/q1/l1/*", "--quiet")
-    assert "      also policy/critic_optimizer/_trainable_variables/0\n" in ran.out
-    assert "also" not in in_process("inspect", TF_SAMPLE, "--quiet").out
+    alias = "policy/critic_optimizer/_trainable_variables/0\n"
+    assert alias in ran.out
+    assert alias not in in_process("inspect", TF_SAMPLE, "--quiet").out
 
 
 def test_replayed_experience_is_no_parameter() -> None:
@@ -150,11 +142,11 @@ def test_the_document_lists_modules() -> None:
     assert "graph" not in document
 
 
-def test_an_unknown_order_is_refused() -> None:
-    assert "order" in refused(in_process("inspect", TF_SAMPLE, "--sort", "colour"))
+def test_an_unknown_order_is_refused(golden: Golden) -> None:
+    golden(refused(in_process("inspect", TF_SAMPLE, "--sort", "colour")))
 
 
-def test_signatures_are_a_few_clean_lines() -> None:
+def test_signatures_are_a_few_clean_lines(golden: Golden) -> None:
     details = {
         "tags": [["serve"], ["serve", "gpu"]],
         "signatures": {
@@ -165,17 +157,11 @@ def test_signatures_are_a_few_clean_lines() -> None:
             "empty": {},
         },
     }
-    assert signature_lines(details, 80) == [
-        "tags serve; serve, gpu",
-        r"signature serving\x1b",
-        "  obs float32[?, 3] -> action float32[...]",
-        "signature empty",
-        "  nothing -> nothing",
-    ]
+    golden("\n".join(signature_lines(details, 80)))
     many = {"signatures": {f"s{n}": {"inputs": {f"i{k}": {} for k in range(50)}} for n in range(30)}}
     lines = signature_lines(many, 80)
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "and 18 more signatures"
+    golden(lines[-1])
     assert signature_lines({}, 80) == signature_lines({"signatures": [1], "tags": 3}, 80) == []
 
 
@@ -207,11 +193,10 @@ def test_a_folder_shows_its_checkpoints_and_what_the_latest_holds() -> None:
     assert "kernel" in text
 
 
-def test_without_a_state_file_a_folder_is_only_listed(folder: Path) -> None:
+def test_without_a_state_file_a_folder_is_only_listed(folder: Path, golden: Golden) -> None:
     ran = in_process("inspect", folder)
     assert ran.status == 0, ran.err
-    assert "3 checkpoints" in ran.out
-    assert "latest; look at" in ran.out
+    golden(ran.out.splitlines()[-1])
     assert ran.out.strip().endswith("ckpt-15000")
     assert "kernel" not in ran.out
     document = in_process("inspect", folder, "--json").json()
@@ -254,12 +239,13 @@ def test_a_state_file_of_another_machine(folder: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     ['model_checkpoint_path: "gone-1"', 'model_checkpoint_path: "x', 'all_model_checkpoint_paths: "x"'],
+    ids=["gone", "open quote", "no latest"],
 )
-def test_a_state_file_that_does_not_help(folder: Path, content: str) -> None:
+def test_a_state_file_that_does_not_help(folder: Path, content: str, golden: Golden) -> None:
     (folder / "checkpoint").write_text(content)
     ran = in_process("inspect", folder)
     assert ran.status == 0, ran.err
-    assert "state file" in ran.out
+    golden("\n".join(line for line in ran.out.splitlines() if line.startswith("note: ")))
     assert len(re.findall(r"^ *[\d,]+ .*ckpt-\d+$", ran.out, re.MULTILINE)) == 3
     refused(in_process("digest", folder))
 
@@ -285,7 +271,6 @@ def test_hostile_names_in_a_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     ran = in_process("inspect", tmp_path)
     assert ran.status == 0, ran.err
-    assert "3 checkpoints" in ran.out
     assert "\x1b" not in ran.out
     assert len(in_process("inspect", tmp_path, "--json").json()["checkpoints"]) == 3
 
@@ -403,7 +388,7 @@ def test_plain_values_have_the_whole_line(tmp_path: Path) -> None:
     assert max(map(len, ran.out.splitlines()[1:])) <= 80
 
 
-def test_a_numbered_layer_has_its_own_name() -> None:
+def test_a_numbered_layer_has_its_own_name(golden: Golden) -> None:
     found = listing(
         rows(
             ("model/_operations/1/kernel", (2,), {"name": "mlp/hidden/kernel"}),
@@ -425,8 +410,7 @@ def test_a_numbered_layer_has_its_own_name() -> None:
         "model", "_operations", "1 hidden", "2",
     ]  # fmt: skip
     text = render_tree(found, TreeView(quiet=True, depth=2))
-    assert "out: Dense relu (1 tensor)" in text
-    assert text.count("(1 tensor)") == 3
+    golden(text)
     assert not re.search("adam|: y| y ", text)
 
 

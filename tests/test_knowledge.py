@@ -32,9 +32,12 @@ def test_a_fact_that_a_file_says_is_no_habit() -> None:
     tree = select_network_leaves(torch_agent(["l1", "l2", "l3"]), binding)
     read = restore.read_metadata(replace(binding, facts=facts), tree)
     assert (read.action_low, read.action_high, read.env) == ([-2.0], [2.0], {"id": "A-v1"})
-    assert read.provenance["action_low"] == "read from data/spaces"
-    assert read.provenance["env"] == "read from args"
-    assert read.provenance["head"] == "assumed: the habit of layout td3_torch"
+    assert read.is_read("action_low")
+    assert read.origin("action_low") == "data/spaces"
+    assert read.is_read("env")
+    assert read.origin("env") == "args"
+    assert read.is_assumed("head")
+    assert read.origin("head").endswith("td3_torch")
 
 
 SAID = {"head": "read from x"}
@@ -93,7 +96,8 @@ def test_the_weights_own_action_map_gives_the_bounds_and_comes_back() -> None:
     held = Tree({**agent, scale: vector(*[3.0] * act), bias: vector(*[1.0] * act)})
     read = restore.read_metadata(binding, held)
     assert (read.action_low, read.action_high) == ([-2.0] * act, [4.0] * act)
-    assert read.provenance["action_low"] == "read from the weights"
+    assert read.is_read("action_low")
+    assert read.origin("action_low") == "weights"
     made = restore.action_map(read, agent)
     assert [made[path].array().tolist() for path in (scale, bias)] == [[3.0] * act, [1.0] * act]
     assert restore.action_map(read, held) == {}

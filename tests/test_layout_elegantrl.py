@@ -14,6 +14,7 @@ from ckpttool.core import Leaf, UnsupportedError, attr, display
 from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
+from tests.golden_texts import Golden
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
 
@@ -94,7 +95,8 @@ def test_the_module_says_its_activations(tmp_path: Path) -> None:
     path = whole(tmp_path, actor, "actor__000000001024.pt")
     obs = observations(OBS)
     close(actions(path, obs), actor(seen(obs)))
-    assert restore_agent(path).known.provenance["activations"] == "read from net"
+    assert restore_agent(path).known.is_read("activations")
+    assert restore_agent(path).known.origin("activations") == "net"
 
 
 def test_every_tensor_of_a_policy_has_a_place(tmp_path: Path) -> None:
@@ -119,9 +121,10 @@ def test_a_critic_is_known_by_its_inputs(inputs: int, title: str, tmp_path: Path
         agent.runnable(title)
 
 
-def test_a_choice_among_actions_is_not_played(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="cannot be run"):
+def test_a_choice_among_actions_is_not_played(tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(UnsupportedError) as caught:
         restore_agent(whole(tmp_path, ActorDiscretePPO())).runnable("actor")
+    golden(caught.value)
 
 
 def test_the_last_layer_of_sac_is_two(tmp_path: Path) -> None:

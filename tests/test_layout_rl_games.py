@@ -16,6 +16,7 @@ from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError
 from ckpttool.networks import numpy_backend, policy_network
+from tests.golden_texts import Golden
 from tests.restored import observations, same, wiring
 
 torch = pytest.importorskip("torch")
@@ -90,7 +91,7 @@ def test_mu_is_limited_and_mapped_to_the_bounds(
 
 
 @pytest.mark.parametrize("place", ["config.yaml", "params/agent.yaml"])
-def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: Path) -> None:
+def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: Path, golden: Golden) -> None:
     file, mu = saved(tmp_path, nn.ReLU)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     text = (
@@ -103,5 +104,6 @@ def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: P
     (tmp_path / place).write_text(text.replace("MU", "tanh"))
     close(file, NO_FACTS, obs, 2 * mu(obs).tanh() + 1)
     (tmp_path / place).write_text(text.replace("relu", "selu"))
-    with pytest.raises(UnsupportedError, match="actor"):
+    with pytest.raises(UnsupportedError) as caught:
         restore_agent(file).runnable("actor")
+    golden(caught.value)

@@ -11,6 +11,7 @@ from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Tree, UnsupportedError, display
 from ckpttool.formats import tf_bundle
 from ckpttool.libraries import recognize_tree, rlgraph
+from tests.golden_texts import Golden
 from tests.restored import (
     HIGH,
     LOW,
@@ -68,7 +69,7 @@ class TestRlgraph(LayoutContract):
         return tensorflow_tree(sac())
 
 
-def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
+def test_actions_and_values_are_its_networks(tmp_path: Path, golden: Golden) -> None:
     arrays = sac()
     path = written(arrays, tmp_path / "sac")
     mean = run(arrays, policy(("hidden2", "hidden10")), observations())[:, :2]
@@ -82,7 +83,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     ):
         same(q_values(path, title), run(arrays, stack(name), seen))
     assert without_a_way(path) == []
-    assert unknown(restore_agent(path)) == ["the action bounds", "the activations"]
+    golden("\n".join(unknown(restore_agent(path))))
 
 
 def test_the_deviation_is_the_second_half() -> None:

@@ -13,6 +13,7 @@ import pytest
 from ckpttool.core import Tree, unknown_fact
 from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT
 from ckpttool.libraries import recognize_tree
+from tests.golden_texts import Golden
 from tests.restored import bound, played
 from tests.test_layouts import LayoutContract
 from tests.trees import torch_dense, torch_tree
@@ -181,10 +182,10 @@ def test_the_filters_statistics_are_used(obs: np.ndarray, count: int) -> None:
     np.testing.assert_allclose(played(tree, obs), wanted, atol=1e-5)
 
 
-def test_a_filter_that_saw_nothing_is_said() -> None:
-    assert bound(with_filter(sac(), 0)).facts.lacks == (
-        unknown_fact("observation statistics", "statistics of observations: the filter saw none"),
-    )
+def test_a_filter_that_saw_nothing_is_said(golden: Golden) -> None:
+    (lacking,) = bound(with_filter(sac(), 0)).facts.lacks
+    assert lacking == unknown_fact("observation statistics", lacking.value)
+    golden(lacking.value)
 
 
 def test_what_the_config_says() -> None:

@@ -20,6 +20,7 @@ from ckpttool.networks import CallLog, ModelSpec, model_child, worker
 from tests import tensorflow_child
 from tests.conftest import ROOT, refused
 from tests.conftest import in_process as run
+from tests.golden_texts import Golden
 
 HERE = ROOT / "tests"
 WITHIN = 1e-5
@@ -339,25 +340,23 @@ def test_what_stays_open_keeps_its_initial_values_if_that_is_allowed(tmp_path: P
 
 
 @pytest.mark.torch
-def test_one_name_and_two_shapes_is_told_with_both(tmp_path: Path) -> None:
+def test_one_name_and_two_shapes_is_told_with_both(tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(MappingError) as caught:
         fill(dense(tmp_path, "fc", outputs=5), str(tmp_path / "out.pt"), "torch", "like_small:Named")
-    assert "fc and fc belong together" in str(caught.value)
+    golden(caught.value)
     assert "[4, 5]" in str(caught.value)
     assert "[4, 4]" in str(caught.value)
 
 
 @pytest.mark.torch
-def test_shapes_that_fit_nothing_are_told_with_both(tmp_path: Path) -> None:
+def test_shapes_that_fit_nothing_are_told_with_both(tmp_path: Path, golden: Golden) -> None:
     source = dense(tmp_path, "q", outputs=5)
     found = fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
-    (note,) = [note for note in found.report.notes if "nothing in the source fits" in note]
-    assert "fc (dense kernel [4, 4])" in note
-    assert "q (dense kernel [4, 5])" in note
+    golden("\n".join(found.report.notes))
 
 
 @pytest.mark.torch
-def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path) -> None:
+def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path, golden: Golden) -> None:
     generator = np.random.default_rng(2)
     kernel = generator.standard_normal((4, 4))
     source, target = arrays(tmp_path, fc__kernel=kernel, fc__bias=np.zeros(4)), tmp_path / "out.pt"
@@ -366,14 +365,12 @@ def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path) ->
     assert "--cast" in str(caught.value.hint)
     assert fill(source, str(target), "torch", "like_small:Named", cast=True).digest
     assert (loaded(target)["fc.weight"] == kernel.T.astype(np.float32)).all()
-    assert any(
-        "round to float32" in line["rule"]
-        for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules
-    )
+    rules = {line["rule"] for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules}
+    golden("\n".join(sorted(rules)))
 
 
 @pytest.mark.torch
-def test_narrower_numbers_are_held_exactly(tmp_path: Path) -> None:
+def test_narrower_numbers_are_held_exactly(tmp_path: Path, golden: Golden) -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.bfloat16, torch.float16):
         weight = torch.randn(4, 4).to(dtype)
@@ -384,7 +381,7 @@ def test_narrower_numbers_are_held_exactly(tmp_path: Path) -> None:
         found = torch.load(target)["fc.weight"]
         assert found.dtype == torch.float32
         assert torch.equal(found.nan_to_num(), weight.float().nan_to_num())
-        assert any("cast to float32" in each.rule for each in done.report.mapped)
+        golden("\n".join(sorted({each.rule for each in done.report.mapped})))
 
 
 @pytest.mark.torch
@@ -422,9 +419,9 @@ def test_a_lazy_module_gets_its_shape_from_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path) -> None:
+def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path, golden: Golden) -> None:
     one, two = (np.full((4, 4), number, np.float32) for number in (1, 2))
-    with pytest.raises(MappingError, match="one tensor where the source has two"):
+    with pytest.raises(MappingError) as caught:
         fill(
             arrays(tmp_path, one__kernel=one, two__kernel=two),
             "out.pt",
@@ -432,6 +429,7 @@ def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path) -> None:
             "like_small:TiedPair",
             dry_run=True,
         )
+    golden(caught.value)
     same = fill(
         arrays(tmp_path, one__kernel=one, two__kernel=one),
         str(tmp_path / "out.pt"),
@@ -443,38 +441,39 @@ def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_a_model_that_holds_other_values_afterwards_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     monkeypatch.setattr(InThisProcess, "load", lambda *_: None)
-    with pytest.raises(MappingError, match="other values"):
+    with pytest.raises(MappingError) as caught:
         fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    golden(caught.value)
     assert [file.name for file in tmp_path.iterdir()] == ["source.npz"]
 
 
-WRONG = {
-    "nowhere_at_all:X": "no module nowhere_at_all",
-    "like_broken:raisses": "like_broken has no raisses",
-    "like_broken:raises": "raises ValueError: no model of width 1",
-    "like_broken:leaves": "raises SystemExit: usage: train.py",
-    "like_broken:no_model": "makes no model",
-    "like_broken:NUMBER": "makes no model",
-    "like_broken": "--like takes package.module:factory",
-    "like_broken.py:raises": "not of a file",
-}
+WRONG = (
+    "nowhere_at_all:X",
+    "like_broken:raisses",
+    "like_broken:raises",
+    "like_broken:leaves",
+    "like_broken:no_model",
+    "like_broken:NUMBER",
+    "like_broken",
+    "like_broken.py:raises",
+)
 
 
 @pytest.mark.parametrize("factory", WRONG)
-def test_a_wrong_factory_is_one_sentence(factory: str, tmp_path: Path) -> None:
+def test_a_wrong_factory_is_one_sentence(factory: str, tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(UsageError) as caught:
         fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", factory)
-    assert WRONG[factory] in str(caught.value)
+    golden(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_factory_that_raises_in_its_process_is_one_sentence(tmp_path: Path) -> None:
+def test_a_factory_that_raises_in_its_process_is_one_sentence(tmp_path: Path, golden: Golden) -> None:
     source = dense(tmp_path, "fc")
     ran = run("convert", source, tmp_path / "out.pt", "--like", "like_broken:raises", cwd=HERE)
-    assert WRONG["like_broken:raises"] in refused(ran)
+    golden(refused(ran))
 
 
 @pytest.mark.torch
@@ -551,7 +550,7 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
 
 
 @pytest.mark.torch
-def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path) -> None:
+def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path, golden: Golden) -> None:
     torch = pytest.importorskip("torch")
     kernels = {
         "conv/kernel": np.zeros((3, 3, 3, 4), np.float32),
@@ -570,7 +569,7 @@ def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path) ->
     wanted = norm["bn/gamma"].reshape(6, 6, 4).transpose(2, 0, 1).reshape(-1)
     np.testing.assert_array_equal(state["bn.weight"].numpy(), wanted)
     # What the shapes cannot tell is said here as without --like.
-    assert any("for SAME and strides above 1" in note for note in done.report.notes)
+    golden("\n".join(done.report.notes))
 
 
 @pytest.mark.torch

@@ -32,6 +32,7 @@ from ckpttool.core import (
 )
 from ckpttool.networks import audit, compare_names, copy_values, flatten_with_path, state_dict, submodules
 from tests.conftest import ROOT
+from tests.golden_texts import Golden
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -164,10 +165,11 @@ def test_lazy_conjugates_are_read_as_what_they_mean() -> None:
     assert same(leaf_of(flatten_with_path([tensor.imag]), "0").array(), tensor.imag)
 
 
-def test_what_has_no_value_is_said_when_it_is_read() -> None:
+def test_what_has_no_value_is_said_when_it_is_read(golden: Golden) -> None:
     meta = flatten_with_path(nn.Linear(2, 2, device="meta"))
-    with pytest.raises(UnsupportedError, match="meta device"):
+    with pytest.raises(UnsupportedError) as caught:
         leaf_of(meta, "weight").read()
+    golden(caught.value)
     with pytest.raises(UnsupportedError, match="sparse_coo"):
         leaf_of(flatten_with_path([torch.eye(2).to_sparse()]), "0").read()
     lazy = flatten_with_path(nn.LazyLinear(3))
@@ -226,7 +228,7 @@ def test_a_live_module_is_digested_and_saved(tmp_path: Path) -> None:
     assert list(torch.load(nested, weights_only=True)["l"]) == ["bias", "weight"]
 
 
-def test_what_was_not_registered_is_told_with_its_reason() -> None:
+def test_what_was_not_registered_is_told_with_its_reason(golden: Golden) -> None:
     class Held:
         def __init__(self) -> None:
             self.layer = nn.Linear(1, 1, bias=False)
@@ -240,16 +242,7 @@ def test_what_was_not_registered_is_told_with_its_reason() -> None:
     net.again = [net.l1]
     net.mean = np.zeros(7)
     told = {display(row.path): row.reason for row in audit(net).unsaved}
-    assert told == {
-        "mask": "a buffer registered with persistent=False",
-        "plain": "a plain attribute: neither a Parameter nor a registered buffer",
-        "layers/0/weight": "in a list that is not tracked",
-        "held/layer/weight": "in a Held, which is no Module",
-        "some/0": "in a set",
-        "act/captured": "held by a function",
-        "act/0": "held by a function",
-        "mean": "an array of NumPy, which no framework saves",
-    }
+    golden("\n".join(f"{path}: {reason}" for path, reason in sorted(told.items())))
     row = next(row for row in audit(net).unsaved if row.path[-1] == attr("plain"))
     assert (row.dtype, row.shape) == ("float32", (2,))
     assert row.document()["keys"] == [{"attr": "plain"}]
@@ -299,7 +292,7 @@ def test_a_restore_reaches_what_load_state_dict_reports(data: st.DataObject) -> 
     assert sorted(str(path[0].value) for path in by_trees.unused) == sorted(said.unexpected_keys)
 
 
-def test_a_live_module_is_the_skeleton_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_live_module_is_the_skeleton_of_its_checkpoint(tmp_path: Path, golden: Golden) -> None:
     net, other = Net(), Net()
     torch.save(net.state_dict(), tmp_path / "net.pt")
     stored = ckpttool.open(str(tmp_path / "net.pt")).tree
@@ -311,12 +304,14 @@ def test_a_live_module_is_the_skeleton_of_its_checkpoint(tmp_path: Path) -> None
     back = copy_values(stored, flatten_with_path(other))
     assert list(back) == list(stored)
     assert same(leaf_of(back, "frozen").array(), other.frozen)
-    with pytest.raises(MappingError, match="nothing has the name of mask"):
+    with pytest.raises(MappingError) as caught:
         copy_values(flatten_with_path(other), stored)
+    golden(caught.value)
     narrow = Net()
     narrow.l2 = nn.Linear(5, 2)
-    with pytest.raises(MappingError, match="do not fit"):
+    with pytest.raises(MappingError) as caught:
         copy_values(state_dict(narrow), stored)
+    golden(caught.value)
     assert [row.document() for row in compare_names(state_dict(narrow), stored).different] == [
         {
             "path": "l2/weight",
@@ -393,9 +388,10 @@ def test_steps_are_typed() -> None:
     ]
 
 
-def test_a_tensor_has_no_path_and_numbers_hold_nothing() -> None:
-    with pytest.raises(UsageError, match="nothing below"):
+def test_a_tensor_has_no_path_and_numbers_hold_nothing(golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
         flatten_with_path(torch.zeros(1))
+    golden(caught.value)
     assert len(flatten_with_path(5)) == 0
     arrays = flatten_with_path({"mean": np.arange(3.0)}, predicate=lambda _: True)
     assert np.array_equal(leaf_of(arrays, "mean").array(), np.arange(3.0))

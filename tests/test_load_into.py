@@ -17,6 +17,7 @@ from ckpttool.core import MappingError, NotFoundError, UnsupportedError, UsageEr
 from ckpttool.networks import ModelSpec
 from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.golden_texts import Golden
 from tests.model_pairs import programs
 from tests.test_like import InThisProcess
 
@@ -86,10 +87,10 @@ def test_types_and_memory_of_the_model_stay() -> None:
     assert torch.equal(model[0].weight, wanted)
 
 
-def test_a_network_of_an_agent_is_found_by_its_canonical_name() -> None:
+def test_a_network_of_an_agent_is_found_by_its_canonical_name(golden: Golden) -> None:
     ours = net(*ACTOR)
     done = ckpttool.load_into(ours, TF, part="actor")
-    assert done.report.notes[0] == "read as an agent of layout td3_tf"
+    golden(done.report.notes[0])
     assert done.report.mapped[0].source.startswith("policy/actor/")
     critic = net(4, 64, 64, 1)
     assert ckpttool.load_into(critic, PT, layout="auto", part="critic/q2").complete
@@ -97,38 +98,37 @@ def test_a_network_of_an_agent_is_found_by_its_canonical_name() -> None:
     assert any(
         np.array_equal(critic["l1"].weight.detach().numpy(), h.numpy()) for h in wanted.tensors().values()
     )
-    with pytest.raises(UsageError, match="nothing below this path") as caught:
+    with pytest.raises(UsageError) as caught:
         ckpttool.load_into(ours, PT, layout="auto", part="critics")
-    assert str(caught.value.hint).startswith("the agent's networks are actor, ")
-    with pytest.raises(UsageError, match="not of layout cleanrl"):
+    golden(caught.value)
+    with pytest.raises(UsageError) as caught:
         ckpttool.load_into(ours, PT, layout="cleanrl")
+    golden(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said", "hint"),
+    ("model", "options"),
     [
-        (
+        pytest.param(
             row(*ACTOR),
             {},
-            "6 of the tensors of a live Sequential would not be filled, so none was",
-            "part= takes one",
+            id="an agent",
         ),
-        (net(5, 64, 64, 1), {"part": "actor"}, "belong together and do not fit", "match="),
-        (
+        pytest.param(net(5, 64, 64, 1), {"part": "actor"}, id="another shape"),
+        pytest.param(
             net(*ACTOR, 1),
             {"part": "actor"},
-            "2 of the tensors of a live ModuleDict",
-            "nothing in the source fits l4",
+            id="one layer more",
         ),
-        (row(64, 64, 64, 64), {"part": "critic"}, "6 of the tensors", "could fill"),
-        (row(64, 64), {"part": "critic"}, "2 of the tensors", "could fill"),
+        pytest.param(row(64, 64, 64, 64), {"part": "critic"}, id="two networks"),
+        pytest.param(row(64, 64), {"part": "critic"}, id="one layer"),
     ],
 )
-def test_nothing_changes_unless_all_is_filled(model: Any, options: Any, said: str, hint: str) -> None:
+def test_nothing_changes_unless_all_is_filled(model: Any, options: Any, golden: Golden) -> None:
     before = state(model)
-    with pytest.raises(MappingError, match=said) as caught:
+    with pytest.raises(MappingError) as caught:
         ckpttool.load_into(model, TF if "part" not in options else PT, **options)
-    assert hint in str(caught.value.hint)
+    golden(caught.value)
     assert unchanged(model, before)
 
 
@@ -156,12 +156,13 @@ def test_what_fits_is_filled_where_that_is_wanted() -> None:
     assert {**document, "loaded": False} == told.document()
 
 
-def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path) -> None:
+def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path, golden: Golden) -> None:
     torch.save({"first.weight": torch.ones(2, 2), "second.weight": torch.zeros(2, 2)}, tmp_path / "x.pt")
     model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("mean", "spread")})
     before = state(model)
-    with pytest.raises(MappingError, match="none was") as caught:
+    with pytest.raises(MappingError) as caught:
         ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    golden(caught.value)
     assert "match=" in str(caught.value.hint)
     assert "'first': '" not in str(caught.value.hint)
     assert unchanged(model, before)
@@ -204,20 +205,22 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
         ckpttool.load_into(model, str(tmp_path / "none.pt"))
 
 
-def test_a_tensor_that_cannot_change_gives_the_others_back(tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_change_gives_the_others_back(tmp_path: Path, golden: Golden) -> None:
     torch.save(net(3, 64, 64, 2).state_dict(), tmp_path / "x.pt")
     model = net(3, 64, 64, 2)
     # Two elements with one place in memory.
     del model["l3"].bias
     model["l3"].register_buffer("bias", torch.zeros(1).expand(2))
     before = state(model)
-    with pytest.raises(UnsupportedError, match=r"the tensor cannot be changed: .* \(in l3/bias\)"):
+    with pytest.raises(UnsupportedError) as caught:
         ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    assert caught.value.path == "l3/bias"
     assert unchanged(model, before)
     with torch.inference_mode():
         model["l3"].bias = torch.zeros(2)
-    with pytest.raises(UnsupportedError, match="made in inference mode"):
+    with pytest.raises(UnsupportedError) as caught:
         ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    golden(caught.value)
     assert unchanged(model, before)
 
 
@@ -230,11 +233,12 @@ def test_a_model_on_a_gpu_stays_there() -> None:
     assert torch.equal(model["l1"].weight, wanted)
 
 
-def test_a_model_without_memory_is_refused() -> None:
+def test_a_model_without_memory_is_refused(golden: Golden) -> None:
     with torch.device("meta"):
         model = net(*ACTOR)
-    with pytest.raises(UnsupportedError, match="on the meta device") as caught:
+    with pytest.raises(UnsupportedError) as caught:
         ckpttool.load_into(model, PT, part="actor")
+    golden(caught.value)
     assert "to_empty" in str(caught.value.hint)
 
 
@@ -244,25 +248,28 @@ def test_a_lazy_model_is_built_as_the_checkpoint_needs_it() -> None:
     assert model[0].weight.shape == (64, 3)
 
 
-def test_numbers_of_another_sort_are_no_weights(tmp_path: Path) -> None:
+def test_numbers_of_another_sort_are_no_weights(tmp_path: Path, golden: Golden) -> None:
     model = nn.Linear(2, 2)
     torch.save({"weight": torch.ones(2, 2, dtype=torch.int64), "bias": torch.ones(2)}, tmp_path / "x.pt")
-    with pytest.raises(MappingError, match="do not fit"):
+    with pytest.raises(MappingError) as caught:
         ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    golden(caught.value)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_what_is_no_model_is_refused(golden: Golden) -> None:
     for wrong in (object(), nn.Linear, {"weight": torch.ones(1)}):
-        with pytest.raises(UsageError, match="this is no model"):
+        with pytest.raises(UsageError) as caught:
             ckpttool.load_into(wrong, PT)
-    with pytest.raises(UsageError, match="no tensors to fill"):
+        golden(caught.value)
+    with pytest.raises(UsageError) as caught:
         ckpttool.load_into(nn.ReLU(), PT)
+    golden(caught.value)
 
 
 # diff and doctor.
 
 
-def test_a_checkpoint_is_compared_with_a_live_model(tmp_path: Path) -> None:
+def test_a_checkpoint_is_compared_with_a_live_model(tmp_path: Path, golden: Golden) -> None:
     model = row(*ACTOR)
     ckpttool.load_into(model, TF, part="actor")
     same = ckpttool.diff(TF, model, part="actor")
@@ -285,7 +292,7 @@ def test_a_checkpoint_is_compared_with_a_live_model(tmp_path: Path) -> None:
     assert (whole.by, len(whole.changed), whole.only_left) == ("path", 6, ())
     # What the model has no place for is not hidden.
     left = ckpttool.diff(ckpttool.open(PT), row(3, 64, 64), part="actor", by="model")
-    assert left.only_left == ("actor/l3/weight (in the checkpoint)", "actor/l3/bias (in the checkpoint)")
+    golden("\n".join(left.only_left))
 
 
 def test_a_comparison_that_makes_no_sense_is_refused() -> None:
@@ -301,13 +308,16 @@ def test_a_comparison_that_makes_no_sense_is_refused() -> None:
             ckpttool.diff(*sides, **options)
 
 
-@pytest.mark.parametrize(("other", "part"), [(PT, "actor"), (PT, None), (None, None)])
+@pytest.mark.parametrize(
+    ("other", "part"), [(PT, "actor"), (PT, None), (None, None)], ids=["part", "file", "model"]
+)
 def test_a_pattern_that_nothing_of_a_live_model_matches_is_an_error(
-    other: str | None, part: str | None
+    other: str | None, part: str | None, golden: Golden
 ) -> None:
     model = nn.ModuleDict({"actor": net(*ACTOR)})
-    with pytest.raises(UsageError, match=r"no path matches acter/\*\*"):
+    with pytest.raises(UsageError) as caught:
         ckpttool.diff(other or model, model["actor"] if part else model, part=part, glob="acter/**")
+    golden(caught.value)
 
 
 def of_model(path: str, model: Any, part: str | None = None) -> list[str]:
@@ -316,53 +326,47 @@ def of_model(path: str, model: Any, part: str | None = None) -> list[str]:
     return [each.sentence for each in found.findings if each.topic == "model"]
 
 
-def test_variables_that_no_restore_fills_are_found(tmp_path: Path) -> None:
+def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golden) -> None:
     assert ckpttool.diagnose(TF, model=row(*ACTOR), part="actor").findings == ()
     said = of_model(TF, net(5, 64, 64, 1), "policy/actor")
-    assert said == [
-        "nothing fills 2 tensors of a live ModuleDict: l1/weight, l1/bias",
-        "l1 and l1 belong together and do not fit "
-        "(expected dense kernel [5, 64], found dense kernel [3, 64])",
-    ]
+    golden("\n".join(said))
     torch.save(row(*ACTOR).state_dict(), tmp_path / "x.pt")
     model = net(*ACTOR)
     model["l1"].heads = [nn.Linear(1, 1)]
     said = of_model(str(tmp_path / "x.pt"), model)
-    assert (
-        said[0] == "saving a live ModuleDict would leave out l1/heads/0/bias: in a list that is not tracked"
-    )
-    assert said[-1].startswith("restoring by name would leave 6 variables as they are: l1/weight, ")
-    with pytest.raises(UsageError, match="for a model"):
+    golden("\n".join((said[0], said[-1])))
+    with pytest.raises(UsageError) as caught:
         ckpttool.diagnose(TF, part="actor")
+    golden(caught.value)
 
 
-def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(load_into, "ModelProcess", InThisProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     here = ROOT / "tests"
     ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)
     assert ran.status == 1, ran.err
     (finding,) = [each for each in ran.json()["findings"] if each["topic"] == "model"]
-    assert finding["sentence"].startswith("nothing fills 4 tensors of like_small:Pair: left/weight")
+    golden(finding["sentence"])
     assert ckpttool.diagnose(PT, model=ModelSpec("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
     alone = in_process("doctor", PT, "--python", "python3", cwd=here)
     assert alone.status == 2
-    assert "for --like alone" in alone.err
+    golden(alone)
 
 
 # TensorFlow and Keras, in a process of their own.
 
 
 @pytest.mark.tensorflow
-def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path) -> None:
+def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path, golden: Golden) -> None:
     tensorflow_child.require("tensorflow", "keras")
     found = tensorflow_child.run(load_into_keras.__file__, "filled", tmp_path)
     assert found["keras"] == [6, True, ["only fit"], True]
     assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
     assert found["agent"] == [6, True]
-    assert found["more"] == "1 of the tensors of a live Agent would not be filled, so none was True"
+    golden(found["more"])
     assert found["half"] == [2, "float16"]
-    assert found["unlike"].endswith("belong together and do not fit True")
+    golden(found["unlike"])
     assert found["diff"] == [True, "path"]
     pictures = like_torch.ConvNet()
     file = str(tmp_path / "conv.weights.h5")
@@ -374,10 +378,11 @@ def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path) 
         answer = pictures.eval()(given).numpy()
     assert np.abs(answer - np.array(found["pictures"])).max() < 1e-5
     # What takes the image in another order is not filled by guess.
-    with pytest.raises(MappingError, match="none was"):
+    with pytest.raises(MappingError) as caught:
         ckpttool.load_into(like_torch.ConvNet(), file)
+    golden(caught.value)
     assert found["doctor"][0] == []
-    assert found["doctor"][1][0].startswith("restoring by name would leave 6 variables as they are")
+    golden(found["doctor"][1][0])
 
 
 # One model in Keras's files.

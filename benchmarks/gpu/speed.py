@@ -212,10 +212,10 @@ def loop_rate(policy: Any, environments: Any, episodes: int, budget_s: float) ->
 
     with suppress(Enough):
         rollouts(policy, environments, RolloutSpec(episodes), progress=progress)
-    # Steps that a look at the end repeats do not count: the last stamps may be equal.
+    # Steps that a report at the end repeats do not count: the last stamps may be equal.
     (begun, first), (ended, last) = stamps[0], stamps[-1]
     if last <= first or ended <= begun:
-        raise RuntimeError(f"{len(stamps)} looks at the rollout are too few to time it")
+        raise RuntimeError(f"{len(stamps)} progress reports are too few to time the rollout")
     return (last - first) / (ended - begun), last - first
 
 

@@ -558,7 +558,7 @@ def _fit_bounds(agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, s
     if front is None or not fits_observations(front, spec.shapes):
         wanted = front.shapes if front is not None else {OBS: (obs_dim,)}
         raise EnvironmentMismatchError(
-            f"the policy does not accept the observations of {spec.id}",
+            f"the policy's inputs do not match the observations of {spec.id}",
             file=agent.checkpoint.path,
             expected=_format_shapes(spec.shapes),
             found=_format_shapes(wanted),

@@ -35,6 +35,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, merge_entries
 from ckpttool.core.source import Shape
+from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
@@ -761,7 +762,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         _require_used(met, checkpoint, part)
         return
     raise MappingError(
-        f"{len(names):,} tensors of {met.model} would not be filled, so nothing was changed",
+        f"{format_count(len(names), 'tensor')} of {met.model} would not be filled, so nothing was changed",
         file=checkpoint.path,
         path=abbreviate_list(names, _SHOWN),
         hint=_hint(met.filling, checkpoint, part),

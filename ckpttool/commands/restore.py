@@ -745,7 +745,7 @@ class Agent:
             elif any("discrete" in each for each in left):
                 reason = "has discrete actions, which cannot be run yet"
             else:
-                reason = "contains a layer of a kind that cannot be run yet"
+                reason = "cannot be run yet"
             raise UnsupportedError(
                 f"{title} {reason}", file=self.checkpoint.path, found=abbreviate_list(left, 3)
             )

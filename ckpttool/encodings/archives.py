@@ -658,9 +658,7 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
     layout = _DESCRIPTORS.get(length)
     if layout is None or not entry.flags & LATER:
         what = (
-            "the data descriptor announced by its flag is missing"
-            if bare and not length
-            else "unexpected bytes"
+            "the data descriptor announced by its flag is missing" if bare and not length else "extra bytes"
         )
         fail(file, f"{what} after member {quote_member(entry.name)}", entry.header)
     descriptor = data[len(data) - length :]

@@ -148,8 +148,8 @@ def _matches_schema(kinds: int | None, wire: int, at: int) -> bool:
         return True
     if wire == BYTES:
         raise FormatError("a protobuf field contains bytes instead of a number", offset=at)
-    what = "a message or a string" if kinds == DELIMITED else "a number of another width"
-    raise FormatError(f"a protobuf field contains a number instead of {what}", offset=at)
+    wrong = "instead of a message or a string" if kinds == DELIMITED else "of the wrong width"
+    raise FormatError(f"a protobuf field contains a number {wrong}", offset=at)
 
 
 def merge_messages(parts: Sequence[Data], empty: Data) -> Data:

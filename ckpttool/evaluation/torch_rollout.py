@@ -102,7 +102,7 @@ def _require_inputs(inputs: InputAdapter, envs: DeviceVector) -> None:
         )
     if inputs.shapes != [(envs.spec.obs_dim,)]:
         raise EnvironmentMismatchError(
-            f"the policy does not accept the observations of {envs.spec.id}",
+            f"the policy's inputs do not match the observations of {envs.spec.id}",
             expected=f"[batch, {envs.spec.obs_dim}]",
             found=", ".join(str(["batch", *shape]) for shape in inputs.shapes).replace("'", ""),
         )

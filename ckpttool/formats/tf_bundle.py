@@ -277,7 +277,7 @@ class TensorFlowVariants(NamedTuple):
             running = source.crc32c(stored, running)
             at += 4
         if at != len(data):
-            raise _span_error(self.span, "unexpected bytes after the last variant of a tensor")
+            raise _span_error(self.span, "extra bytes after the last variant of a tensor")
         _require(self.checksum, running, self.span)
         return data
 
@@ -1101,6 +1101,6 @@ def _write_variants(data: Buffer, elements: int, stream: IO[bytes]) -> tuple[int
         running = source.crc32c(stored, running)
         at += length + 4
     if at != len(data):
-        raise FormatError("unexpected bytes after the last variant of a tensor")
+        raise FormatError("extra bytes after the last variant of a tensor")
     _write_bytes(data, stream)
     return at, running

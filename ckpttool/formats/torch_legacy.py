@@ -351,7 +351,7 @@ class _TarStorages:
             # The rank was four bytes of eight; the others were uninitialised.
             rank = stream.numbers(1)[0] & 0xFFFFFFFF
             if rank > RANK:
-                _fail_tar(f"a tensor with {rank:,} dimensions", stream)
+                _fail_tar(f"a tensor has too many dimensions: {rank:,}", stream)
             numbers = stream.numbers(2 * rank + 1)
             storage = self._owner(owner, kind, stream)
             key = _storage_key(counts[0], stream)
@@ -620,7 +620,7 @@ class ByteStream:
     def _require(self, length: int) -> None:
         if length > self.end - self.at:
             raise TruncatedError(
-                "unexpected end of data",
+                "the data is truncated",
                 file=self.file.path,
                 offset=self.at,
                 expected=f"{length:,} bytes",

@@ -232,7 +232,7 @@ def build_view(
     if len(shape) != len(strides):
         fail("a tensor's numbers of strides and dimensions differ")
     if len(shape) > RANK:
-        raise UnsupportedError(f"a tensor with {len(shape):,} dimensions")
+        raise UnsupportedError(f"a tensor has too many dimensions: {len(shape):,}")
     if any(type(n) is not int or n < 0 for n in (offset, *shape, *strides)):
         fail("a tensor's offset, size or stride is negative or not an integer")
     tensor = Tensor(storage, dtype, offset, tuple(shape), tuple(strides), requires_grad)
@@ -494,7 +494,7 @@ def _meta_record(args: tuple[Any, ...]) -> object:
         return NotImplemented
     shape = args[1]
     if len(shape) > RANK:
-        raise UnsupportedError(f"a tensor with {len(shape):,} dimensions")
+        raise UnsupportedError(f"a tensor has too many dimensions: {len(shape):,}")
     if any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
         fail("a tensor's size is negative or not an integer")
     dtype = torch_type(args[0])

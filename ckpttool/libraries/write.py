@@ -145,7 +145,7 @@ class StatisticsRow(NamedTuple):
             )
             if self.required:
                 raise UnsupportedError(
-                    f"the observation statistics cannot be expressed in the formula of {library}", found=why
+                    f"the observation statistics cannot be expressed in the formula of {library}: {why}"
                 )
             return StatisticsPlan(notes=(f"{_NOTE}: {why}",))
         numbers = {"mean": mean, "var": std**2, "std": std}

@@ -125,40 +125,37 @@ _NAMES = {
 _DEEP = ".".join("n" * 20_000)
 
 CASES = (
-    Case("any-0-bytes", _LINE, written("model.pt", b""), says="empty"),
-    Case("any-1-byte", _LINE, written("model.pt", b"x"), says="text file"),
-    Case("any-1-byte-zero", _LINE, written("model.npz", b"\0"), says="unrecognised file format"),
-    Case("any-html", _LINE, written("model.pt", b"<!DOCTYPE html><html><body>403"), says="HTML page"),
-    Case("any-html-later", _LINE, written("x.h5", b"\n \n<html lang=en>Sign in"), says="HTML page"),
-    Case("any-lfs-pointer", _LINE, written("x.safetensors", _POINTER), says="Git LFS pointer"),
-    Case(
-        "any-json-error", _LINE, written("x.pt", b'{"error": "Invalid credentials"}'), says="not a checkpoint"
-    ),
+    Case("any-0-bytes", _LINE, written("model.pt", b"")),
+    Case("any-1-byte", _LINE, written("model.pt", b"x")),
+    Case("any-1-byte-zero", _LINE, written("model.npz", b"\0")),
+    Case("any-html", _LINE, written("model.pt", b"<!DOCTYPE html><html><body>403")),
+    Case("any-html-later", _LINE, written("x.h5", b"\n \n<html lang=en>Sign in")),
+    Case("any-lfs-pointer", _LINE, written("x.safetensors", _POINTER)),
+    Case("any-json-error", _LINE, written("x.pt", b'{"error": "Invalid credentials"}')),
     Case(
         "any-elf",
         _LINE,
         written("x.pt", b"\x7fELF\x02\x01\x01" + b"\0" * 200),
-        says="unrecognised file format",
     ),
-    Case("any-wrong-extension", _LINE, _copied("model.safetensors"), 0, 0, 0, says="pytorch"),
-    Case("any-no-extension", _LINE, _copied("model"), 0, 0, 0, says="pytorch"),
-    Case("any-empty-folder", _LINE, _empty_folder, says="no checkpoint found in this folder"),
-    Case("any-special-neighbours", _LINE, _special_neighbours, says="no checkpoint"),
-    Case("any-fifo", _LINE, _fifo, says="pipe"),
-    Case("any-socket", _LINE, _socket, says="socket"),
-    Case("any-device-null", _LINE, _fixed("/dev/null"), says="device"),
-    Case("any-device-zero", _LINE, _fixed("/dev/zero"), says="device"),
-    Case("any-missing", _LINE, _fixed("no/such/model.pt"), says="no such checkpoint"),
-    Case("any-dangling-link", _LINE, _linked("model.pt", "gone.pt"), says="leads nowhere"),
-    Case("any-link-loop", _LINE, _loop, says="leads nowhere"),
-    Case("any-link-to-a-checkpoint", _LINE, _linked("model.pt", "real.pt"), 0, 0, 0, says="pytorch"),
-    Case("any-name-too-long", _LINE, _long_name, says="no such checkpoint"),
-    Case("any-name-not-utf-8", _LINE, _non_utf8, 0, 0, 0, says="caf\\udce9.pt"),
-    Case("any-name-escape", _LINE, _copied("a\x1b[31mb\n.pt"), 0, 0, 0, says="a\\x1b[31mb\\n.pt"),
-    Case("any-name-bidi", _LINE, _copied("tp.\u202egnp.pt"), 0, 0, 0, says="tp.\\u202egnp.pt"),
+    Case("any-wrong-extension", _LINE, _copied("model.safetensors"), 0, 0, 0, shows="pytorch"),
+    Case("any-no-extension", _LINE, _copied("model"), 0, 0, 0, shows="pytorch"),
+    Case("any-empty-folder", _LINE, _empty_folder),
+    Case("any-special-neighbours", _LINE, _special_neighbours),
+    Case("any-fifo", _LINE, _fifo),
+    Case("any-socket", _LINE, _socket),
+    Case("any-device-null", _LINE, _fixed("/dev/null")),
+    Case("any-device-zero", _LINE, _fixed("/dev/zero")),
+    Case("any-missing", _LINE, _fixed("no/such/model.pt")),
+    Case("any-dangling-link", _LINE, _linked("model.pt", "gone.pt")),
+    Case("any-link-loop", _LINE, _loop),
+    Case("any-link-to-a-checkpoint", _LINE, _linked("model.pt", "real.pt"), 0, 0, 0, shows="pytorch"),
+    Case("any-name-too-long", _LINE, _long_name),
+    Case("any-name-not-utf-8", _LINE, _non_utf8, 0, 0, 0, shows="caf\\udce9.pt"),
+    Case("any-name-escape", _LINE, _copied("a\x1b[31mb\n.pt"), 0, 0, 0, shows="a\\x1b[31mb\\n.pt"),
+    Case("any-name-bidi", _LINE, _copied("tp.\u202egnp.pt"), 0, 0, 0, shows="tp.\\u202egnp.pt"),
     *(
         # Root reads everything.
-        [Case("any-unreadable", _LINE, _unreadable, says="may not be read")] if os.geteuid() else []
+        [Case("any-unreadable", _LINE, _unreadable)] if os.geteuid() else []
     ),
     *(
         Case(f"any-tensor-name-{word}", _LINE, written("x.safetensors", safetensors("a", name)), 0, 0, 0)
@@ -166,7 +163,7 @@ CASES = (
     ),
     # A zip archive, which npz is, has no names of such a length.
     Case("any-tensor-name-64-KB", _LINE, written("x.safetensors", safetensors("n" * 65_536)), 0, 0, 2),
-    Case("any-tensor-name-surrogate", _LINE, written("x.safetensors", safetensors("\ud800")), says="JSON"),
+    Case("any-tensor-name-surrogate", _LINE, written("x.safetensors", safetensors("\ud800"))),
     # Every module above a tensor has a line: their paths together grow with the square of the depth.
     Case(
         "any-tensor-name-deep",
@@ -175,6 +172,5 @@ CASES = (
         2,
         0,
         0,
-        says="path_depth",
     ),
 )

@@ -14,18 +14,18 @@ _WHOLE = index_of({b"w": GOOD})
 _PAIRS = [(b"", header()), (b"w", GOOD)]
 
 
-def _case(name: str, make: Make, says: str) -> Case:
+def _case(name: str, make: Make) -> Case:
     """A case that is refused when it is listed, so by `digest` as by `convert`."""
-    return Case(f"bundle-{name}", _LINE, make, digest=None, says=says)
+    return Case(f"bundle-{name}", _LINE, make, digest=None)
 
 
-def _reads(name: str, make: Make, says: str = "w") -> Case:
-    return Case(f"bundle-{name}", _LINE, make, 0, 0, 0, says=says)
+def _reads(name: str, make: Make, shows: str = "w") -> Case:
+    return Case(f"bundle-{name}", _LINE, make, 0, 0, 0, shows=shows)
 
 
-def _lists(name: str, make: Make, says: str = "") -> Case:
+def _lists(name: str, make: Make) -> Case:
     """A case that is listed, and whose tensor cannot be read."""
-    return Case(f"bundle-{name}", _LINE, make, 0, says=says)
+    return Case(f"bundle-{name}", _LINE, make, 0)
 
 
 def _flipped(at: int) -> bytes:
@@ -56,34 +56,34 @@ def _many(count: int) -> bytes:
 _BIG = FLOATS[3::-1] + FLOATS[7:3:-1] + FLOATS[11:7:-1] + FLOATS[15:11:-1]
 
 _TABLE = (
-    _case("empty", file(b""), "the index is empty"),
+    _case("empty", file(b"")),
     *(
-        _case(f"cut-{name}", file(_WHOLE[:end]), says)
-        for name, end, says in (
-            ("1", 1, "ends before its footer"),
-            ("47", 47, "ends before its footer"),
-            ("minus-1", -1, "magic number"),
-            ("minus-8", -8, "magic number"),
-            ("half", len(_WHOLE) // 2, "magic number"),
+        _case(f"cut-{name}", file(_WHOLE[:end]))
+        for name, end in (
+            ("1", 1),
+            ("47", 47),
+            ("minus-1", -1),
+            ("minus-8", -8),
+            ("half", len(_WHOLE) // 2),
         )
     ),
-    _case("magic", file(_flipped(len(_WHOLE) - 1)), "magic number"),
-    _case("footer-varint", file(footed(b"\xff" * 11, b"")), "footer is damaged"),
-    _case("handle-beyond", file(footed(handle(10_000, 8), handle(0, 8))), "reaches beyond the file"),
-    _case("handle-2-63", file(footed(handle(0, 1 << 63), handle(0, 8))), "reaches beyond the file"),
-    _case("handle-wraps", file(footed(handle((1 << 64) - 1, 8), handle(0, 8))), "reaches beyond the file"),
-    _case("handle-64-gib", file(footed(handle(0, 64 << 30), handle(0, 8))), "reaches beyond the file"),
-    _case("crc-of-entries", file(_flipped(10)), "checksum of a block"),
-    _case("crc-of-index", file(_flipped(len(_WHOLE) - 60)), "checksum of a block"),
-    _case("prefix-bytes", file(b"\0" * 7 + _WHOLE), "checksum of a block"),
-    _case("suffix-bytes", file(_WHOLE + b"\0" * 7), "magic number"),
+    _case("magic", file(_flipped(len(_WHOLE) - 1))),
+    _case("footer-varint", file(footed(b"\xff" * 11, b""))),
+    _case("handle-beyond", file(footed(handle(10_000, 8), handle(0, 8)))),
+    _case("handle-2-63", file(footed(handle(0, 1 << 63), handle(0, 8)))),
+    _case("handle-wraps", file(footed(handle((1 << 64) - 1, 8), handle(0, 8)))),
+    _case("handle-64-gib", file(footed(handle(0, 64 << 30), handle(0, 8)))),
+    _case("crc-of-entries", file(_flipped(10))),
+    _case("crc-of-index", file(_flipped(len(_WHOLE) - 60))),
+    _case("prefix-bytes", file(b"\0" * 7 + _WHOLE)),
+    _case("suffix-bytes", file(_WHOLE + b"\0" * 7)),
     *(
-        _case(f"restarts-{count}", file(_tabled(block(_PAIRS)[:-4] + count.to_bytes(4, "little"))), "restart")
+        _case(f"restarts-{count}", file(_tabled(block(_PAIRS)[:-4] + count.to_bytes(4, "little"))))
         for count in ((1 << 31) - 1, (1 << 32) - 1, 0)
     ),
-    _case("restart-outside", file(_tabled(block(_PAIRS, restarts=[0, 5000]))), "restart point"),
-    _case("shares-nothing-before", file(_tabled(b"\5\1\0w" + bytes(4) + b"\1\0\0\0")), "shares more"),
-    _case("value-beyond", file(_tabled(b"\0\1\x7fw" + bytes(4) + b"\1\0\0\0")), "beyond its block"),
+    _case("restart-outside", file(_tabled(block(_PAIRS, restarts=[0, 5000])))),
+    _case("shares-nothing-before", file(_tabled(b"\5\1\0w" + bytes(4) + b"\1\0\0\0"))),
+    _case("value-beyond", file(_tabled(b"\0\1\x7fw" + bytes(4) + b"\1\0\0\0"))),
     _case(
         "long-keys",
         file(
@@ -98,25 +98,22 @@ _TABLE = (
                 + b"\1\0\0\0"
             )
         ),
-        "far longer than the table",
     ),
     _reads("snappy", file(_tabled(_snappy(block(_PAIRS)), 1))),
-    _case("snappy-damaged", file(_tabled(_snappy(block(_PAIRS))[:-1], 1)), "cannot be decompressed"),
-    _case("snappy-lies", file(_tabled(number(1 << 40) + bytes(20), 1)), "more than it can"),
-    _case("snappy-bomb", file(_tabled(_snappy(bytes(65 << 20)), 1)), "--limit block_bytes"),
+    _case("snappy-damaged", file(_tabled(_snappy(block(_PAIRS))[:-1], 1))),
+    _case("snappy-lies", file(_tabled(number(1 << 40) + bytes(20), 1))),
+    _case("snappy-bomb", file(_tabled(_snappy(bytes(65 << 20)), 1))),
     Case(
         *("bundle-snappy-entries", _LINE, file(_tabled(_snappy(_many(3000)), 1))),
         digest=None,
-        says="--limit entries",
         options=("--limit", "entries=2000"),
     ),
-    _case("compression-9", file(_tabled(block(_PAIRS), 9)), "compressed in an unknown way"),
-    _case("key-twice", file(_tabled(_named([b"w", b"w"]))), "a key twice"),
-    _case("keys-unsorted", file(_tabled(_named([b"w", b"a"]))), "keys out of order"),
+    _case("compression-9", file(_tabled(block(_PAIRS), 9))),
+    _case("key-twice", file(_tabled(_named([b"w", b"w"])))),
+    _case("keys-unsorted", file(_tabled(_named([b"w", b"a"])))),
     _case(
         "keys-unsorted-across-blocks",
         file(table_of([block(_PAIRS), block([(b"a", GOOD)])], [b"w", b"z"])),
-        "outside the range",
     ),
     _case(
         "block-twice",
@@ -127,73 +124,65 @@ _TABLE = (
             + (handle(len(one), 8) + handle(len(one) + 13, len(twice))).ljust(40, b"\0")
             + _WHOLE[-8:]
         ),
-        "blocks of the table overlap",
     ),
 )
 
 _HEADER = (
-    _case("no-header", file(table([(b"w", GOOD)])), "no header entry"),
-    _case("nothing", file(table([])), "no header entry"),
-    _case("header-garbage", file(index_of({b"w": GOOD}, b"\xff" * 11)), "varint"),
-    _case("header-nested", file(index_of({b"w": GOOD}, b"\x0b" * 5000)), "wire type"),
-    *(
-        _case(f"shards-{count}", file(index_of({b"w": GOOD}, header(count))), "number of shards")
-        for count in (0, -1)
-    ),
-    _lists("shards-2147483647", file(index_of({b"w": GOOD}, header((1 << 31) - 1))), "missing"),
+    _case("no-header", file(table([(b"w", GOOD)]))),
+    _case("nothing", file(table([]))),
+    _case("header-garbage", file(index_of({b"w": GOOD}, b"\xff" * 11))),
+    _case("header-nested", file(index_of({b"w": GOOD}, b"\x0b" * 5000))),
+    *(_case(f"shards-{count}", file(index_of({b"w": GOOD}, header(count)))) for count in (0, -1)),
+    _lists("shards-2147483647", file(index_of({b"w": GOOD}, header((1 << 31) - 1)))),
     _reads(
         "big-endian", file(index_of({b"w": entry(1, shape(4), 0, 16, masked(_BIG))}, header(big=True)), _BIG)
     ),
-    _case("endianness-2", file(index_of({b"w": GOOD}, field(1, 1) + field(2, 2))), "endianness"),
-    _case("newer", file(index_of({b"w": GOOD}, header(version=field(1, 9) + field(2, 2)))), "newer reader"),
+    _case("endianness-2", file(index_of({b"w": GOOD}, field(1, 1) + field(2, 2)))),
+    _case("newer", file(index_of({b"w": GOOD}, header(version=field(1, 9) + field(2, 2))))),
     _case(
         "bad-consumer",
         file(index_of({b"w": GOOD}, header(version=field(1, 1) + field(3, 1)))),
-        "newer reader",
     ),
 )
 
 
 _ENTRIES = (
-    *(
-        _case(f"type-{kind}", listed(entry(kind, shape(4), 0, 16, CRC)), "type")
-        for kind in (0, 99, 101, -1, 1 << 40)
-    ),
-    _case("type-resource", listed(entry(20, shape(4), 0, 16, CRC)), "resource handle"),
+    *(_case(f"type-{kind}", listed(entry(kind, shape(4), 0, 16, CRC))) for kind in (0, 99, 101, -1, 1 << 40)),
+    _case("type-resource", listed(entry(20, shape(4), 0, 16, CRC))),
     _lists("type-variant", listed(entry(21, shape(4), 0, 16, CRC))),
-    _case("dims-negative", listed(entry(1, shape(-4), 0, 16, CRC)), "negative dimension"),
-    _case("rank-unknown", listed(entry(1, field(3, 1), 0, 16, CRC)), "unknown rank"),
-    _case("rank-300", listed(entry(1, shape(*[1] * 300), 0, 4, CRC)), "too many dimensions"),
-    _case("product", listed(entry(1, shape(1 << 62, 1 << 62), 0, 16, CRC)), "more elements than a file"),
-    _case("product-with-0", listed(entry(1, shape(1 << 62, 1 << 62, 0), 0, 0, CRC)), "more elements"),
-    _case("4-tib-in-16-bytes", listed(entry(1, shape(1 << 40), 0, 16, CRC)), "does not fit its shape"),
-    _case("8-gib-in-16-bytes", listed(entry(1, shape(1 << 31), 0, 16, CRC)), "does not fit its shape"),
-    _case("4-tib", listed(entry(1, shape(1 << 40), 0, 1 << 42, CRC)), "reaches beyond the end"),
-    _case("size-larger", listed(entry(1, shape(3), 0, 16, CRC)), "does not fit its shape"),
-    _case("size-smaller", listed(entry(1, shape(5), 0, 16, CRC)), "does not fit its shape"),
-    _case("size-negative", listed(entry(1, shape(4), 0, -16, CRC)), "place is negative"),
-    _case("offset-negative", listed(entry(1, shape(4), -16, 16, CRC)), "place is negative"),
-    _case("offset-beyond", listed(entry(1, shape(4), 1, 16, CRC)), "reaches beyond the end"),
-    _case("offset-wraps", listed(entry(1, shape(4), (1 << 63) - 1, 16, CRC)), "reaches beyond the end"),
+    _case("dims-negative", listed(entry(1, shape(-4), 0, 16, CRC))),
+    _case("rank-unknown", listed(entry(1, field(3, 1), 0, 16, CRC))),
+    _case("rank-300", listed(entry(1, shape(*[1] * 300), 0, 4, CRC))),
+    _case("product", listed(entry(1, shape(1 << 62, 1 << 62), 0, 16, CRC))),
+    _case("product-with-0", listed(entry(1, shape(1 << 62, 1 << 62, 0), 0, 0, CRC))),
+    _case("4-tib-in-16-bytes", listed(entry(1, shape(1 << 40), 0, 16, CRC))),
+    _case("8-gib-in-16-bytes", listed(entry(1, shape(1 << 31), 0, 16, CRC))),
+    _case("4-tib", listed(entry(1, shape(1 << 40), 0, 1 << 42, CRC))),
+    _case("size-larger", listed(entry(1, shape(3), 0, 16, CRC))),
+    _case("size-smaller", listed(entry(1, shape(5), 0, 16, CRC))),
+    _case("size-negative", listed(entry(1, shape(4), 0, -16, CRC))),
+    _case("offset-negative", listed(entry(1, shape(4), -16, 16, CRC))),
+    _case("offset-beyond", listed(entry(1, shape(4), 1, 16, CRC))),
+    _case("offset-wraps", listed(entry(1, shape(4), (1 << 63) - 1, 16, CRC))),
     *(
-        _case(f"shard-{shard}", listed(entry(1, shape(4), 0, 16, CRC, shard=shard)), "does not have")
+        _case(f"shard-{shard}", listed(entry(1, shape(4), 0, 16, CRC, shard=shard)))
         for shard in (1, -1, (1 << 31) - 1)
     ),
     _lists("crc-wrong", listed(entry(1, shape(4), 0, 16, masked(b"other")))),
     _lists("crc-absent", listed(GOOD[: -len(CRC) - 1])),
     _lists("bit-of-data", listed(GOOD, FLOATS[:-1] + b"\x41")),
-    _case("garbage", listed(b"\xff" * 12), "varint"),
-    _case("groups", listed(b"\x0b" * 5000 + b"\x0c" * 5000), "wire type"),
-    _case("number-for-shape", listed(field(1, 1) + field(2, 7)), "a number where a message"),
-    _case("bytes-for-shard", listed(field(1, 1) + field(3, b"abc")), "bytes where a number"),
-    _case("field-2-gib", listed(b"\x12" + number(2 << 30) + b"abc"), "longer than its message"),
+    _case("garbage", listed(b"\xff" * 12)),
+    _case("groups", listed(b"\x0b" * 5000 + b"\x0c" * 5000)),
+    _case("number-for-shape", listed(field(1, 1) + field(2, 7))),
+    _case("bytes-for-shard", listed(field(1, 1) + field(3, b"abc"))),
+    _case("field-2-gib", listed(b"\x12" + number(2 << 30) + b"abc")),
 )
 
 _TWO = strings(b"one", b"two")[0]
 _TEXTS = (
     _lists("strings-varint", texts(2, b"\xff" * 11 + bytes(20))),
     _lists("strings-1-tib", texts(1, number(1 << 40) + bytes(20))),
-    _case("strings-2-28", texts(1 << 28, b"\1" * 64), "more elements than bytes"),
+    _case("strings-2-28", texts(1 << 28, b"\1" * 64)),
     _lists("strings-own-checksum", texts(2, _TWO[:2] + bytes(4) + _TWO[6:])),
     _lists("strings-too-long", texts(2, b"\4\3" + _TWO[2:])),
     _lists("strings-of-another-length", texts(2, b"\2\4" + _TWO[2:])),
@@ -225,24 +214,24 @@ def _sliced(cut: bytes, *places: tuple[int, int]) -> Make:
 
 _SLICES = (
     _reads("slices", _sliced(_cut(_box(0, 2), _box(2, 2)), (0, 2), (2, 2))),
-    _case("slice-absent", _sliced(_cut(_box(0, 2), _box(2, 2)), (0, 2)), "lacks a slice"),
-    _case("slice-beyond", _sliced(_cut(_box(0, 2), _box(2, 3)), (0, 2), (2, 2)), "lacks a slice"),
-    _case("slice-negative", _sliced(_cut(_box(-1, 2)), (0, 2)), "lacks a slice"),
-    _case("slices-overlap", _sliced(_cut(_box(0, 2), _box(1, 2)), (0, 2), (1, 2)), "exactly once"),
-    _case("slice-twice", _sliced(_cut(_box(0, 2), _box(0, 2)), (0, 2)), "exactly once"),
+    _case("slice-absent", _sliced(_cut(_box(0, 2), _box(2, 2)), (0, 2))),
+    _case("slice-beyond", _sliced(_cut(_box(0, 2), _box(2, 3)), (0, 2), (2, 2))),
+    _case("slice-negative", _sliced(_cut(_box(-1, 2)), (0, 2))),
+    _case("slices-overlap", _sliced(_cut(_box(0, 2), _box(1, 2)), (0, 2), (1, 2))),
+    _case("slice-twice", _sliced(_cut(_box(0, 2), _box(0, 2)), (0, 2))),
     _lists("slices-with-a-hole", _sliced(_cut(_box(0, 2)), (0, 2))),
-    _case("slice-rank", _sliced(_cut(_box(0, 2) + _box(0, 2)), (0, 2)), "lacks a slice"),
+    _case("slice-rank", _sliced(_cut(_box(0, 2) + _box(0, 2)), (0, 2))),
 )
 
 _APART = {n: entry(1, shape(4), 16 * at, 16, CRC) for at, n in enumerate((b"a", b"b"))}
 _PLACES = (
-    _reads("bytes-after", listed(GOOD, FLOATS + b"hidden"), "6 bytes of x.data-00000-of-00001 belong to no"),
+    _reads("bytes-after", listed(GOOD, FLOATS + b"hidden")),
     _reads(
         "bytes-between",
         file(index_of(_APART | {b"b": entry(1, shape(4), 20, 16, CRC)}), FLOATS + b"hide" + FLOATS),
-        "4 bytes of x",
+        shows="b",
     ),
-    _reads("shared-bytes", file(index_of({b"a": GOOD, b"b": GOOD})), "over bytes of x.data-00000-of-00001"),
+    _reads("shared-bytes", file(index_of({b"a": GOOD, b"b": GOOD})), shows="b"),
     _case(
         "shared-bytes-300-times",
         file(
@@ -254,13 +243,12 @@ _PLACES = (
             ),
             bytes(1 << 20),
         ),
-        "--limit expanded_bytes",
     ),
 )
 
 _NAMES = tuple(
-    _reads(f"name-{name}", file(index_of({key: GOOD})), says)
-    for name, key, says in (
+    _reads(f"name-{name}", file(index_of({key: GOOD})), shows=shown)
+    for name, key, shown in (
         ("escape", b"\x1b[31mred\x1b[0m/w", "red"),
         ("newline", b"first\nsecond", "second"),
         ("bidi", "‮txt.exe".encode(), "txt"),

@@ -74,14 +74,14 @@ def _packed(more: int = 0, **said: int) -> Make:
     return make
 
 
-def _fine(name: str, make: Make, says: str = "", **more: Any) -> Case:
+def _fine(name: str, make: Make, **more: Any) -> Case:
     """Return a case whose configuration is listed as data; it has no part in the commands on weights."""
-    known = {"inspect": 0, "digest": None, "convert": None, "says": says}
+    known = {"inspect": 0, "digest": None, "convert": None}
     return Case(f"keras-{name}", _LINE, make, **{**known, **more})
 
 
-def _refused(name: str, make: Make, says: str = "", **more: Any) -> Case:
-    return Case(f"keras-{name}", _LINE, make, **{"digest": None, "convert": None, "says": says, **more})
+def _refused(name: str, make: Make, **more: Any) -> Case:
+    return Case(f"keras-{name}", _LINE, make, **{"digest": None, "convert": None, **more})
 
 
 def _layer(cls: str, module: str = "keras.layers", **config: Any) -> dict[str, Any]:
@@ -127,12 +127,11 @@ CASES = (
     _fine(
         "lambda",
         _kept(model(_layer("Lambda", function=_LAMBDA))),
-        "a Lambda: its code is not run",
         digest=0,
         convert=0,
     ),
-    _fine("lambda-nested", _kept(model(_NESTED)), "a Lambda: its code is not run"),
-    _fine("lambda-h5", _lambda_h5, "a Lambda: its code is not run"),
+    _fine("lambda-nested", _kept(model(_NESTED))),
+    _fine("lambda-h5", _lambda_h5),
     _fine("module-os", _kept(model(_layer("getcwd", module="os")))),
     _fine("module-at-the-top", _kept({**model(), "module": "builtins", "class_name": "exec"})),
     _fine("vocabulary-path", _kept(model(_layer("StringLookup", vocabulary="/etc/passwd")))),
@@ -140,37 +139,35 @@ CASES = (
     _fine("tfsm-path", _kept(model(_layer("TFSMLayer", filepath=f"../{BAIT}")))),
     _fine("compile-config", _kept({**model(), "compile_config": {"optimizer": "os.getcwd", "loss": "eval"}})),
     _fine("names-of-layers", _kept(model(_layer("Dense\x1b[2J\n", units="\u202e../../x")))),
-    _fine("assets", _kept(_GOOD, Made("assets/../../x", b"x")), "assets that are not read: 1"),
+    _fine("assets", _kept(_GOOD, Made("assets/../../x", b"x"))),
     _fine("traversal", _kept(_GOOD, Made("../../../x", b"x"), Made("/etc/x", b"x"))),
-    _fine("config-not-json", _kept(b"\x80\x04."), "config.json is not JSON"),
-    _fine("config-list", _kept(b"[]"), "not a JSON object"),
+    _fine("config-not-json", _kept(b"\x80\x04.")),
+    _fine("config-list", _kept(b"[]")),
     _fine("config-nan", _kept(_GOOD.replace(b'"units": 2', b'"units": NaN, "rate": -Infinity'))),
     _fine("config-4000-digits", _kept(_GOOD.replace(b'"units": 2', b'"units": ' + b"9" * 4000))),
-    _fine("config-5000-digits", _kept(_GOOD.replace(b'"units": 2', b'"units": ' + b"9" * 5000)), "not JSON"),
+    _fine("config-5000-digits", _kept(_GOOD.replace(b'"units": 2', b'"units": ' + b"9" * 5000))),
     _fine("config-lone-surrogate", _kept(_GOOD.replace(b'"name": "m"', b'"name": "\\ud800"'))),
     _refused(
         "config-over-the-limit",
         _kept(_GOOD + b" " * 4096),
-        "json_bytes",
         options=("--limit", "json_bytes=4096"),
     ),
-    _refused("config-nested", _kept(b'{"a":' * 100_000 + b"1" + b"}" * 100_000), "nested too deeply"),
-    _refused("config-nested-300", _kept(b'{"a":' * 300 + b"1" + b"}" * 300), "json_depth"),
-    _refused("config-values", _kept(b'{"a":[' + b"[]," * 5_000_000 + b"[]]}"), "json_values"),
-    _refused("two-configs", _kept(_GOOD, Made("config.json", _GOOD)), "two members"),
-    _refused("two-weights", _kept(_GOOD, Made("model.weights.h5", b"")), "two members"),
-    _refused("external-storage", _kept(model(), kind="external"), "another file (external storage)"),
-    _refused("external-link", _kept(model(), kind="link"), "a link to another file"),
+    _refused("config-nested", _kept(b'{"a":' * 100_000 + b"1" + b"}" * 100_000)),
+    _refused("config-nested-300", _kept(b'{"a":' * 300 + b"1" + b"}" * 300)),
+    _refused("config-values", _kept(b'{"a":[' + b"[]," * 5_000_000 + b"[]]}")),
+    _refused("two-configs", _kept(_GOOD, Made("config.json", _GOOD))),
+    _refused("two-weights", _kept(_GOOD, Made("model.weights.h5", b""))),
+    _refused("external-storage", _kept(model(), kind="external")),
+    _refused("external-link", _kept(model(), kind="link")),
     _refused("shape-bomb", _kept(model(), kind="bomb"), inspect=0, digest=2, convert=2),
     _fine("weights-packed", _packed(), digest=0, convert=0),
     _refused("weights-packed-crc", _packed(crc=7), inspect=0, digest=2, convert=2),
-    _refused("weights-packed-short", _packed(more=1), "not as long as declared"),
-    _refused("weights-packed-bomb", _packed(size=(1 << 32) - 2), "would unpack"),
+    _refused("weights-packed-short", _packed(more=1)),
+    _refused("weights-packed-bomb", _packed(size=(1 << 32) - 2)),
     _refused(
         "weights-pickled",
         written("model.keras", archive([Made("config.json", _GOOD), Made("model.weights.npz", b"")])),
-        "pickled objects",
     ),
-    _refused("shard-map-outside", _sharded, "not that of a file beside the map"),
-    _refused("weight-names-absent", _names_absent, "named but not in the file"),
+    _refused("shard-map-outside", _sharded),
+    _refused("weight-names-absent", _names_absent),
 )

@@ -150,33 +150,32 @@ WRONG: dict[str, Make] = {
 }
 
 
-def _refused(name: str, data: bytes | Make, says: str = "") -> Case:
-    return Case(f"onnx-{name}", _LINE, data if callable(data) else written(_NAME, data), says=says)
+def _refused(name: str, data: bytes | Make) -> Case:
+    return Case(f"onnx-{name}", _LINE, data if callable(data) else written(_NAME, data))
 
 
-def _listed(name: str, make: Make, convert: int | None = None, says: str = "") -> Case:
-    return Case(f"onnx-{name}", _LINE, make, 0, 0, convert, says=says)
+def _listed(name: str, make: Make, convert: int | None = None, shows: str = "") -> Case:
+    return Case(f"onnx-{name}", _LINE, make, 0, 0, convert, shows=shows)
 
 
 CASES = (
     _listed("agent", written(_NAME, _WHOLE), convert=0),
     _listed("terminal-name", _holding("\x1b[31mred\x07"), convert=2),
     _listed("external", _beside(bytes(8), length="8")),
-    _listed("float4", _holding("w", (2,), 23, raw=b"\x21"), says="FLOAT4E2M1"),
-    _listed("unknown-type", _holding("w", (2,), 99), says="type 99"),
-    _refused("cut-in-graph", _WHOLE[: len(_WHOLE) // 2], "longer than its message"),
-    _refused("huge-shape", _holding("w", (1 << 40, 1 << 40), raw=b""), "more elements"),
-    _refused("deep-graphs", _nested(150), "inside one another"),
+    _listed("float4", _holding("w", (2,), 23, raw=b"\x21"), shows="FLOAT4E2M1"),
+    _listed("unknown-type", _holding("w", (2,), 99), shows="type 99"),
+    _refused("cut-in-graph", _WHOLE[: len(_WHOLE) // 2]),
+    _refused("huge-shape", _holding("w", (1 << 40, 1 << 40), raw=b"")),
+    _refused("deep-graphs", _nested(150)),
     Case(
         "onnx-many-fields",
         _LINE,
         written(_NAME, field(1, 8) + field(2, "x") * 5_000 + field(7, graph(tensor()))),
-        says="too many fields",
         options=("--limit", "graph_parts=1000"),
     ),
-    _refused("absolute", _outside(location="/etc/passwd"), "outside"),
-    _refused("parent", _outside(location=f"../{BAIT}"), "outside"),
-    _refused("link", _linked, "link"),
-    _refused("pipe", _pipe, "regular file"),
+    _refused("absolute", _outside(location="/etc/passwd")),
+    _refused("parent", _outside(location=f"../{BAIT}")),
+    _refused("link", _linked),
+    _refused("pipe", _pipe),
     _refused("missing", _outside(location="w")),
 )

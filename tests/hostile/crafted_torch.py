@@ -26,16 +26,14 @@ _HUGE = 1 << 62
 
 
 def _case(
-    name: str, says: str, value: object = None, storages: dict[str, bytes] | None = None, **more: Any
+    name: str, value: object = None, storages: dict[str, bytes] | None = None, shows: str = "", **more: Any
 ) -> Case:
     made = torch_file({"w": value} if value is not None else None, storages)
-    return Case(f"torch-{name}", _LINE, made, says=says, **more)
+    return Case(f"torch-{name}", _LINE, made, shows=shows, **more)
 
 
-def _quick(
-    name: str, says: str, value: object, storages: dict[str, bytes] | None = None, **more: Any
-) -> Case:
-    return _case(name, says, value, storages, digest=None, convert=None, **more)
+def _quick(name: str, value: object, storages: dict[str, bytes] | None = None, **more: Any) -> Case:
+    return _case(name, value, storages, digest=None, convert=None, **more)
 
 
 def _stated(state: object) -> object:
@@ -44,66 +42,63 @@ def _stated(state: object) -> object:
 
 
 def _listed(
-    name: str, says: str, value: object, storages: dict[str, bytes] | None = None, **more: Any
+    name: str, value: object, storages: dict[str, bytes] | None = None, shows: str = "", **more: Any
 ) -> Case:
     """Return a case that is listed, and cannot be read."""
-    return _case(name, says, value, storages, **{"inspect": 0, "digest": 2, "convert": 2, **more})
+    return _case(name, value, storages, shows=shows, **{"inspect": 0, "digest": 2, "convert": 2, **more})
 
 
-def _fine(
-    name: str, value: object, storages: dict[str, bytes] | None = None, says: str = "", **more: Any
-) -> Case:
-    return _case(name, says, value, storages, **{"inspect": 0, "digest": 0, "convert": 0, **more})
+def _fine(name: str, value: object, storages: dict[str, bytes] | None = None, **more: Any) -> Case:
+    return _case(name, value, storages, **{"inspect": 0, "digest": 0, "convert": 0, **more})
 
 
 _DOUBLES = Global("torch", "DoubleStorage")
 _STORAGES = (
-    _case("storage-missing", "not in the archive", tensor(storage("7"))),
-    _case("storage-shorter", "size that the pickle says", tensor(storage(count=5))),
-    _case("storage-longer", "size that the pickle says", tensor(storage(count=3), shape=(3,))),
-    _quick("numel-huge", "size that the pickle says", tensor(storage(count=_HUGE))),
-    _quick("numel-wraps", "size that the pickle says", tensor(storage(count=(1 << 64) + 4))),
-    _quick("numel-negative", "persistent id", tensor(storage(count=-4))),
-    _quick("numel-of-true", "persistent id", tensor(storage(count=True))),
-    _quick("numel-a-float", "persistent id", tensor(storage(count=4.0))),
-    _quick("key-an-integer", "persistent id", tensor(storage(0))),
-    _quick("key-two-dtypes", "two types", [tensor(), tensor(storage(count=2, kind=_DOUBLES), shape=(2,))]),
-    _quick("class-unknown", "not known", tensor(storage(kind=Global("torch", "StringStorage")))),
-    _quick("class-of-another-module", "not known", tensor(storage(kind=Global("evil", "FloatStorage")))),
-    _quick("id-no-tuple", "persistent id", tensor(PersistentId("storage"))),
-    _quick("id-too-short", "persistent id", tensor(PersistentId(("storage", FLOATS, "0")))),
-    _quick("id-of-another-kind", "persistent id", tensor(PersistentId(("module", FLOATS, "0", "cpu", 4)))),
+    _case("storage-missing", tensor(storage("7"))),
+    _case("storage-shorter", tensor(storage(count=5))),
+    _case("storage-longer", tensor(storage(count=3), shape=(3,))),
+    _quick("numel-huge", tensor(storage(count=_HUGE))),
+    _quick("numel-wraps", tensor(storage(count=(1 << 64) + 4))),
+    _quick("numel-negative", tensor(storage(count=-4))),
+    _quick("numel-of-true", tensor(storage(count=True))),
+    _quick("numel-a-float", tensor(storage(count=4.0))),
+    _quick("key-an-integer", tensor(storage(0))),
+    _quick("key-two-dtypes", [tensor(), tensor(storage(count=2, kind=_DOUBLES), shape=(2,))]),
+    _quick("class-unknown", tensor(storage(kind=Global("torch", "StringStorage")))),
+    _quick("class-of-another-module", tensor(storage(kind=Global("evil", "FloatStorage")))),
+    _quick("id-no-tuple", tensor(PersistentId("storage"))),
+    _quick("id-too-short", tensor(PersistentId(("storage", FLOATS, "0")))),
+    _quick("id-of-another-kind", tensor(PersistentId(("module", FLOATS, "0", "cpu", 4)))),
     _fine("device-unknown", tensor(PersistentId(("storage", FLOATS, "0", "warp:9", 4)))),
-    _quick("device-a-list", "location", tensor(PersistentId(("storage", FLOATS, "0", [1], 4)))),
-    _quick("device-meta", "meta device", tensor(PersistentId(("storage", FLOATS, "0", "meta", 4))), strict=2),
-    _quick("state-with-data", "attribute 'data'", _stated({"data": tensor(offset=3, shape=(1,))}), strict=2),
-    _quick("neg-that-is-false", "neg", tensor(metadata={"neg": False}), strict=2),
+    _quick("device-a-list", tensor(PersistentId(("storage", FLOATS, "0", [1], 4)))),
+    _quick("device-meta", tensor(PersistentId(("storage", FLOATS, "0", "meta", 4))), strict=2),
+    _quick("state-with-data", _stated({"data": tensor(offset=3, shape=(1,))}), strict=2),
+    _quick("neg-that-is-false", tensor(metadata={"neg": False}), strict=2),
 )
 
 _VIEWS = (
-    _case("view-beyond-its-storage", "reaches beyond", tensor(shape=(5,))),
-    _quick("offset-beyond", "reaches beyond", tensor(offset=1)),
-    _quick("stride-beyond", "reaches beyond", tensor(strides=(2,))),
-    _quick("offset-negative", "negative", tensor(offset=-1)),
-    _quick("stride-negative", "negative", tensor(strides=(-1,))),
-    _quick("size-negative", "negative", tensor(shape=(-4,))),
-    _quick("sizes-negative-twice", "negative", tensor(shape=(-2, -2), strides=(2, 1))),
-    _quick("rank-mismatch", "as many strides", tensor(shape=(2, 2))),
-    _quick("rank-100", "dimensions", tensor(shape=(1,) * 100, strides=(1,) * 100)),
-    _quick("size-no-tuple", "two tuples", tensor(shape=4)),
-    _quick("size-a-float", "no integer", tensor(shape=(4.0,))),
-    _quick("numel-overflows", "more elements", tensor(shape=(1 << 40, 1 << 40), strides=(0, 0))),
-    _quick("numel-wraps-to-four", "more elements", tensor(shape=(1 << 62, 4, 4), strides=(0, 0, 1))),
-    _quick("stride-overflows", "reaches beyond", tensor(shape=(2, 2), strides=(1 << 63, 1))),
-    _quick("stride-times-size-wraps", "reaches beyond", tensor(shape=(5, 1), strides=(1 << 62, 1))),
-    _quick("overflow-with-an-empty-dimension", "more elements", tensor(shape=(_HUGE, 0), strides=(1, 1))),
+    _case("view-beyond-its-storage", tensor(shape=(5,))),
+    _quick("offset-beyond", tensor(offset=1)),
+    _quick("stride-beyond", tensor(strides=(2,))),
+    _quick("offset-negative", tensor(offset=-1)),
+    _quick("stride-negative", tensor(strides=(-1,))),
+    _quick("size-negative", tensor(shape=(-4,))),
+    _quick("sizes-negative-twice", tensor(shape=(-2, -2), strides=(2, 1))),
+    _quick("rank-mismatch", tensor(shape=(2, 2))),
+    _quick("rank-100", tensor(shape=(1,) * 100, strides=(1,) * 100)),
+    _quick("size-no-tuple", tensor(shape=4)),
+    _quick("size-a-float", tensor(shape=(4.0,))),
+    _quick("numel-overflows", tensor(shape=(1 << 40, 1 << 40), strides=(0, 0))),
+    _quick("numel-wraps-to-four", tensor(shape=(1 << 62, 4, 4), strides=(0, 0, 1))),
+    _quick("stride-overflows", tensor(shape=(2, 2), strides=(1 << 63, 1))),
+    _quick("stride-times-size-wraps", tensor(shape=(5, 1), strides=(1 << 62, 1))),
+    _quick("overflow-with-an-empty-dimension", tensor(shape=(_HUGE, 0), strides=(1, 1))),
     _fine("empty", tensor(shape=(0, 3), strides=(3, 1))),
-    _fine("scalar-in-a-larger-storage", tensor(offset=3, shape=(), strides=()), says="larger storage"),
-    _listed("expanded-2-40", "", tensor(shape=(1 << 40,), strides=(0,))),
-    _listed("expanded-2-60", "", tensor(shape=(1 << 30, 1 << 30), strides=(0, 0))),
+    _fine("scalar-in-a-larger-storage", tensor(offset=3, shape=(), strides=())),
+    _listed("expanded-2-40", tensor(shape=(1 << 40,), strides=(0,))),
+    _listed("expanded-2-60", tensor(shape=(1 << 30, 1 << 30), strides=(0, 0))),
     _listed(
         "expanded-many-times",
-        "",
         [tensor(offset=number % 4, shape=(1 << 25, 1 + number // 4), strides=(0, 0)) for number in range(8)],
     ),
     _fine("expanded-a-little", tensor(shape=(1000, 4), strides=(0, 1))),
@@ -157,33 +152,30 @@ def _sparse(layout: str, *parts: object) -> PickleObject:
 _INDICES = tensor(storage("1", 4, Global("torch", "LongStorage")), shape=(1, 4), strides=(4, 1))
 _BOTH = {"0": ONE, "1": bytes(32)}
 _PARTS = (
-    _listed("quantised", "int_repr", _quantised((_QUANTISED, 0.5, 3)), digest=0),
-    _quick("quantised-of-quantised", "no numbers", _nested(6)),
-    _quick(
-        "quantised-axis-beyond", "axis", _quantised((Global("torch", "per_channel_affine"), [0.5], [1], 7))
-    ),
+    _listed("quantised", _quantised((_QUANTISED, 0.5, 3)), digest=0, shows="int_repr"),
+    _quick("quantised-of-quantised", _nested(6)),
+    _quick("quantised-axis-beyond", _quantised((Global("torch", "per_channel_affine"), [0.5], [1], 7))),
     _quick(
         "quantised-scales-too-few",
-        "scales",
         _quantised((Global("torch", "per_channel_affine"), [0.5], [1], 0)),
     ),
-    _quick("quantised-scheme-unknown", "scheme", _quantised(())),
+    _quick("quantised-scheme-unknown", _quantised(())),
     _listed(
         "sparse",
-        "sparse_coo",
         _sparse("sparse_coo", _INDICES, tensor(), (10,), True),
         _BOTH,
         digest=0,
         convert=0,
+        shows="sparse_coo",
     ),
-    _quick("sparse-of-sparse", "size", _sparse("sparse_coo", _INDICES, tensor(), _nested(2), True), _BOTH),
-    _quick("sparse-without-values", "not tensors", _sparse("sparse_coo", _INDICES, 3, (10,), True), _BOTH),
-    _quick("sparse-parts-missing", "parts", _sparse("sparse_csr", _INDICES), _BOTH),
-    _quick("nested-offsets", "offsets", called("_rebuild_nested_tensor", tensor(), tensor(), tensor(), "x")),
-    _quick("rebuilt-from-nothing", "arguments", called("_rebuild_tensor_v2")),
-    Case("torch-attribute-of-an-attribute", _LINE, _chain(3), inspect=0, digest=0, convert=None, says="w"),
-    Case("torch-attributes-2000-deep", _LINE, _chain(2000), says="pickle_depth", digest=None, convert=None),
-    Case("torch-unpacked-again-and-again", _LINE, _packed_twice, inspect=0, says=""),
+    _quick("sparse-of-sparse", _sparse("sparse_coo", _INDICES, tensor(), _nested(2), True), _BOTH),
+    _quick("sparse-without-values", _sparse("sparse_coo", _INDICES, 3, (10,), True), _BOTH),
+    _quick("sparse-parts-missing", _sparse("sparse_csr", _INDICES), _BOTH),
+    _quick("nested-offsets", called("_rebuild_nested_tensor", tensor(), tensor(), tensor(), "x")),
+    _quick("rebuilt-from-nothing", called("_rebuild_tensor_v2")),
+    Case("torch-attribute-of-an-attribute", _LINE, _chain(3), inspect=0, digest=0, convert=None, shows="w"),
+    Case("torch-attributes-2000-deep", _LINE, _chain(2000), digest=None, convert=None),
+    Case("torch-unpacked-again-and-again", _LINE, _packed_twice, inspect=0),
 )
 
 
@@ -200,7 +192,7 @@ _SCRIPT = (
         0,
         0,
         None,
-        says="TorchScript",
+        shows="TorchScript",
     ),
     Case(
         "torch-script-names",
@@ -209,7 +201,7 @@ _SCRIPT = (
         0,
         0,
         None,
-        says="TorchScript",
+        shows="TorchScript",
     ),
     Case("torch-script-constants-damaged", _LINE, _script(constants=b"\x80\x02]"), digest=None, convert=None),
     Case(
@@ -218,13 +210,11 @@ _SCRIPT = (
         _script(deflated("archive/code/a.py", b"x", size=1 << 31)),
         digest=None,
         convert=None,
-        says="--limit",
     ),
     Case(
         "torch-byteorder-unknown",
         _LINE,
         zipped([members()[0], Made("archive/byteorder", b"middle"), *members()[2:]]),
-        says="byte order",
     ),
     Case(
         "torch-byteorder-long",
@@ -232,27 +222,23 @@ _SCRIPT = (
         zipped([members()[0], Made("archive/byteorder", b"big" + b" " * 99), *members()[2:]]),
         digest=None,
         convert=None,
-        says="byte order",
     ),
     Case(
         "torch-version-with-escapes",
         _LINE,
         zipped([*members()[:3], Made("archive/version", b"\x1b[31m3")]),
-        says="no number",
     ),
     Case(
         "torch-storage-a-folder",
         _LINE,
         zipped(changed(2, external=0x10)),
         strict=2,
-        says="marked as a folder",
     ),
     Case(
         "torch-byteorder-in-capitals",
         _LINE,
         zipped(changed(1, name="archive/ByteOrder", data=b"big")),
         strict=2,
-        says="case of its letters",
     ),
 )
 

@@ -35,8 +35,8 @@ def _whole(count: int = 4) -> PersistentId:
     return storage("0", count, FLOATS, None)
 
 
-def _legacy(name: str, says: str, data: bytes, **more: Any) -> Case:
-    return Case(f"torch-legacy-{name}", _LINE, written("model.pt", data), says=says, **more)
+def _legacy(name: str, data: bytes, shows: str = "", **more: Any) -> Case:
+    return Case(f"torch-legacy-{name}", _LINE, written("model.pt", data), shows=shows, **more)
 
 
 def _viewed(offset: int, count: int) -> object:
@@ -44,19 +44,19 @@ def _viewed(offset: int, count: int) -> object:
 
 
 _LEGACY = (
-    _legacy("whole", "w", _stream(), inspect=0, digest=0, convert=0),
-    _legacy("numel-2-36", "end before", _stream(tensor(_whole(1 << 36), shape=(1 << 36,)), count=1 << 36)),
-    _legacy("count-lies", "size that the pickle says", _stream(count=5)),
-    _legacy("count-negative", "size that the pickle says", _stream(count=-4)),
-    _legacy("cut-off", "end before", _stream()[:-1]),
-    _legacy("cut-in-the-pickle", "", _stream()[:60], digest=None, convert=None),
-    _legacy("key-not-named", "nothing names", _stream(keys=("0", "7"))),
-    _legacy("key-twice", "nothing names", _stream(keys=("0", "0"))),
-    _legacy("key-missing", "not in the file", _stream(keys=())),
-    _legacy("part-beyond", "reaches beyond", _stream(_viewed(2, 3))),
-    _legacy("part-negative", "reaches beyond", _stream(_viewed(-1, 2)), digest=None, convert=None),
-    _legacy("protocol-unknown", "protocol", _stream(protocol=1002), digest=None, convert=None),
-    _legacy("bytes-behind", "nobody reads", _stream() + b"hidden", inspect=0, digest=0, convert=0),
+    _legacy("whole", _stream(), inspect=0, digest=0, convert=0, shows="w"),
+    _legacy("numel-2-36", _stream(tensor(_whole(1 << 36), shape=(1 << 36,)), count=1 << 36)),
+    _legacy("count-lies", _stream(count=5)),
+    _legacy("count-negative", _stream(count=-4)),
+    _legacy("cut-off", _stream()[:-1]),
+    _legacy("cut-in-the-pickle", _stream()[:60], digest=None, convert=None),
+    _legacy("key-not-named", _stream(keys=("0", "7"))),
+    _legacy("key-twice", _stream(keys=("0", "0"))),
+    _legacy("key-missing", _stream(keys=())),
+    _legacy("part-beyond", _stream(_viewed(2, 3))),
+    _legacy("part-negative", _stream(_viewed(-1, 2)), digest=None, convert=None),
+    _legacy("protocol-unknown", _stream(protocol=1002), digest=None, convert=None),
+    _legacy("bytes-behind", _stream() + b"hidden", inspect=0, digest=0, convert=0),
 )
 
 
@@ -83,8 +83,8 @@ def _tar(
     return written("model.pt", stream.getvalue() + behind)
 
 
-def _tarred(name: str, says: str, make: Callable[[Path], Path], **more: Any) -> Case:
-    return Case(f"torch-tar-{name}", "legacy tar", make, says=says, **more)
+def _tarred(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:
+    return Case(f"torch-tar-{name}", "legacy tar", make, shows=shows, **more)
 
 
 def _link(files: dict[str, Any]) -> None:
@@ -107,12 +107,11 @@ def _patched(at: int, data: bytes) -> Callable[[Path], Path]:
 
 
 _TAR = (
-    _tarred("whole", "w", _tar(), inspect=0, digest=0, convert=0),
-    _tarred("duplicate", "two members", _tar(lambda files: files.update({"pickle ": files["pickle"]}))),
-    _tarred("symbolic-link", "no plain file", _tar(_link)),
+    _tarred("whole", _tar(), inspect=0, digest=0, convert=0, shows="w"),
+    _tarred("duplicate", _tar(lambda files: files.update({"pickle ": files["pickle"]}))),
+    _tarred("symbolic-link", _tar(_link)),
     _tarred(
         "storage-of-2-60",
-        "end before",
         _tar(
             lambda files: files.update(
                 storages=dumps(1, 2) + dumps(("5", "cpu", FLOATS), 2) + struct.pack("<q", 1 << 58)
@@ -121,32 +120,27 @@ _TAR = (
     ),
     _tarred(
         "storage-negative",
-        "negative",
         _tar(
             lambda files: files.update(
                 storages=dumps(1, 2) + dumps(("5", "cpu", FLOATS), 2) + struct.pack("<q", -4)
             )
         ),
     ),
-    _tarred("count-lies", "", _tar(lambda files: files.update(storages=dumps(9, 2) + files["storages"][4:]))),
+    _tarred("count-lies", _tar(lambda files: files.update(storages=dumps(9, 2) + files["storages"][4:]))),
     _tarred(
         "view-beyond",
-        "reaches beyond",
         _tar(lambda files: files.update(tensors=files["tensors"][:-32] + struct.pack("<4q", 1, 5, 1, 0))),
     ),
     _tarred(
         "rank-of-2-31",
-        "dimensions",
         _tar(
             lambda files: files.update(tensors=files["tensors"][:-32] + struct.pack("<4q", 1 << 31, 4, 1, 0))
         ),
     ),
-    _tarred("bytes-behind", "follow", _tar(behind=b"hidden".ljust(512))),
-    _tarred("size-of-2-87", "cut off", _patched(124, b"\x80" + b"\xff" * 11)),
-    _tarred("name-with-a-prefix", "prefix", _patched(345, b"elsewhere")),
-    _tarred(
-        "checksum", "octal", written("model.pt", b"sys_info".ljust(257, b"\0") + b"ustar".ljust(767, b"\0"))
-    ),
+    _tarred("bytes-behind", _tar(behind=b"hidden".ljust(512))),
+    _tarred("size-of-2-87", _patched(124, b"\x80" + b"\xff" * 11)),
+    _tarred("name-with-a-prefix", _patched(345, b"elsewhere")),
+    _tarred("checksum", written("model.pt", b"sys_info".ljust(257, b"\0") + b"ustar".ljust(767, b"\0"))),
 )
 
 
@@ -184,39 +178,37 @@ def _map(shard: str) -> str:
     return json.dumps({"weight_map": {"w": shard}})
 
 
-def _sharded(name: str, says: str, make: Callable[[Path], Path], **more: Any) -> Case:
-    return Case(f"torch-sharded-{name}", "symlinked shard", make, says=says, **more)
+def _sharded(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:
+    return Case(f"torch-sharded-{name}", "symlinked shard", make, shows=shows, **more)
 
 
 _OUT = _folder({_INDEX: _map(_SHARD).encode()}, {_SHARD: f"../../{BAIT}"})
 _SHARDED = (
-    _sharded("whole", "w", _indexed(_map(_SHARD)), inspect=0, digest=0, convert=0),
-    _sharded("absolute", "beside the index", _indexed(_map("/etc/passwd"))),
-    _sharded("traversal", "beside the index", _indexed(_map(f"../../{BAIT}"))),
-    _sharded("in-a-folder", "beside the index", _indexed(_map(f"sub/{_SHARD}")), digest=None, convert=None),
-    _sharded("dots", "beside the index", _indexed(_map("..")), digest=None, convert=None),
-    _sharded("escapes", "beside the index", _indexed(_map("\x1b[31m.bin"))),
-    _sharded("nul", "beside the index", _indexed(_map("a\0b")), digest=None, convert=None),
-    _sharded("surrogate", "", _indexed(_map("\ud800")), digest=None, convert=None),
-    _sharded("duplicate-key", "two entries", _indexed(_map("a.bin")[:-2] + f', "w": "{_SHARD}"}}}}')),
-    _sharded("duplicate-map", "two entries", _indexed(_map("a.bin")[:-1] + ", " + _map(_SHARD)[1:])),
-    _sharded("no-map", "weight_map", _indexed("{}"), digest=None, convert=None),
-    _sharded(
-        "names-a-number", "beside the index", _indexed('{"weight_map": {"w": 7}}'), digest=None, convert=None
-    ),
-    _sharded("tensor-not-there", "lacks", _indexed(json.dumps({"weight_map": {"v": _SHARD}}))),
-    _sharded("missing", "w", _indexed(_map("other.safetensors")), inspect=0, digest=2, convert=2),
-    _sharded("link-out", "link out of", _OUT),
+    _sharded("whole", _indexed(_map(_SHARD)), inspect=0, digest=0, convert=0, shows="w"),
+    _sharded("absolute", _indexed(_map("/etc/passwd"))),
+    _sharded("traversal", _indexed(_map(f"../../{BAIT}"))),
+    _sharded("in-a-folder", _indexed(_map(f"sub/{_SHARD}")), digest=None, convert=None),
+    _sharded("dots", _indexed(_map("..")), digest=None, convert=None),
+    _sharded("escapes", _indexed(_map("\x1b[31m.bin"))),
+    _sharded("nul", _indexed(_map("a\0b")), digest=None, convert=None),
+    _sharded("surrogate", _indexed(_map("\ud800")), digest=None, convert=None),
+    _sharded("duplicate-key", _indexed(_map("a.bin")[:-2] + f', "w": "{_SHARD}"}}}}')),
+    _sharded("duplicate-map", _indexed(_map("a.bin")[:-1] + ", " + _map(_SHARD)[1:])),
+    _sharded("no-map", _indexed("{}"), digest=None, convert=None),
+    _sharded("names-a-number", _indexed('{"weight_map": {"w": 7}}'), digest=None, convert=None),
+    _sharded("tensor-not-there", _indexed(json.dumps({"weight_map": {"v": _SHARD}}))),
+    _sharded("missing", _indexed(_map("other.safetensors")), inspect=0, digest=2, convert=2, shows="w"),
+    _sharded("link-out", _OUT),
     _sharded(
         "link-inside",
-        "w",
         _folder({_INDEX: _map(_SHARD).encode(), "real": _safe()}, {_SHARD: "real"}),
         inspect=0,
         digest=0,
         convert=0,
+        shows="w",
     ),
-    _sharded("pipe", "not a file", _folder({_INDEX: _map("s.safetensors").encode()}, fifo="s.safetensors")),
-    _sharded("itself", "", _indexed(_map(_INDEX))),
+    _sharded("pipe", _folder({_INDEX: _map("s.safetensors").encode()}, fifo="s.safetensors")),
+    _sharded("itself", _indexed(_map(_INDEX))),
 )
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -254,43 +246,35 @@ def _dcp(
     return _folder({".metadata": dumps(_made("Metadata", told), 4), _RANK: shard}, **more)
 
 
-def _distributed(name: str, says: str, make: Callable[[Path], Path], **more: Any) -> Case:
-    return Case(f"torch-dcp-{name}", _LINE, make, says=says, **more)
+def _distributed(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:
+    return Case(f"torch-dcp-{name}", _LINE, make, shows=shows, **more)
 
 
 _DCP = (
-    _distributed("whole", "w", _dcp({"w": _item(_RANK)}), inspect=0, digest=0, convert=0),
-    _distributed("absolute", "not in a file of the folder", _dcp({"w": _item("/etc/passwd")})),
-    _distributed("traversal", "not in a file of the folder", _dcp({"w": _item(f"../../{BAIT}")})),
-    _distributed("escapes", "", _dcp({"w": _item("\x1b[31m.distcp")}), inspect=0),
-    _distributed("beyond", "beyond its shard's end", _dcp({"w": _item(_RANK, 1 << 62)})),
-    _distributed("negative", "no number of bytes", _dcp({"w": _item(_RANK, -1)}), digest=None, convert=None),
-    _distributed("overlap", "overlap", _dcp({"v": _item(_RANK), "w": _item(_RANK)})),
+    _distributed("whole", _dcp({"w": _item(_RANK)}), inspect=0, digest=0, convert=0, shows="w"),
+    _distributed("absolute", _dcp({"w": _item("/etc/passwd")})),
+    _distributed("traversal", _dcp({"w": _item(f"../../{BAIT}")})),
+    _distributed("escapes", _dcp({"w": _item("\x1b[31m.distcp")}), inspect=0),
+    _distributed("beyond", _dcp({"w": _item(_RANK, 1 << 62)})),
+    _distributed("negative", _dcp({"w": _item(_RANK, -1)}), digest=None, convert=None),
+    _distributed("overlap", _dcp({"v": _item(_RANK), "w": _item(_RANK)})),
     _distributed(
         "overlap-in-part",
-        "overlap",
         _dcp({"v": _item(_RANK, 0, 99), "w": _item(_RANK, 98, 9)}),
         digest=None,
         convert=None,
     ),
-    _distributed(
-        "larger-than-its-item", "shorter than its tensor", _dcp({"w": _item(_RANK)}, entry=_entry((1 << 40,)))
-    ),
-    _distributed("another-tensor", "", _dcp({"w": _item(_RANK)}, entry=_entry((2,))), inspect=0),
+    _distributed("larger-than-its-item", _dcp({"w": _item(_RANK)}, entry=_entry((1 << 40,)))),
+    _distributed("another-tensor", _dcp({"w": _item(_RANK)}, entry=_entry((2,))), inspect=0),
     _distributed(
         "chunk-beyond",
-        "reaches beyond",
         _dcp({"w": _item(_RANK)}, entry=_entry((4,), ((0,), (5,)))),
         digest=None,
         convert=None,
     ),
-    _distributed(
-        "bad-crc", "crc32 checksum", _dcp({"w": _item(_RANK)}, shard=_ITEM.replace(ONE, ONE[::-1])), inspect=0
-    ),
-    _distributed(
-        "link-out", "link out of", _dcp({"w": _item("out.distcp")}, links={"out.distcp": f"../../{BAIT}"})
-    ),
-    _distributed("pipe", "not a file", _dcp({"w": _item("p.distcp")}, fifo="p.distcp")),
+    _distributed("bad-crc", _dcp({"w": _item(_RANK)}, shard=_ITEM.replace(ONE, ONE[::-1])), inspect=0),
+    _distributed("link-out", _dcp({"w": _item("out.distcp")}, links={"out.distcp": f"../../{BAIT}"})),
+    _distributed("pipe", _dcp({"w": _item("p.distcp")}, fifo="p.distcp")),
 )
 
 
@@ -300,51 +284,45 @@ def _sb3(*more: Made, state: bytes | None = None, settings: bytes = b"{}") -> Ca
     return zipped([*made, *more], "agent.zip")
 
 
-def _agent(name: str, says: str, make: Callable[[Path], Path], **more: Any) -> Case:
-    return Case(f"torch-sb3-{name}", "zip", make, says=says, **more)
+def _agent(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:
+    return Case(f"torch-sb3-{name}", "zip", make, shows=shows, **more)
 
 
 _HIDDEN = Made("../\x1b[2Jhidden", b"x")
 _SB3 = (
-    _agent("whole", "w", _sb3(), inspect=0, digest=0, convert=0),
-    _agent("hidden-member", "not listed", _sb3(_HIDDEN), inspect=0, digest=0, convert=0),
+    _agent("whole", _sb3(), inspect=0, digest=0, convert=0, shows="w"),
+    _agent("hidden-member", _sb3(_HIDDEN), inspect=0, digest=0, convert=0),
     _agent(
         "inner-storage-damaged",
-        "crc32 checksum",
         _sb3(state=archive(members()).replace(ONE, ONE[::-1])),
         inspect=0,
     ),
-    _agent("inner-archive-damaged", "", _sb3(state=archive(members())[:-9])),
+    _agent("inner-archive-damaged", _sb3(state=archive(members())[:-9])),
     _agent(
         "inner-archive-with-a-suffix",
-        "do not belong",
         _sb3(state=archive(members()) + b"x"),
         digest=None,
         convert=None,
     ),
     _agent(
         "inner-archive-deflated",
-        "compressed",
         zipped([Made("data", b"{}"), deflated("policy.pth", archive(members()))], "agent.zip"),
     ),
-    _agent("settings-no-json", "JSON", _sb3(settings=b"{")),
-    _agent("settings-with-two-of-a-name", "two entries 'gamma'", _sb3(settings=b'{"gamma": 0, "gamma": 1}')),
-    _agent("settings-nested-100000-deep", "", _sb3(settings=b'{"a":' + b"[" * 100_000)),
+    _agent("settings-no-json", _sb3(settings=b"{")),
+    _agent("settings-with-two-of-a-name", _sb3(settings=b'{"gamma": 0, "gamma": 1}')),
+    _agent("settings-nested-100000-deep", _sb3(settings=b'{"a":' + b"[" * 100_000)),
     _agent(
         "settings-not-base64",
-        "base64",
         _sb3(settings=b'{"a": {":serialized:": "?"}}'),
         digest=None,
         convert=None,
     ),
     _agent(
         "settings-bad-crc",
-        "crc32 checksum",
         zipped([Made("data", b"{}", crc=3), Made("policy.pth", archive(members()))], "agent.zip"),
     ),
     _agent(
         "version-with-escapes",
-        "Stable-Baselines3",
         zipped(
             [Made("policy.pth", archive(members())), Made("_stable_baselines3_version", b"\x1b[31m9")],
             "agent.zip",
@@ -352,6 +330,7 @@ _SB3 = (
         inspect=0,
         digest=0,
         convert=None,
+        shows="Stable-Baselines3",
     ),
 )
 
@@ -361,9 +340,9 @@ def _d3(inner: bytes, config: str = "{}") -> Callable[[Path], Path]:
 
 
 _D3RLPY = (
-    Case("torch-d3rlpy", "zip", _d3(archive(members())), 0, 0, 0, says="w"),
+    Case("torch-d3rlpy", "zip", _d3(archive(members())), 0, 0, 0, shows="w"),
     Case("torch-d3rlpy-inner-bad-crc", "zip", _d3(archive(members()).replace(ONE, ONE[::-1])), 0, 2, 2),
-    Case("torch-d3rlpy-inner-prefix", "zip", _d3(b"x" + archive(members())), says="torch.save"),
+    Case("torch-d3rlpy-inner-prefix", "zip", _d3(b"x" + archive(members()))),
     Case("torch-d3rlpy-inner-cut", "zip", _d3(archive(members())[:-5])),
 )
 
