@@ -197,7 +197,11 @@ def test_calls_in_every_pickle_are_named(tmp_path: Path, golden: Golden) -> None
     data = written([tensor(), value], start=(MAGIC, PROTOCOL, Payload()))
     at = data.index(pickle.dumps(["7"], 2)) + 2
     found = read(data[:at] + keys + data[at:], tmp_path)
-    assert dangerous_calls(found.code_references) == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
+    assert dangerous_calls(found.code_references) == [
+        f"{os.getcwd.__module__}.getcwd",
+        "os.getpid",
+        "os.getuid",
+    ]
     golden("\n".join(audit_notes(found.code_references)))
 
 
