@@ -3,7 +3,7 @@
 everyday.md and model_pairs.md come from the recorded results of tests/everyday and tests/model_pairs, gpu.md
 and its plots from benchmarks/results.
 
---check only says whether the pages are up to date.
+--check only reports whether the pages are up to date.
 """
 
 from __future__ import annotations
