@@ -15,7 +15,7 @@ import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
-from ckpttool.core import ChangedError, Checkpoint, CkpttoolError, Leaf, Tree, key, plugins
+from ckpttool.core import ChangedError, Checkpoint, CkpttoolError, Leaf, Tree, UnsupportedError, key, plugins
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, torch_zip
 from ckpttool.formats.torch_zip import PYTORCH_SET
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
@@ -155,6 +155,18 @@ class WritingContract(FormatContract):
         assert list(again.tree) == list(checkpoint.tree)
         assert dict(again.tree.containers) == dict(checkpoint.tree.containers)
         assert digest_checkpoint(again).sha256 == digest_checkpoint(checkpoint).sha256
+
+    def test_an_agent_is_written_whole_or_refused(self, tmp_path: Path) -> None:
+        """An agent has nested paths, values, counters and optimizer slots: all of them come back."""
+        tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+        try:
+            again = self.module.read(self.put(tree, tmp_path / "agent")).tree
+        except UnsupportedError:
+            return
+        assert list(again) == list(tree)
+        values = {path: leaf.value for path, leaf in tree.plain()}
+        assert {path: leaf.value for path, leaf in again.plain()} == values
+        assert [leaf.role for leaf in again.values()] == [leaf.role for leaf in tree.values()]
 
     def test_writing_twice_gives_the_same_bytes(self, checkpoint: Checkpoint) -> None:
         assert self.written(checkpoint.tree) == self.written(checkpoint.tree)

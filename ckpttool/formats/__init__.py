@@ -7,7 +7,15 @@ from ckpttool.core import package_face
 # Public names, imported from their modules on first use.
 
 if TYPE_CHECKING:
-    from ckpttool.formats.common import Format, OutputFile, Probe, encode_tree, find_pickle_format
+    from ckpttool.formats.common import (
+        Format,
+        OutputFile,
+        Probe,
+        assign_names,
+        decode_tree,
+        encode_tree,
+        find_pickle_format,
+    )
     from ckpttool.formats.detect import open_checkpoint, resolve
     from ckpttool.formats.hdf5 import Hdf5Dataset, fletcher32
     from ckpttool.formats.keras_config import KerasConfig, layer_variables, with_flattened
@@ -32,7 +40,9 @@ __all__ = [
     "Probe",
     "TrainedVariable",
     "VariableInfo",
+    "assign_names",
     "count_adam_steps",
+    "decode_tree",
     "encode_tree",
     "find_pickle_format",
     "fletcher32",
@@ -59,6 +69,8 @@ _HOMES = {
     "TrainedVariable": "keras_tree",
     "VariableInfo": "tf_common",
     "count_adam_steps": "tf_common",
+    "assign_names": "common",
+    "decode_tree": "common",
     "encode_tree": "common",
     "find_pickle_format": "common",
     "fletcher32": "hdf5",
