@@ -1,0 +1,808 @@
+"""Run any two models on the same inputs, and find the layer where they part."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ckpttool.commands import model_causes
+from ckpttool.commands.model_causes import (
+    BETWEEN,
+    CapturedCall,
+    Divergence,
+    LayerComparison,
+    LayerPair,
+)
+from ckpttool.commands.network_outputs import OWN_ERROR, ROUNDING, SCALE, UNIT, Parity, failed_parity
+from ckpttool.core import urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
+from ckpttool.core.text import format_count
+from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, parse_input_shape
+
+# A side: what runs it, and its process.
+
+KINDS = {
+    keras_h5.ARCHIVE_NAME: "keras",
+    keras_h5.NAME: "keras",
+    tf_saved_model.NAME: "saved_model",
+    onnx.NAME: "onnx",
+}
+RUNS_CODE = {
+    "torchscript": "TorchScript is a program: running the model runs the code in the file",
+    "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
+    "read and write files",
+}
+_PROGRAM = (
+    "-c",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
+    "runpy.run_module('ckpttool.networks.model_runner', run_name='__main__', alter_sys=True)",
+)
+_FREE = 8  # the length of an axis that a model leaves open
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSide:
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
+
+    word: str
+    path: str
+    like: ModelSpec | None = None
+    python: str = sys.executable
+
+    def kind(self) -> str:
+        """Return how the model runs; raise UsageError for weights without a model."""
+        if self.like is not None:
+            return "factory"
+        found = find_model_kind(self.path)
+        if found is None:
+            raise UsageError(
+                f"{self.word} contains weights without the model that uses them",
+                file=self.path,
+                hint=f"name the code that builds the model: --like-{self.word.lower()} MODULE:FACTORY",
+            )
+        return found
+
+
+def find_model_kind(path: str) -> str | None:
+    """Return the kind of model that a checkpoint contains with its configuration or program, or None."""
+    if urls.is_url(path):
+        return None
+    checkpoint = open_checkpoint(path)
+    if checkpoint.format == torch_zip.NAME and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        code = any(name.partition("/")[2].startswith("code/") for name in names)
+        return "torchscript" if code else None
+    if checkpoint.format == keras_h5.NAME:
+        states = [each.state for each in checkpoint.tree.containers.values() if isinstance(each.state, dict)]
+        return "keras" if path.endswith((".h5", ".hdf5", ".keras")) and states else None
+    return KINDS.get(checkpoint.format)
+
+
+class RunnerProcess:
+    """The process that runs one side; a context manager that ends it."""
+
+    def __init__(self, side: ModelSide) -> None:
+        self.side = side
+        self.names: list[str] = []
+        self.exact = False
+        self._process = ChildProcess(
+            f"process of model {side.word}",
+            _PROGRAM,
+            [],
+            python=side.python,
+            timeout=MODEL_TIMEOUT_S,
+            threads=None,
+        )
+
+    def __enter__(self) -> RunnerProcess:
+        self._process.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
+
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Send one request and return its answer; errors name this side."""
+        try:
+            return self._process.request(do, values)
+        except CkpttoolError as error:
+            raise type(error)(
+                f"{self.side.word}: {error.message}",
+                file=error.file or self.side.path,
+                path=error.path,
+                expected=error.expected,
+                found=error.found,
+                hint=error.hint,
+            ) from None
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        """Write an array for the process."""
+        np.save(self._process.folder / name, array, allow_pickle=False)
+
+    def read(self, name: str) -> np.ndarray:
+        """Read an array that the process wrote."""
+        found: np.ndarray = np.load(self._process.folder / name, allow_pickle=False)
+        return found
+
+    def give(self, arrays: Sequence[np.ndarray]) -> None:
+        """Write the model's inputs."""
+        for place, array in enumerate(arrays):
+            self.write(f"input-{place}.npy", array)
+
+    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """Return the outputs by name, and the calls of layers."""
+        answer = self.request("run", names=self.names, exact=exact, observe=observe)
+        outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(answer["outputs"])}
+        return outputs, list(answer["calls"])
+
+    def capture(
+        self, wanted: Sequence[tuple[str, int]], *, exact: bool
+    ) -> dict[tuple[str, int], CapturedCall]:
+        """Return inputs and outputs of the wanted calls."""
+        answer = self.request(
+            "capture", names=self.names, exact=exact, wanted=[list(each) for each in wanted]
+        )
+        return {
+            (each["path"], each["number"]): CapturedCall(
+                *(tuple(self._rows(each.get(what, ()))) for what in ("given", "before", "made"))
+            )
+            for each in answer["calls"]
+        }
+
+    def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
+        for row in rows:
+            yield self.read(f"calls/{row['file']}")
+
+    def tensors(self, path: str) -> dict[str, np.ndarray]:
+        """Return the tensors of one layer."""
+        names = self.request("tensors", path=path)["names"]
+        return {name: self.read(f"tensor-{place}.npy") for place, name in enumerate(names)}
+
+    def repeat(
+        self,
+        call: tuple[str, int],
+        tensors: Mapping[str, np.ndarray],
+        settings: Mapping[str, Any],
+        *,
+        exact: bool,
+    ) -> tuple[np.ndarray, ...]:
+        """Return the outputs of a captured call with other tensors or settings; nothing if it fails."""
+        files = {}
+        for place, (name, array) in enumerate(tensors.items()):
+            files[name] = f"change-{place}.npy"
+            self.write(files[name], array)
+        answer = self.request(
+            "repeat", path=call[0], number=call[1], tensors=files, settings=dict(settings), exact=exact
+        )
+        return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
+
+
+# Inputs: the same numbers for both sides.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One input of a side: its shape without the batch, its declared dtype, and a fixed batch."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputPair:
+    """An input of both sides: the names and shapes without the batch, and B's order of axes."""
+
+    a: str
+    b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype: str = "float32"
+    transposed: str = ""
+    below: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "shape_a": list(self.shape_a),
+            "shape_b": list(self.shape_b),
+            "dtype": self.dtype,
+            "transposed": bool(self.transposed),
+        }
+
+
+def move_channels(array: np.ndarray, how: str) -> np.ndarray:
+    """Return the array with channels moved "first" (after the batch) or "last", or itself."""
+    if how == "first":
+        return np.ascontiguousarray(np.moveaxis(array, -1, 1))
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if how == "last" else array
+
+
+def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
+    if how == "first":
+        return (shape[-1], *shape[:-1])
+    return (*shape[1:], shape[0]) if how == "last" else tuple(shape)
+
+
+_OPPOSITE = {"first": "last", "last": "first", "": ""}
+
+
+class InputResolver:
+    """Pairs the inputs of two sides; every assumption is a sentence in `assumed`."""
+
+    def __init__(self, opened: Sequence[Mapping[str, Any]], transpose: bool | None) -> None:
+        self._declared = [[_declared_input(row) for row in each["inputs"]] for each in opened]
+        self._channels = [str(each["channels"]) for each in opened]
+        self._transpose = transpose
+        self.assumed: list[str] = []
+
+    def pairs(self, given: Mapping[str, tuple[int, ...]]) -> list[InputPair]:
+        """Return the pairs; `given` are shapes of A's inputs by name, "" for one without a name."""
+        a, b = self._declared
+        a = _with_shapes(a, given)
+        if a and b:
+            return [self._pair(x, y) for x, y in self._by_name(a, b)]
+        if a:
+            return [self._derived(each, 0) for each in a]
+        if b:
+            return [self._derived(each, 1) for each in b]
+        raise UsageError(
+            "neither model declares its inputs",
+            hint="pass the shape of each input of A without the batch: --input-shape 3,32,32",
+        )
+
+    def _by_name(self, a: list[ModelInput], b: list[ModelInput]) -> list[tuple[ModelInput, ModelInput]]:
+        if len(a) != len(b):
+            raise UsageError(
+                f"A has {format_count(len(a), 'input')} and B has {len(b)}",
+                found=f"{', '.join(x.name for x in a)}; {', '.join(x.name for x in b)}",
+            )
+        named = {each.name: each for each in b}
+        if {each.name for each in a} == {*named}:
+            return [(each, named[each.name]) for each in a]
+        if len(a) > 1:
+            rows = ", ".join(f"{x.name} = {y.name}" for x, y in zip(a, b, strict=True))
+            self.assumed.append(f"inputs are paired by order: {rows}")
+        return list(zip(a, b, strict=True))
+
+    def _pair(self, a: ModelInput, b: ModelInput) -> InputPair:
+        how = self._order(a, b)
+        expected = _moved(a.shape, how)
+        if len(expected) != len(b.shape) or any(
+            x != y for x, y in zip(expected, b.shape, strict=True) if x is not None and y is not None
+        ):
+            raise UsageError(
+                f"input {a.name} of A and {b.name} of B have different shapes",
+                expected=str(list(a.shape)),
+                found=str(list(b.shape)),
+                hint="pass the shape of A's input without the batch: --input-shape, or --transpose-inputs",
+            )
+        filled = tuple(
+            x if x is not None else (y if y is not None else _FREE)
+            for x, y in zip(a.shape, _moved(b.shape, _OPPOSITE[how]), strict=True)
+        )
+        return InputPair(a.name, b.name, filled, _moved(filled, how), transposed=how)
+
+    def _order(self, a: ModelInput, b: ModelInput) -> str:
+        """Return how B orders the axes of A's input."""
+        if len(a.shape) < 2:
+            return ""
+        by_layers = self._by_channels(len(a.shape))
+        if self._transpose is not None:
+            return (by_layers or "first") if self._transpose else ""
+        fits = [how for how in ("", "first", "last") if _is_compatible(_moved(a.shape, how), b.shape)]
+        if len(fits) != 1:
+            fits = [by_layers] if by_layers in fits else fits
+        how = fits[0] if fits else ""
+        if how:
+            self.assumed.append(
+                f"B's input {b.name} is A's with channels {how}: A declares {list(a.shape)}, B "
+                f"{list(b.shape)} (--no-transpose-inputs turns this off)"
+            )
+        return how
+
+    def _by_channels(self, rank: int) -> str:
+        a, b = self._channels
+        return b if rank > 1 and a and b and a != b else ""
+
+    def _derived(self, known: ModelInput, side: int) -> InputPair:
+        """Return the pair of an input that only one side declares."""
+        shape = tuple(_FREE if each is None else each for each in known.shape)
+        how = self._by_channels(len(shape))
+        if self._transpose is not None:
+            how = (how or "first") if self._transpose and len(shape) > 1 else ""
+        elif how:
+            self.assumed.append(
+                f"B's inputs are A's with channels {how}: the convolutions of A have channels "
+                f"{_OPPOSITE[how]}, those of B {how} (--no-transpose-inputs turns this off)"
+            )
+        if side == 0:
+            return InputPair(known.name, known.name, shape, _moved(shape, how), transposed=how)
+        return InputPair(known.name, known.name, _moved(shape, _OPPOSITE[how]), shape, transposed=how)
+
+
+def _is_compatible(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    return len(one) == len(other) and all(
+        x is None or y is None or x == y for x, y in zip(one, other, strict=True)
+    )
+
+
+def _declared_input(row: Mapping[str, Any]) -> ModelInput:
+    return ModelInput(row["name"], tuple(row["shape"]), row["dtype"], row["batch"])
+
+
+def _with_shapes(declared: list[ModelInput], given: Mapping[str, tuple[int, ...]]) -> list[ModelInput]:
+    """Return the inputs with the shapes that the user gives, by name or in order."""
+    if not given:
+        return declared
+    if not declared:
+        return [
+            ModelInput(name or f"input {place}", shape) for place, (name, shape) in enumerate(given.items())
+        ]
+    found = list(declared)
+    for place, (name, shape) in enumerate(given.items()):
+        at = next((n for n, each in enumerate(declared) if each.name == name), place if not name else None)
+        if at is None or at >= len(found):
+            raise UsageError(
+                f"A has no input {name}", found=abbreviate_list([each.name for each in declared], 8)
+            )
+        found[at] = replace(found[at], shape=shape)
+    return found
+
+
+def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Parse `NAME=3,32,32` or `3,32,32`, several in order; raise UsageError if one is invalid."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, shape = text.rpartition("=")
+        key = name if equals else ("" if "" not in found else f"input {len(found)}")
+        found[key] = parse_input_shape(shape)
+    return found
+
+
+_BATCH, _SMALLEST = 32, 4
+_MOST_NUMBERS = 1 << 20
+
+
+def draw_inputs(pairs: Sequence[InputPair], batch: int | None) -> list[np.ndarray]:
+    """Return A's inputs: always the same; the last rows are small and large."""
+    generator = np.random.default_rng(0)
+    largest = max(math.prod(pair.shape_a) for pair in pairs)
+    rows = batch or max(_SMALLEST, min(_BATCH, _MOST_NUMBERS // max(largest, 1)))
+    scales = np.ones(rows)
+    if rows >= _SMALLEST:
+        scales[-2:] = 0.1, 3.0
+    found = []
+    for pair in pairs:
+        shape = (rows, *pair.shape_a)
+        if pair.below is not None or pair.dtype.startswith(("int", "uint")):
+            found.append(generator.integers(0, pair.below or 2, shape).astype(pair.dtype))
+        elif pair.dtype == "bool":
+            found.append(np.ones(shape, bool))
+        else:
+            drawn = (generator.standard_normal(shape).T * scales).T
+            found.append(drawn.astype(pair.dtype))
+    return found
+
+
+def read_inputs(file: str, pairs: Sequence[InputPair]) -> list[np.ndarray]:
+    """Return A's inputs from a `.npz` file, by name or in order; raise UsageError if they do not fit."""
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held.files}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the inputs: {error}", file=file) from None
+    if len(arrays) != len(pairs):
+        raise UsageError(
+            f"A has {format_count(len(pairs), 'input')}, the file has {len(arrays)} arrays", file=file
+        )
+    by_name = {*arrays} == {pair.a for pair in pairs}
+    return [arrays[pair.a] for pair in pairs] if by_name else list(arrays.values())
+
+
+# The result.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparison:
+    """Outputs and layers of two models on the same inputs.
+
+    `exact` is true if both also ran in float64. `first` is where they part, None if they agree or if
+    their layers cannot be observed.
+    """
+
+    engines: tuple[str, str]
+    inputs: tuple[InputPair, ...]
+    outputs: tuple[Parity, ...]
+    exact: bool
+    layers: tuple[LayerComparison, ...] = ()
+    first: Divergence | None = None
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "engines": list(self.engines),
+            "inputs": [each.document() for each in self.inputs],
+            "float64": self.exact,
+            "layers": [each.document() for each in self.layers],
+            "first_difference": None if self.first is None else self.first.document(),
+        }
+
+
+@dataclass(slots=True)
+class _Session:
+    """Both processes, what they reported, and the sentences collected on the way."""
+
+    sides: tuple[RunnerProcess, RunnerProcess]
+    pairs: list[InputPair] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def give(self, arrays: Sequence[np.ndarray]) -> None:
+        """Write inputs in each side's own order of axes."""
+        a, b = self.sides
+        a.give(arrays)
+        by_name = {pair.b: place for place, pair in enumerate(self.pairs)}
+        order = [by_name[name] for name in b.names]
+        b.give([move_channels(arrays[place], self.pairs[place].transposed) for place in order])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparisonOptions:
+    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions."""
+
+    shapes: tuple[str, ...] = ()
+    inputs: str | None = None
+    transpose: bool | None = None
+    run_code: bool = False
+    tolerance: float | None = None
+
+
+_STEPS = 8
+
+
+def compare_models(
+    first: ModelSide,
+    second: ModelSide,
+    options: ModelComparisonOptions,
+    progress: Progress = ignore_progress,
+) -> ModelComparison:
+    """Run both models, each by its own framework in its own process, and compare outputs and layers.
+
+    Raise UsageError if a side cannot run or its inputs are unknown.
+    """
+    kinds = [side.kind() for side in (first, second)]
+    for side, kind in zip((first, second), kinds, strict=True):
+        if kind in RUNS_CODE and not options.run_code:
+            raise UsageError(
+                f"{side.word}: {RUNS_CODE[kind]}", file=side.path, hint="add --run-code if you trust the file"
+            )
+    with ExitStack() as stack:
+        sides = (stack.enter_context(RunnerProcess(first)), stack.enter_context(RunnerProcess(second)))
+        session = _Session(sides)
+        progress(0, _STEPS)
+        opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]
+        progress(2, _STEPS)
+        _prepare(session, opened, options)
+        progress(3, _STEPS)
+        return _compare(session, opened, options, progress)
+
+
+def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, Any]:
+    like = process.side.like
+    return process.request(
+        "open",
+        kind=kind,
+        file=os.path.abspath(process.side.path),
+        factory=like.factory if like else None,
+        arguments=like.arguments if like else None,
+        run_code=run_code,
+    )
+
+
+def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComparisonOptions) -> None:
+    """Pair the inputs, load the files of factories, and write the inputs."""
+    resolver = InputResolver(opened, options.transpose)
+    shapes = parse_named_shapes(options.shapes)
+    if not shapes and options.inputs is not None and not opened[0]["inputs"]:
+        with np.load(options.inputs, allow_pickle=False) as held:
+            shapes = {name: held[name].shape[1:] for name in held.files}
+    session.pairs = resolver.pairs(shapes)
+    session.assumed += resolver.assumed
+    batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
+    kinds: list[dict[str, tuple[str, int | None]]] = []
+    for place, side in enumerate(session.sides):
+        by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in session.pairs}
+        declared = {row["name"]: row["dtype"] for row in opened[place]["inputs"]}
+        side.names = [name for name in declared if name in by_name] or list(by_name)
+        answer = side.request(
+            "prepare",
+            names=side.names,
+            shapes=[list(by_name[name]) for name in side.names],
+            dtypes=[declared.get(name) for name in side.names],
+            batch=batch,
+            file=os.path.abspath(side.side.path) if side.side.like is not None else None,
+        )
+        session.notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
+        rows = zip(answer["dtypes"], answer["below"], strict=True)
+        kinds.append(dict(zip(side.names, rows, strict=True)))
+    session.pairs = [_with_dtype(pair, kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
+    arrays = draw_inputs(session.pairs, batch)
+    if options.inputs is not None:
+        arrays = read_inputs(options.inputs, session.pairs)
+    session.give(arrays)
+
+
+def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | None]) -> InputPair:
+    """Return the pair with the dtype that both sides accept: integers if one looks them up."""
+    limits = [each for _, each in (a, b) if each is not None]
+    whole = [dtype for dtype, _ in (a, b) if not dtype.startswith("float")]
+    return replace(pair, dtype=whole[0] if whole else a[0], below=min(limits, default=None))
+
+
+def _compare(
+    session: _Session, opened: list[dict[str, Any]], options: ModelComparisonOptions, progress: Progress
+) -> ModelComparison:
+    a, b = session.sides
+    (made_a, calls_a), (made_b, calls_b) = (
+        side.run(exact=False, observe=bool(row["observable"]))
+        for side, row in zip(session.sides, opened, strict=True)
+    )
+    progress(4, _STEPS)
+    unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
+    exact = [_exact_outputs(side, session) for side in session.sides]
+    progress(6, _STEPS)
+    scale = _Rounding.of(calls_a, a.request("layers")["layers"])
+    pairs, left = _pair_outputs(made_a, made_b, session)
+    outputs = []
+    for name, (x, y, how) in pairs.items():
+        references = tuple(
+            None if each is None else each.get(key) for each, key in zip(exact, (x, y), strict=True)
+        )
+        outputs.append(
+            _measure(
+                name, (made_a[x], move_channels(made_b[y], how)), references, how, scale, options.tolerance
+            )
+        )
+    outputs += [failed_parity(name) for name in left]
+    found = ModelComparison(
+        (_engine(opened[0]), _engine(opened[1])),
+        tuple(session.pairs),
+        tuple(outputs),
+        all(each is not None for each in exact),
+        assumed=tuple(session.assumed),
+    )
+    observed = all(row["observable"] for row in opened)
+    if observed:
+        finder = _LayerFinder(session, (calls_a, calls_b), exact=found.exact, unstable=unstable)
+        layers, first = finder.find(failed=not all(each.within for each in outputs))
+        found = replace(found, layers=layers, first=first)
+    else:
+        words = [
+            side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
+        ]
+        found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    progress(_STEPS, _STEPS)
+    return replace(found, notes=tuple(session.notes))
+
+
+def _engine(opened: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in opened["versions"].items())
+
+
+def _repeats(side: RunnerProcess, made: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a second call gives the same outputs."""
+    again, _ = side.run(exact=False, observe=False)
+    return all(np.array_equal(made[name], again[name], equal_nan=True) for name in made)
+
+
+def _exact_outputs(side: RunnerProcess, session: _Session) -> dict[str, np.ndarray] | None:
+    """Return the outputs in float64, None if the model has no such form."""
+    answer = side.request("exact", names=side.names)
+    if answer["made"]:
+        try:
+            made, _ = side.run(exact=True, observe=False)
+        except CkpttoolError as error:
+            answer["reason"] = error.message
+        else:
+            if any(each.dtype == np.float64 for each in made.values()):
+                side.exact = True
+                return made
+            answer["reason"] = "its outputs stay in float32"
+    session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
+    return None
+
+
+# Outputs.
+
+_Names = tuple[str, str, str]
+
+
+def _pair_outputs(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], session: _Session
+) -> tuple[dict[str, _Names], list[str]]:
+    """Return by title the names on both sides and B's order of axes, and the outputs that B lacks."""
+    if {*a} == {*b}:
+        rows = [(name, name) for name in a]
+    else:
+        rows = list(zip(a, b, strict=False))
+        if len(a) > 1 or len(b) > 1:
+            named = ", ".join(f"{x} = {y}" for x, y in rows)
+            session.assumed.append(f"outputs are paired by order: {named}")
+    missing, extra = [*a][len(rows) :], [*b][len(rows) :]
+    session.notes += [f"only B has output {name}" for name in extra]
+    hows = {pair.transposed for pair in session.pairs} - {""}
+    how = hows.pop() if len(hows) == 1 else ""
+    found = {}
+    for x, y in rows:
+        turned = how if how and a[x].ndim > 2 and a[x].ndim == b[y].ndim else ""
+        if turned and a[x].shape == b[y].shape and len({*a[x].shape[1:]}) > 1:
+            turned = ""
+        if turned and move_channels(b[y], _OPPOSITE[turned]).shape != a[x].shape:
+            turned = ""
+        if turned:
+            session.assumed.append(f"output {x} of B has channels {turned}, like its inputs")
+        found[x] = x, y, _OPPOSITE[turned]
+    return found, missing
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """What rounding may cost: the largest number on the way, and its share."""
+
+    largest: float
+    share: float
+
+    @classmethod
+    def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> _Rounding:
+        """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence."""
+        rows = [row for call in calls for what in ("given", "made") for row in call.get(what, ())]
+        largest = max((row["largest"] for row in rows if row["kind"] == "f"), default=0.0)
+        terms, depth = 1, 0
+        for layer in layers:
+            shapes = [tensor["shape"] for tensor in layer["tensors"] if len(tensor["shape"]) > 1]
+            depth += bool(shapes)
+            terms = max([terms, *(math.prod(shape) // max(min(shape), 1) for shape in shapes)])
+        share = max(ROUNDING, UNIT * math.sqrt(terms) / 2) * math.sqrt(max(depth, 1))
+        return cls(largest, share)
+
+
+def _measure(
+    name: str,
+    outputs: tuple[np.ndarray, np.ndarray],
+    exact: Sequence[np.ndarray | None],
+    how: str,
+    rounding: _Rounding,
+    tolerance: float | None,
+) -> Parity:
+    """Return the differences of one output, by the rule for agents.
+
+    A's float64 run is the reference, else B's, else A's own output. If both exist, they must agree
+    within float32 rounding of the output: they show differences that float32 hides.
+    """
+    a, b = (np.asarray(each, np.float64) for each in outputs)
+    if a.shape != b.shape or not a.size:
+        return failed_parity(name)
+    if not np.isfinite(a).all() or not np.isfinite(b).all():
+        same = np.array_equal(a, b, equal_nan=True)
+        return Parity(name, len(a), 0.0, 0.0, 0.0, 0.0, within=True) if same else failed_parity(name)
+    sides = [exact[0], None if exact[1] is None else move_channels(exact[1], how)]
+    reference = next((each for each in sides if each is not None and each.shape == a.shape), a)
+    scale = float(np.abs(reference).max()) or 1.0
+    errors = [float(np.abs(each - reference).max()) for each in (a, b)]
+    between = float(np.abs(a - b).max())
+    largest = max(rounding.largest, scale)
+    if tolerance is None:
+        allowed = min(max(OWN_ERROR * errors[0], rounding.share * largest), SCALE * largest)
+        allowed = max(allowed, errors[0])
+    else:
+        allowed = tolerance * scale
+    within = errors[1] <= allowed
+    if tolerance is None and all(each is not None and each.shape == a.shape for each in sides):
+        within = within and float(np.abs(sides[0] - sides[1]).max()) <= ROUNDING * largest  # type: ignore[operator]
+    return Parity(name, len(a), between, between / scale, errors[0], errors[1], within=within)
+
+
+# Layers.
+
+_ROWS = 2
+_MOST_BYTES = 128 << 20
+EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
+
+
+class _LayerFinder:
+    """Compares the layers of both sides, and finds the first that differs."""
+
+    def __init__(
+        self,
+        session: _Session,
+        calls: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+        *,
+        exact: bool,
+        unstable: Sequence[str],
+    ) -> None:
+        self._session, self._exact, self._unstable = session, exact, unstable
+        self._bound = EXACT_BOUND if exact else FLOAT_BOUND
+        self._layers = [
+            model_causes.called_layers(side.request("layers")["layers"], rows)
+            for side, rows in zip(session.sides, calls, strict=True)
+        ]
+        self._sizes = [{(call["path"], call["number"]): _call_bytes(call) for call in rows} for rows in calls]
+
+    def find(self, *, failed: bool) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
+        """Return a row for every pair of layers, and the first difference if outputs differ."""
+        pairs = model_causes.pair_layers(*self._layers)
+        rows: list[LayerComparison] = []
+        first: tuple[LayerPair, LayerComparison] | None = None
+        for chunk in self._chunks(pairs):
+            captured = self._capture(chunk)
+            for pair in chunk:
+                a, b = captured[0].get(pair.a.key), captured[1].get(pair.b.key)
+                if a is None or b is None:
+                    continue
+                row = model_causes.compare_layer(pair, a, b, self._bound)
+                rows.append(row)
+                if first is None and not row.within:
+                    first = pair, row
+        if not failed:
+            return tuple(rows), None
+        return tuple(rows), self._explain(pairs, rows, first)
+
+    def _chunks(self, pairs: Sequence[LayerPair]) -> Iterator[list[LayerPair]]:
+        chunk: list[LayerPair] = []
+        size = 0
+        for pair in pairs:
+            nbytes = self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
+            if chunk and size + nbytes > _MOST_BYTES:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(pair)
+            size += nbytes
+        if chunk:
+            yield chunk
+
+    def _capture(self, pairs: Sequence[LayerPair]) -> list[dict[tuple[str, int], CapturedCall]]:
+        keys = ([pair.a.key for pair in pairs], [pair.b.key for pair in pairs])
+        return [
+            side.capture(list(dict.fromkeys(wanted)), exact=self._exact)
+            for side, wanted in zip(self._session.sides, keys, strict=True)
+        ]
+
+    def _explain(
+        self,
+        pairs: Sequence[LayerPair],
+        rows: Sequence[LayerComparison],
+        first: tuple[LayerPair, LayerComparison] | None,
+    ) -> Divergence | None:
+        if first is None:
+            if not rows:
+                return None
+            last = rows[-1]
+            return Divergence(last.a, last.b, BETWEEN, None, "after the last paired layer")
+        del pairs
+        _, row = first
+        return Divergence(row.a, row.b, "layer", row.inputs, None)
+
+
+def _call_bytes(call: Mapping[str, Any]) -> int:
+    rows = [row for what in ("given", "before", "made") for row in call.get(what, ())]
+    return sum(8 * math.prod(row["shape"]) for row in rows)
