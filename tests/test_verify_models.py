@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from ckpttool.commands.verify import Verification, VerificationOptions, verify
+from ckpttool.commands import model_comparison
+from ckpttool.commands.verify import Verification, verify
+from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models
 from tests.conftest import ROOT
-from tests.pair_models import RIGHT
+from tests.pair_models import RIGHT, SHAPES
 
-pytestmark = [pytest.mark.torch, pytest.mark.tensorflow, pytest.mark.long]
+pytestmark = [pytest.mark.torch, pytest.mark.long]
+State = dict[str, Any]
+
+
+class InThisProcess:
+    """What ChildProcess does, without a process: its start takes most of a test's time."""
+
+    folder: Path
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def start(self) -> None:
+        InThisProcess.count += 1
+        self.folder = InThisProcess.root / str(InThisProcess.count)
+        self.folder.mkdir()
+        self.session = model_runner.RunnerSession(self.folder)
+
+    def stop(self, _: object) -> None:
+        pass
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        given = json.loads(json.dumps(values))
+        return json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given)))
+
+    root: Path
+    count = 0
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run torch models in this process."""
+    (tmp_path / "sides").mkdir()
+    InThisProcess.root = tmp_path / "sides"
+    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+
+
+def spec(name: str, options: dict[str, Any] | None = None) -> ModelSpec:
+    return ModelSpec(f"pair_models:{name}", options or None)
+
+
+@pytest.fixture(autouse=True)
+def factories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `pair_models` importable for the models' processes, and for this one."""
+    path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+# Equal models, one in each framework.
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with every model's `.pt` and `.keras`."""
-    import numpy as np
     import torch
 
     folder = tmp_path_factory.mktemp("pairs")
@@ -33,28 +88,163 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def factories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `pair_models` importable for the models' processes."""
-    path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
-    monkeypatch.setenv("PYTHONPATH", path)
-
-
-def compare(
-    a: Path, b: Path, like_a: str | None = None, like_b: str | None = None, **given: object
-) -> Verification:
-    options = VerificationOptions(
-        like_a=None if like_a is None else f"pair_models:{like_a}",
-        like_b=None if like_b is None else f"pair_models:{like_b}",
-    )
-    return verify(str(a), str(b), options, **given)
-
-
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("name", RIGHT)
 def test_equal_models_pass(files: Path, name: str) -> None:
-    found = compare(files / f"{name}.keras", files / f"{name}.pt", like_b=name)
+    found = verify(str(files / f"{name}.keras"), str(files / f"{name}.pt"), like_b=spec(name))
     assert found.within
     assert found.models is not None
     assert found.models.exact
     assert len(found.models.layers) >= 2
     assert all(each.within for each in found.models.layers)
+
+
+# Faults, planted in the second of two torch models.
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of the state or of the code's options, and the layer where it must be found."""
+
+    model: str
+    layer: str
+    change: Callable[[State], None] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    right: dict[str, Any] = field(default_factory=dict)
+    where: str = "layer"
+    confirmed: bool = True
+    words: str = ""
+
+
+def put(name: str, make: Callable[[Any], Any]) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[name] = make(state[name]).contiguous()
+
+    return change
+
+
+def blocks(count: int, *order: int) -> Callable[[Any], Any]:
+    def turned(value: Any) -> Any:
+        import torch
+
+        return torch.cat([value.chunk(count)[place] for place in order])
+
+    return turned
+
+
+def on_all(make: Callable[[Any], Any], words: str = "") -> Callable[[State], None]:
+    def change(state: State) -> None:
+        for name, value in state.items():
+            if words in name and value.dtype.is_floating_point:
+                state[name] = make(value).contiguous()
+
+    return change
+
+
+def swap(*names: str) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        for end in ("weight", "bias"):
+            one, other = (f"{name}.{end}" for name in names)
+            state[one], state[other] = state[other], state[one]
+
+    return change
+
+
+def without(*words: str) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        for name in [name for name in state if any(word in name for word in words)]:
+            del state[name]
+
+    return change
+
+
+def averaged(value: Any) -> Any:
+    return value * 0.98 + 0.01 * value.flip(0)
+
+
+def untied(state: State) -> None:
+    state["out.weight"] = state["out.weight"] * 0.5
+
+
+def forgotten_statistics(state: State) -> None:
+    state["1.running_mean"] = state["1.running_mean"] * 0
+    state["1.running_var"] = state["1.running_var"] * 0 + 1
+
+
+FAULTS = {
+    "transposed square kernel": Fault("mlp", "2", put("2.weight", lambda x: x.T)),
+    "statistics not copied": Fault("cnn", "1", forgotten_statistics),
+    "swapped heads": Fault(
+        "block", "attention", put("attention.in_proj_weight", blocks(6, 1, 0, 2, 3, 4, 5))
+    ),
+    "swapped queries and keys": Fault("block", "attention", on_all(blocks(3, 1, 0, 2), "in_proj")),
+    "swapped query and key layers": Fault("text", "key", swap("query", "key"), confirmed=False, words="key"),
+    "bfloat16": Fault("mlp", "0", on_all(lambda x: x.bfloat16().float()), words="bfloat16"),
+    "averaged for raw weights": Fault("mlp", "0", on_all(averaged), words="EMA"),
+    "gates of an LSTM": Fault("lstm", "rnn", on_all(blocks(4, 0, 2, 1, 3), "rnn.")),
+    "gates of a GRU": Fault("gru", "rnn", on_all(blocks(3, 1, 0, 2), "rnn.")),
+    "channel order": Fault("cnn", "0", put("0.weight", lambda x: x.flip(1)), words="reverse"),
+    "flattened in another order": Fault(
+        "cnn", "7", put("7.weight", lambda x: x.reshape(4, 5, 2, 3).permute(0, 2, 3, 1).reshape(4, 30))
+    ),
+    "layers in another order": Fault("text", "mix", swap("mix", "up"), words="A's up"),
+    "untied weights": Fault("text", "out", untied, {"tied": False}, words="tied"),
+    "epsilon": Fault("block", "norm", options={"eps": 1e-6}, words="epsilon"),
+    "form of gelu": Fault("block", "down", options={"approximate": "tanh"}, where="between", words="gelu"),
+    "activation": Fault("activated", "1", options={"activation": "SiLU"}, words="silu"),
+    "padding": Fault("vision", "conv", options={"padding": 0}, words="padding"),
+    "padding mode": Fault("vision", "conv", options={"mode": "reflect"}, words="mode"),
+    "dilation": Fault("vision", "conv2", options={"dilation": 2}, words="dilation"),
+    "stride order": Fault("vision", "conv2", options={"stride": (1, 2)}, words="stride"),
+    "pooling": Fault("vision", "pool", options={"pool": True}, words="padding"),
+    "missing bias": Fault("vision", "conv2", without("conv2.bias"), {"bias": False}, words="bias"),
+    "normaliser": Fault(
+        "vision", "conv", without("mean"), {}, {"mean": (0.1, 0.5, 0.9)}, where="between", words="normaliser"
+    ),
+    "dropped position embedding": Fault(
+        "text", "query", without("position"), {"position": False}, where="between", words="position"
+    ),
+    "dropped adapter": Fault("text", "mix", without("lora"), {"lora": False}, confirmed=False, words="lora"),
+    "dropout left on": Fault("text", "mix", options={"dropout": True}, where="between", words="dropout"),
+    "frozen scale": Fault("text", "up", without("scale"), {"scale": False}, where="between"),
+    "statistics over a wrong axis": Fault(
+        "text", "mix", options={"axis": 1}, where="between", confirmed=False
+    ),
+}
+
+
+def compare_torch(tmp_path: Path, fault: Fault) -> Verification:
+    import torch
+
+    state = pair_models.torch_state(fault.model, **fault.right)
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    torch.save(state, paths[0])
+    changed = {name: value.clone() for name, value in state.items()}
+    if fault.change is not None:
+        fault.change(changed)
+    torch.save(changed, paths[1])
+    specs = [spec(fault.model, each) for each in (fault.right, fault.options)]
+    shape = SHAPES[fault.model]
+    return verify(*map(str, paths), like_a=specs[0], like_b=specs[1], input_shapes=(shape,))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_in_its_layer(name: str, tmp_path: Path, here: None) -> None:
+    fault = FAULTS[name]
+    found = compare_torch(tmp_path, fault)
+    assert not found.within
+    assert found.models is not None
+    first = found.models.first
+    assert first is not None
+    assert (first.b, first.where) == (fault.layer, fault.where), first
+    assert first.cause is not None
+    assert fault.words.lower() in first.cause.lower(), first
+    assert first.confirmed == fault.confirmed, first
+
+
+@pytest.mark.parametrize("model", [*SHAPES])
+def test_a_torch_model_is_equal_to_itself(model: str, tmp_path: Path, here: None) -> None:
+    found = compare_torch(tmp_path, Fault(model, ""))
+    assert found.within
+    assert found.models is not None
+    assert found.models.first is None

@@ -17,10 +17,14 @@ import numpy as np
 from ckpttool.commands import model_causes
 from ckpttool.commands.model_causes import (
     BETWEEN,
+    LAYER,
     CapturedCall,
+    Cause,
     Divergence,
+    LayerCallPair,
+    LayerCauses,
     LayerComparison,
-    LayerPair,
+    align_arrays,
 )
 from ckpttool.commands.network_outputs import OWN_ERROR, ROUNDING, SCALE, UNIT, Parity, failed_parity
 from ckpttool.core import urls
@@ -44,10 +48,11 @@ RUNS_CODE = {
     "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
     "read and write files",
 }
+# The user's folder joins the path only when the model is imported (see networks/worker.py).
 _PROGRAM = (
     "-c",
-    "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
-    "runpy.run_module('ckpttool.networks.model_runner', run_name='__main__', alter_sys=True)",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
 )
 _FREE = 8  # the length of an axis that a model leaves open
 
@@ -571,7 +576,7 @@ def _compare(
     unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
     exact = [_exact_outputs(side, session) for side in session.sides]
     progress(6, _STEPS)
-    scale = _Rounding.of(calls_a, a.request("layers")["layers"])
+    scale = _RoundingBound.of(calls_a, a.request("layers")["layers"])
     pairs, left = _pair_outputs(made_a, made_b, session)
     outputs = []
     for name, (x, y, how) in pairs.items():
@@ -594,7 +599,14 @@ def _compare(
     observed = all(row["observable"] for row in opened)
     if observed:
         finder = _LayerFinder(session, (calls_a, calls_b), exact=found.exact, unstable=unstable)
-        layers, first = finder.find(failed=not all(each.within for each in outputs))
+        wrong = next(
+            (row for row, each in zip(pairs.values(), outputs, strict=False) if not each.within), None
+        )
+        x, y, how = wrong or next(iter(pairs.values()))
+        values = (made_a[x], move_channels(made_b[y], how))
+        if found.exact and exact[0] is not None and exact[1] is not None:
+            values = (exact[0][x], move_channels(exact[1][y], how))
+        layers, first = finder.find(values, failed=not all(each.within for each in outputs))
         found = replace(found, layers=layers, first=first)
     else:
         words = [
@@ -666,14 +678,14 @@ def _pair_outputs(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounding:
+class _RoundingBound:
     """What rounding may cost: the largest number on the way, and its share."""
 
     largest: float
     share: float
 
     @classmethod
-    def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> _Rounding:
+    def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> _RoundingBound:
         """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence."""
         rows = [row for call in calls for what in ("given", "made") for row in call.get(what, ())]
         largest = max((row["largest"] for row in rows if row["kind"] == "f"), default=0.0)
@@ -691,7 +703,7 @@ def _measure(
     outputs: tuple[np.ndarray, np.ndarray],
     exact: Sequence[np.ndarray | None],
     how: str,
-    rounding: _Rounding,
+    rounding: _RoundingBound,
     tolerance: float | None,
 ) -> Parity:
     """Return the differences of one output, by the rule for agents.
@@ -724,7 +736,6 @@ def _measure(
 
 # Layers.
 
-_ROWS = 2
 _MOST_BYTES = 128 << 20
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
@@ -748,27 +759,24 @@ class _LayerFinder:
         ]
         self._sizes = [{(call["path"], call["number"]): _call_bytes(call) for call in rows} for rows in calls]
 
-    def find(self, *, failed: bool) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
+    def find(
+        self, outputs: Sequence[np.ndarray], *, failed: bool
+    ) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
         """Return a row for every pair of layers, and the first difference if outputs differ."""
         pairs = model_causes.pair_layers(*self._layers)
-        rows: list[LayerComparison] = []
-        first: tuple[LayerPair, LayerComparison] | None = None
+        rows: dict[int, LayerComparison] = {}
+        places = {id(pair): place for place, pair in enumerate(pairs)}
         for chunk in self._chunks(pairs):
             captured = self._capture(chunk)
             for pair in chunk:
                 a, b = captured[0].get(pair.a.key), captured[1].get(pair.b.key)
-                if a is None or b is None:
-                    continue
-                row = model_causes.compare_layer(pair, a, b, self._bound)
-                rows.append(row)
-                if first is None and not row.within:
-                    first = pair, row
-        if not failed:
-            return tuple(rows), None
-        return tuple(rows), self._explain(pairs, rows, first)
+                if a is not None and b is not None:
+                    rows[places[id(pair)]] = model_causes.compare_layer(pair, a, b, self._bound)
+        first = self._explain(pairs, rows, outputs) if failed else None
+        return tuple(rows.values()), first
 
-    def _chunks(self, pairs: Sequence[LayerPair]) -> Iterator[list[LayerPair]]:
-        chunk: list[LayerPair] = []
+    def _chunks(self, pairs: Sequence[LayerCallPair]) -> Iterator[list[LayerCallPair]]:
+        chunk: list[LayerCallPair] = []
         size = 0
         for pair in pairs:
             nbytes = self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
@@ -780,7 +788,7 @@ class _LayerFinder:
         if chunk:
             yield chunk
 
-    def _capture(self, pairs: Sequence[LayerPair]) -> list[dict[tuple[str, int], CapturedCall]]:
+    def _capture(self, pairs: Sequence[LayerCallPair]) -> list[dict[tuple[str, int], CapturedCall]]:
         keys = ([pair.a.key for pair in pairs], [pair.b.key for pair in pairs])
         return [
             side.capture(list(dict.fromkeys(wanted)), exact=self._exact)
@@ -788,19 +796,186 @@ class _LayerFinder:
         ]
 
     def _explain(
-        self,
-        pairs: Sequence[LayerPair],
-        rows: Sequence[LayerComparison],
-        first: tuple[LayerPair, LayerComparison] | None,
+        self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison], outputs: Sequence[np.ndarray]
     ) -> Divergence | None:
-        if first is None:
-            if not rows:
-                return None
-            last = rows[-1]
-            return Divergence(last.a, last.b, BETWEEN, None, "after the last paired layer")
-        del pairs
-        _, row = first
-        return Divergence(row.a, row.b, "layer", row.inputs, None)
+        """Return where the models part, and the most likely cause."""
+        if self._unstable:
+            return self._find_randomness(pairs)
+        compared = sorted(rows)
+        at = next((place for place in compared if not rows[place].within), None)
+        agreeing = [place for place in compared if rows[place].within and (at is None or place < at)]
+        before = pairs[agreeing[-1]] if agreeing else None
+        if at is None:
+            return self._after_last(before, outputs) if before is not None else None
+        return self._explain_pair(pairs, pairs[at], rows[at], before)
+
+    def _explain_pair(
+        self,
+        pairs: list[LayerCallPair],
+        pair: LayerCallPair,
+        row: LayerComparison,
+        before: LayerCallPair | None,
+    ) -> Divergence:
+        captured = self._capture([pair] if before is None else [before, pair])
+        calls = (captured[0][pair.a.key], captured[1][pair.b.key])
+        prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
+        inside = any(each is not pair and _is_inside(each.a.path, pair.a.path) for each in pairs)
+        cause: Cause | None
+        if row.inputs <= self._bound and not inside:
+            where = LAYER
+            cause = LayerCauses(pair, calls, self._session.sides, self._bound, exact=self._exact).find()
+            cause = self._with_origin(pair, cause)
+        else:
+            where = BETWEEN
+            after = tuple((each.made if inside else each.given)[0] for each in calls)
+            cause = self._reordered(pair, calls) or self._between(prior, (after[0], after[1]))
+            cause = cause or self._unpaired(pairs, before, pair)
+        if cause is None or not cause.confirmed:
+            crossed = self._crossed(pairs, pair)
+            if crossed is not None:
+                return crossed
+        title = None if before is None else before.a.path
+        if cause is None and where == BETWEEN:
+            begin = "the inputs" if title is None else title
+            cause = Cause(f"an operation between {begin} and {row.b} differs; none of the known causes fits")
+        return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
+        captured = self._capture([before])
+        prior = (captured[0][before.a.key], captured[1][before.b.key])
+        cause = self._between(prior, (outputs[0], outputs[1]))
+        return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
+
+    def _between(
+        self, prior: tuple[CapturedCall, CapturedCall] | None, after: tuple[np.ndarray, np.ndarray]
+    ) -> Cause | None:
+        cause = model_causes.between_cause(prior, after, self._bound)
+        constant = self._constant_tensor(after)
+        return cause if constant is None else constant
+
+    def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
+        """Return the tensor of A whose numbers A adds to every row, and B does not."""
+        _, other = align_arrays(*after)
+        if other is None or len(other) < 2:
+            return None
+        apart = (after[0] - other)[0]
+        size = float(np.abs(apart).max())
+        for layer in {each.path: each for each in self._layers[0]}.values():
+            named = [each.name for each in layer.tensors if math.prod(each.shape) == apart.size]
+            if not named or size <= self._bound:
+                continue
+            for name, held in self._session.sides[0].tensors(layer.path).items():
+                if (
+                    held.size == apart.size
+                    and align_arrays(held.reshape(apart.shape), apart)[0] <= self._bound
+                ):
+                    return Cause(f"A adds {name} of {layer.path}, B does not", confirmed=True)
+        return None
+
+    def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
+        """Return the cause if B's layer is right with its weights in the order of its inputs."""
+        a, b = (each.given[0] for each in calls)
+        order = model_causes.find_order(a, b, self._bound)
+        if order is None:
+            return None
+        program = self._session.sides[1]
+        cause = Cause(
+            f"{pair.b.path} of B receives A's numbers in another order, its weights have A's order: "
+            "a permuted flatten",
+            f"convert A again with --flatten '{pair.b.path}=H,W,C'",
+        )
+        for name, held in program.tensors(pair.b.path).items():
+            for axis in [
+                axis for axis in range(held.ndim) if held.ndim > 1 and held.shape[axis] == len(order)
+            ]:
+                turned = np.moveaxis(np.empty_like(held), axis, 0)
+                turned[order] = np.moveaxis(held, axis, 0)
+                made = program.repeat(pair.b.key, {name: np.moveaxis(turned, 0, axis)}, {}, exact=self._exact)
+                if made and model_causes.output_error(calls[0], CapturedCall((), (), made)) <= self._bound:
+                    return replace(cause, confirmed=True)
+        return cause
+
+    def _unpaired(
+        self, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
+    ) -> Cause | None:
+        """Return the layers between two pairs that only one side has."""
+        texts = []
+        for word, other, side in (("A", "B", 0), ("B", "A", 1)):
+            layers = self._layers[side]
+            ends = [(each.a, each.b)[side].key for each in (before, pair) if each is not None]
+            keys = [each.key for each in layers]
+            start = keys.index(ends[0]) + 1 if before is not None else 0
+            paired = {(each.a, each.b)[side].key for each in pairs}
+            lone = [each for each in layers[start : keys.index(ends[-1])] if each.key not in paired]
+            texts += [
+                f"{other} has no counterpart of {word}'s {each.path} ({each.cls})"
+                for each in lone[:2]
+                if each.family != "dropout"
+            ]
+        return Cause("; ".join(texts)) if texts else None
+
+    def _crossed(self, pairs: Sequence[LayerCallPair], failed: LayerCallPair) -> Divergence | None:
+        """Return the first layers with equal weights that the sides call in different orders."""
+        at_b = {each.key: place for place, each in enumerate(self._layers[1])}
+        paths = {each.path for each in self._layers[1]}
+        known = [each for each in pairs if each.by == "weights"]
+        for place, pair in enumerate(known):
+            later = next((o for o in known[place + 1 :] if at_b[o.b.key] < at_b[pair.b.key]), None)
+            if later is None:
+                continue
+            text = f"A calls {pair.a.path} before {later.a.path}, B calls their counterparts in reverse order"
+            if pair.a.path != pair.b.path and pair.a.path in paths:
+                text = f"B's {pair.b.path} has the weights of A's {pair.a.path}"
+            return _divergence(pair.a.path, pair.b.path, LAYER, None, Cause(text), failed.a.path)
+        return None
+
+    def _with_origin(self, pair: LayerCallPair, cause: Cause | None) -> Cause | None:
+        """Return the cause with the other layer of A that has B's tensors, or shares A's."""
+        own = {each.values for each in pair.a.tensors if not each.constant}
+        theirs = {each.values for each in pair.b.tensors if not each.constant}
+        others = [layer for layer in self._layers[0] if layer.path != pair.a.path]
+        if cause is None:
+            return None
+        for layer in others:
+            values = {each.values for each in layer.tensors}
+            if values & (theirs - own):
+                return replace(cause, text=f"B's {pair.b.path} has the weights of A's {layer.path}")
+            if values & (own - theirs):
+                return replace(cause, text=f"{cause.text}; in A it is tied to {layer.path}")
+        return cause
+
+    def _find_randomness(self, pairs: Sequence[LayerCallPair]) -> Divergence | None:
+        """Return the first layer whose outputs change from call to call."""
+        word = self._unstable[0]
+        side = "AB".index(word)
+        program, layers = self._session.sides[side], self._layers[side]
+        keys = [each.key for each in layers]
+        first, again = (program.capture(keys, exact=self._exact) for _ in range(2))
+        cause = Cause(
+            f"{word} gives other outputs at every call: dropout or noise is active in evaluation",
+            f"switch it off in {word}'s evaluation mode",
+            confirmed=True,
+        )
+        for layer in layers:
+            one, other = first[layer.key], again[layer.key]
+            if all(np.array_equal(x, y) for x, y in zip(one.made, other.made, strict=True)):
+                continue
+            same = all(np.array_equal(x, y) for x, y in zip(one.given, other.given, strict=True))
+            pair = next((each for each in pairs if (each.a, each.b)[side].key == layer.key), None)
+            a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
+            return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
+        return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path != other and (other == "(model)" or path.startswith((other + ".", other + "/")))
+
+
+def _divergence(
+    a: str, b: str, where: str, inputs: float | None, cause: Cause | None, after: str | None
+) -> Divergence:
+    found = cause or Cause("")
+    return Divergence(a, b, where, inputs, found.text or None, found.confirmed, found.fix, after)
 
 
 def _call_bytes(call: Mapping[str, Any]) -> int:

@@ -307,6 +307,7 @@ class TorchRunner(ModelRunner):
             for name, array in changes["tensors"].items():
                 held = getattr(module, name, None)
                 value = self._torch.from_numpy(np.ascontiguousarray(array))
+                value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
                 if held is None:
                     undo.callback(setattr, module, name, None)
                     setattr(module, name, self._torch.nn.Parameter(value))
@@ -1187,7 +1188,3 @@ def main(folder: str) -> None:
     """Run the process that runs a model for its parent."""
     with message_pipes() as (requests, answers):
         serve(RunnerSession(Path(folder)), HANDLERS, requests, answers)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
