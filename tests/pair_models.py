@@ -2,7 +2,8 @@
 
     python -m tests.pair_models FOLDER NAME ...
 
-writes NAME.keras for each model, with the numbers of NAME.npz, the torch model's state_dict.
+writes NAME.keras for each model, with the numbers of NAME.npz, the torch model's state_dict. A name such as
+attention@epsilon plants a fault in the code.
 """
 
 from __future__ import annotations
@@ -231,16 +232,18 @@ def torch_state(name: str, seed: int = 0, **options: Any) -> dict[str, Any]:
 # Keras: written out with the torch model's numbers.
 
 
-def _keras(name: str, w: dict[str, np.ndarray]) -> Any:
+def _keras(name: str, w: dict[str, np.ndarray], fault: str = "") -> Any:
     import keras
     from keras import layers
+
+    epsilon = 1e-6 if fault == "epsilon" else 1e-5
 
     t = {key: value.T if value.ndim == 2 else value for key, value in w.items()}
     if name == "mlp":
         model = keras.Sequential(
             [
                 layers.Input((6,)),
-                layers.Dense(8, activation="relu", name="first"),
+                layers.Dense(8, activation="silu" if fault == "activation" else "relu", name="first"),
                 layers.Dense(8, activation="tanh", name="second"),
                 layers.Dense(3, name="third"),
             ]
@@ -251,7 +254,8 @@ def _keras(name: str, w: dict[str, np.ndarray]) -> Any:
     if name == "cnn":
         inputs = layers.Input((8, 10, 3))
         x = layers.Conv2D(4, 3, padding="same", name="conv")(inputs)
-        x = layers.ReLU()(layers.BatchNormalization(name="norm")(x))
+        x = layers.BatchNormalization(name="norm", epsilon=1e-5 if fault == "epsilon" else 1e-3)(x)
+        x = layers.ReLU()(x)
         x = layers.Conv2D(5, 3, activation="relu", name="conv2")(layers.MaxPooling2D()(x))
         model = keras.Model(inputs, layers.Dense(4, name="head")(layers.Flatten()(x)))
         for at, layer in (("0", "conv"), ("4", "conv2")):
@@ -277,12 +281,13 @@ def _keras(name: str, w: dict[str, np.ndarray]) -> Any:
         return model
     if name == "attention":
         inputs = layers.Input((6, 8))
-        y = layers.LayerNormalization(epsilon=1e-5, name="norm")(inputs)
+        y = layers.LayerNormalization(epsilon=epsilon, name="norm")(inputs)
         mha = layers.MultiHeadAttention(2, 4, name="attention")
         x = layers.Add()([inputs, mha(y, y)])
-        y = layers.LayerNormalization(epsilon=1e-5, name="norm2")(x)
+        y = layers.LayerNormalization(epsilon=epsilon, name="norm2")(x)
         y = layers.Dense(16, name="up")(y)
-        y = layers.Dense(8, name="down")(layers.Activation(keras.activations.gelu)(y))
+        y = keras.activations.gelu(y, approximate=fault == "gelu")
+        y = layers.Dense(8, name="down")(y)
         model = keras.Model(inputs, layers.Add()([x, y]))
         for each in ("norm", "norm2"):
             model.get_layer(each).set_weights([w[f"{each}.weight"], w[f"{each}.bias"]])
@@ -312,7 +317,8 @@ def write_keras(folder: str, names: list[str]) -> None:
     """Write the Keras models."""
     for name in names:
         with np.load(Path(folder, f"{name}.npz")) as held:
-            _keras(name, dict(held)).save(Path(folder, f"{name}.keras"))
+            model, _, fault = name.partition("@")
+            _keras(model, dict(held), fault).save(Path(folder, f"{name}.keras"))
 
 
 if __name__ == "__main__":

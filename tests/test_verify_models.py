@@ -248,3 +248,60 @@ def test_a_torch_model_is_equal_to_itself(model: str, tmp_path: Path, here: None
     assert found.within
     assert found.models is not None
     assert found.models.first is None
+
+
+# Faults in a Keras model, against the right torch model and the other way round.
+
+CROSSED = {
+    "mlp@transposed": ("second", "2", put("2.weight", lambda x: x.T)),
+    "mlp@activation": ("second", "2", None),
+    "mlp@bfloat16": ("first", "0", on_all(lambda x: x.bfloat16().float())),
+    "cnn@statistics": ("norm", "1", forgotten_statistics),
+    "cnn@epsilon": ("norm", "1", None),
+    "cnn@flatten": (
+        "head",
+        "7",
+        put("7.weight", lambda x: x.reshape(4, 2, 3, 5).permute(0, 3, 1, 2).reshape(4, 30)),
+    ),
+    "cnn@channels": ("conv", "0", put("0.weight", lambda x: x.flip(1))),
+    "lstm@gates": ("rnn", "rnn", on_all(blocks(4, 0, 2, 1, 3), "rnn.")),
+    "gru@gates": ("rnn", "rnn", on_all(blocks(3, 1, 0, 2), "rnn.")),
+    "attention@epsilon": ("norm", "norm", None),
+    "attention@gelu": ("down", "down", None),
+    "attention@swapped": ("attention", "attention", on_all(blocks(3, 1, 0, 2), "in_proj")),
+}
+
+
+@pytest.fixture(scope="module")
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the right `.pt` of every model and a wrong `.keras` of every fault."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("crossed")
+    for title, (_, _, change) in CROSSED.items():
+        name = title.partition("@")[0]
+        state = pair_models.torch_state(name)
+        torch.save(state, folder / f"{name}.pt")
+        if change is not None:
+            change(state)
+        np.savez(folder / f"{title}.npz", **{key: value.numpy() for key, value in state.items()})
+    command = [sys.executable, "-m", "tests.pair_models", str(folder), *CROSSED]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    return folder
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("direction", ["keras", "torch"])
+@pytest.mark.parametrize("title", CROSSED)
+def test_a_fault_between_frameworks_is_found(title: str, direction: str, crossed: Path) -> None:
+    keras, torch, _ = CROSSED[title]
+    name = title.partition("@")[0]
+    files, like = (str(crossed / f"{title}.keras"), str(crossed / f"{name}.pt")), spec(name)
+    likes = {"like_a": like} if direction == "torch" else {"like_b": like}
+    found = verify(*(files[::-1] if direction == "torch" else files), **likes)
+    assert not found.within
+    assert found.models is not None
+    first = found.models.first
+    assert first is not None
+    assert {first.a, first.b} == {keras, torch}, first
+    assert first.cause, first

@@ -219,7 +219,7 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
     alike = sizes[0] == sizes[1]
     if a.tensors and not (shared or alike):
         return 0.0
-    if not a.tensors and not a.family:
+    if not a.tensors and (not a.family or a.family != b.family):
         return 0.0
     return 4.0 * shared + 2.0 * alike + (a.family == b.family) + 0.5 * (a.width == b.width)
 
@@ -322,6 +322,10 @@ def _turned(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
             yield each
         elif a.shape[:1] == each.shape[:1] and a.ndim != each.ndim:
             yield each.reshape(a.shape)
+        elif a.ndim == 3 and each.ndim == 2 and a.shape[-1] == each.shape[-1]:
+            # The rows of all sequences in one matrix, by batch or by step.
+            yield each.reshape(a.shape)
+            yield np.swapaxes(each.reshape(a.shape[1], a.shape[0], -1), 0, 1)
 
 
 def is_reordered(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
@@ -357,8 +361,10 @@ def output_error(a: CapturedCall, b: CapturedCall) -> float:
 
 
 def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a call, the first one's last steps, too, if there are several."""
+    """Return the outputs of a call; of a sequence with states, or by direction, the last steps, too."""
     first = made[0]
+    if first.ndim == 4 and first.shape[1] == 1:  # ONNX: steps, directions, batch, features
+        return [first, first[:, 0], first[-1, 0]]
     if len(made) == 1 or first.ndim != 3:
         return [first]
     return [first, first[:, -1], *made[1:]]

@@ -103,6 +103,7 @@ class RunnerProcess:
         self.side = side
         self.names: list[str] = []
         self.exact = False
+        self._layers: list[dict[str, Any]] | None = None
         self._process = ChildProcess(
             f"process of model {side.word}",
             _PROGRAM,
@@ -170,6 +171,12 @@ class RunnerProcess:
     def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
         for row in rows:
             yield self.read(f"calls/{row['file']}")
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return every layer with a description of its tensors."""
+        if self._layers is None:
+            self._layers = list(self.request("layers")["layers"])
+        return self._layers
 
     def tensors(self, path: str) -> dict[str, np.ndarray]:
         """Return the tensors of one layer."""
@@ -576,7 +583,7 @@ def _compare(
     unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
     exact = [_exact_outputs(side, session) for side in session.sides]
     progress(6, _STEPS)
-    scale = _RoundingBound.of(calls_a, a.request("layers")["layers"])
+    scale = _RoundingBound.of(calls_a, a.layers())
     pairs, left = _pair_outputs(made_a, made_b, session)
     outputs = []
     for name, (x, y, how) in pairs.items():
@@ -687,7 +694,7 @@ class _RoundingBound:
     @classmethod
     def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> _RoundingBound:
         """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence."""
-        rows = [row for call in calls for what in ("given", "made") for row in call.get(what, ())]
+        rows = [row for call in calls for row in call.get("made", ())]
         largest = max((row["largest"] for row in rows if row["kind"] == "f"), default=0.0)
         terms, depth = 1, 0
         for layer in layers:
@@ -754,7 +761,7 @@ class _LayerFinder:
         self._session, self._exact, self._unstable = session, exact, unstable
         self._bound = EXACT_BOUND if exact else FLOAT_BOUND
         self._layers = [
-            model_causes.called_layers(side.request("layers")["layers"], rows)
+            model_causes.called_layers(side.layers(), rows)
             for side, rows in zip(session.sides, calls, strict=True)
         ]
         self._sizes = [{(call["path"], call["number"]): _call_bytes(call) for call in rows} for rows in calls]
@@ -802,12 +809,30 @@ class _LayerFinder:
         if self._unstable:
             return self._find_randomness(pairs)
         compared = sorted(rows)
-        at = next((place for place in compared if not rows[place].within), None)
+        at = self._first_failure(pairs, rows)
         agreeing = [place for place in compared if rows[place].within and (at is None or place < at)]
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
             return self._after_last(before, outputs) if before is not None else None
         return self._explain_pair(pairs, pairs[at], rows[at], before)
+
+    def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
+        """Return the place of the first pair that differs and affects what follows.
+
+        If the next pair has other inputs and these agree, the two layers are no counterparts: one of
+        them is merged with another layer, e.g. a convolution with its batch norm.
+        """
+        compared = sorted(rows)
+        for place, after in zip(compared, [*compared[1:], None], strict=True):
+            if rows[place].within:
+                continue
+            if after is None or pairs[place].by == "weights" or rows[after].inputs > self._bound:
+                return place
+            captured = self._capture([pairs[place], pairs[after]])[0]
+            here, later = captured[pairs[place].a.key], captured[pairs[after].a.key]
+            if not here.given or not later.given or np.array_equal(here.given[0], later.given[0]):
+                return place
+        return None
 
     def _explain_pair(
         self,
@@ -979,5 +1004,6 @@ def _divergence(
 
 
 def _call_bytes(call: Mapping[str, Any]) -> int:
-    rows = [row for what in ("given", "before", "made") for row in call.get(what, ())]
-    return sum(8 * math.prod(row["shape"]) for row in rows)
+    rows = [row for what in ("before", "made") for row in call.get(what, ())]
+    # Its inputs are about as large as its outputs.
+    return sum(2 * 8 * math.prod(row["shape"]) for row in rows)

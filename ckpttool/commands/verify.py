@@ -964,7 +964,10 @@ def verify(
     network in common (unless `whole`), or a side cannot run.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
-    if not options.whole and options.steps is None and (options.of_models or _are_models(first, second)):
+    agents_only = options.whole or options.steps is not None
+    if options.of_models and agents_only:
+        raise UsageError("--all and --train-step compare agents, not models that your code builds")
+    if options.of_models or (not agents_only and _are_models(first, second)):
         return _verify_models(first, second, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)

@@ -41,6 +41,12 @@ def to_array(value: Any) -> Any:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
+def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
+    left, right = list(one), list(other)
+    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
+
+
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
 
@@ -52,7 +58,7 @@ def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
     if hasattr(value, "items"):
         parts = [(str(key), each) for key, each in value.items()]
     elif hasattr(value, "_fields"):
-        parts = list(zip(value._fields, value))  # noqa: B905 - Python 3.7's zip
+        parts = list(_paired(value._fields, value))
     elif isinstance(value, (list, tuple)):
         parts = [(str(number), each) for number, each in enumerate(value)]
     else:
@@ -96,8 +102,8 @@ class CallRecorder:
         record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
         if self._wanted is not None and (path, number) not in self._wanted:
             return None
-        record["given"] = self._arrays("given", (args, kwargs))
         if self._wanted is not None:
+            record["given"] = self._arrays("given", (args, kwargs))
             self.kept[path, number] = args, kwargs
         return record
 
@@ -156,7 +162,7 @@ class ModelRunner:
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs: by position, by name, as a dict."""
-        by_name = dict(zip(names, given))  # noqa: B905 - Python 3.7's zip
+        by_name = dict(_paired(names, given))
         return [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name)]
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
@@ -523,7 +529,7 @@ class KerasRunner(TensorFlowRunner):
             return []
         names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
         rows = []
-        for name, each in zip(names, given):  # noqa: B905 - Python 3.7's zip
+        for name, each in _paired(names, given):
             shape = [None if extent is None else int(extent) for extent in each.shape]
             dtype = getattr(each.dtype, "name", str(each.dtype))
             rows.append(
@@ -533,7 +539,7 @@ class KerasRunner(TensorFlowRunner):
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return Keras's ways: one input, a list, a dict by name, by position."""
-        by_name = dict(zip(names, given))  # noqa: B905 - Python 3.7's zip
+        by_name = dict(_paired(names, given))
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
@@ -542,7 +548,7 @@ class KerasRunner(TensorFlowRunner):
         found = super().outputs(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), array) for name, (_, array) in zip(names, found)]  # noqa: B905
+            return [(str(name), array) for name, (_, array) in _paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -677,7 +683,7 @@ class SignatureRunner(TensorFlowRunner):
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the only way: by name."""
-        by_name = dict(zip(names, given))  # noqa: B905 - Python 3.7's zip
+        by_name = dict(_paired(names, given))
         return [lambda f: f(**by_name)]
 
     def layers(self) -> list[dict[str, Any]]:
@@ -739,16 +745,16 @@ class OnnxRunner(ModelRunner):
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
         del exact
-        given = dict(zip(names, arrays))  # noqa: B905 - Python 3.7's zip
+        given = dict(_paired(names, arrays))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
-            return dict(zip(outputs, self._run(None, given)))  # noqa: B905 - as above
+            return dict(_paired(outputs, self._run(None, given)))
         observed = copy.deepcopy(self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
         run, _ = self._session(observed)
-        made = dict(zip([*outputs, *wanted], run(None, given)))  # noqa: B905 - as above
+        made = dict(_paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
@@ -1011,9 +1017,9 @@ def _first_call(
     tried = [each or "float32" for each in dtypes]
     first: Exception | None = None
     for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
-        for place, dtype in zip(free, chosen):  # noqa: B905 - Python 3.7's zip
+        for place, dtype in _paired(free, chosen):
             tried[place] = dtype
-        given = [_pattern([batch, *shape], dtype) for shape, dtype in zip(shapes, tried)]  # noqa: B905
+        given = [_pattern([batch, *shape], dtype) for shape, dtype in _paired(shapes, tried)]
         for style in range(len(runner.styles(names, given))):
             runner.style = style
             try:
@@ -1051,8 +1057,7 @@ def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> 
     # An embedding whose input is not observed limits every integer.
     lowest = min((size for size in rows.values() if size), default=_BATCH)
     return [
-        lowest if size is None and each.dtype.kind in "iu" else size
-        for size, each in zip(found, given)  # noqa: B905 - Python 3.7's zip
+        lowest if size is None and each.dtype.kind in "iu" else size for size, each in _paired(found, given)
     ]
 
 
