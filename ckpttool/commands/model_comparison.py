@@ -822,10 +822,13 @@ class _LayerFinder:
         If the next pair has other inputs and these agree, the two layers are no counterparts: one of
         them is merged with another layer, e.g. a convolution with its batch norm.
         """
-        compared = sorted(rows)
-        for place, after in zip(compared, [*compared[1:], None], strict=True):
-            if rows[place].within:
-                continue
+        for place in [place for place in sorted(rows) if not rows[place].within]:
+            path = pairs[place].a.path
+            # A layer that contains this one ends later, and began before.
+            rest = [
+                each for each in sorted(rows) if each > place and not _is_inside(path, pairs[each].a.path)
+            ]
+            after = rest[0] if rest else None
             if after is None or pairs[place].by == "weights" or rows[after].inputs > self._bound:
                 return place
             captured = self._capture([pairs[place], pairs[after]])[0]
@@ -853,7 +856,8 @@ class _LayerFinder:
         else:
             where = BETWEEN
             after = tuple((each.made if inside else each.given)[0] for each in calls)
-            cause = self._reordered(pair, calls) or self._between(prior, (after[0], after[1]))
+            cause = None if inside else self._reordered(pair, calls)
+            cause = cause or self._between(prior, (after[0], after[1]))
             cause = cause or self._unpaired(pairs, before, pair)
         if cause is None or not cause.confirmed:
             crossed = self._crossed(pairs, pair)
