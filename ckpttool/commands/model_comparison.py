@@ -102,6 +102,7 @@ class RunnerProcess:
     def __init__(self, side: ModelSide) -> None:
         self.side = side
         self.names: list[str] = []
+        self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
         self._process = ChildProcess(
@@ -144,9 +145,9 @@ class RunnerProcess:
         return found
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
-        """Write the model's inputs."""
-        for place, array in enumerate(arrays):
-            self.write(f"input-{place}.npy", array)
+        """Write the model's inputs, each in the dtype that the model accepts."""
+        for place, (name, array) in enumerate(zip(self.names, arrays, strict=True)):
+            self.write(f"input-{place}.npy", array.astype(self.dtypes.get(name, array.dtype), copy=False))
 
     def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
         """Return the outputs by name, and the calls of layers."""
@@ -557,6 +558,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         session.notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
         rows = zip(answer["dtypes"], answer["below"], strict=True)
         kinds.append(dict(zip(side.names, rows, strict=True)))
+        side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
     session.pairs = [_with_dtype(pair, kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
     arrays = draw_inputs(session.pairs, batch)
     if options.inputs is not None:

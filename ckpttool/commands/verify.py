@@ -983,15 +983,17 @@ def verify(
 
 
 def _are_models(first: str, second: str) -> bool:
-    """Return whether a side is a model that runs, and no recognised agent."""
-    for path in (first, second):
-        try:
-            recognised = recognize_playable_agent(open_checkpoint(path)) is not None
-        except (MappingError, UnsupportedError, UsageError):
-            recognised = False
-        if not recognised and find_model_kind(path) is not None:
-            return True
-    return False
+    """Return whether a side is no recognised agent, and a side is a model that runs."""
+    if all(_is_agent(path) for path in (first, second)):
+        return False
+    return any(find_model_kind(path) is not None for path in (first, second))
+
+
+def _is_agent(path: str) -> bool:
+    try:
+        return recognize_playable_agent(open_checkpoint(path)) is not None
+    except (MappingError, UnsupportedError, UsageError):
+        return False
 
 
 def _verify_models(first: str, second: str, options: VerificationOptions, progress: Progress) -> Verification:

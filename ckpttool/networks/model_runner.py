@@ -690,6 +690,15 @@ class SignatureRunner(TensorFlowRunner):
         """Return nothing: a graph has no layers."""
         return []
 
+    def channels(self) -> str:
+        """Return the data format of the first convolution in the graph."""
+        definition = self.model.graph.as_graph_def()
+        functions = [each.node_def for each in definition.library.function]
+        for node in itertools.chain(definition.node, *functions):
+            if node.op.startswith(("Conv", "DepthwiseConv")) and "data_format" in node.attr:
+                return "last" if node.attr["data_format"].s.endswith(b"C") else "first"
+        return ""
+
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
         """Record nothing."""
