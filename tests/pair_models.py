@@ -183,6 +183,40 @@ def text(**options: Any) -> Any:
     return Text()
 
 
+def several() -> Any:
+    """Two inputs by name, and two outputs by name."""
+    import torch
+    from torch import nn
+
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 4)
+            self.mix = nn.Linear(4, 3)
+
+        def forward(self, *, image: torch.Tensor, words: torch.Tensor) -> dict[str, torch.Tensor]:
+            x = self.mix(image + self.embed(words).sum(1))
+            return {"action": x.tanh(), "value": x.sum(1)}
+
+    return Several()
+
+
+def policy() -> Any:
+    """The actor of the sample agents."""
+    import torch
+    from torch import nn
+
+    class Actor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l1, self.l2, self.l3 = nn.Linear(3, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+
+        def forward(self, obs: torch.Tensor) -> torch.Tensor:
+            return 2 * torch.tanh(self.l3(torch.relu(self.l2(torch.relu(self.l1(obs))))))
+
+    return Actor()
+
+
 def activated(**options: Any) -> Any:
     """Linear layers with an activation of the options' name."""
     from torch import nn

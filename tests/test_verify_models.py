@@ -16,6 +16,7 @@ import pytest
 
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
+from ckpttool.core import UsageError
 from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models
 from tests.conftest import ROOT
@@ -305,3 +306,136 @@ def test_a_fault_between_frameworks_is_found(title: str, direction: str, crossed
     assert first is not None
     assert {first.a, first.b} == {keras, torch}, first
     assert first.cause, first
+
+
+# What runs, and what is refused.
+
+
+def saved(tmp_path: Path, name: str) -> tuple[Any, str]:
+    """Return the torch model, and the path of its state_dict."""
+    import torch
+
+    model = getattr(pair_models, name)()
+    model.load_state_dict(pair_models.torch_state(name))
+    torch.save(model.state_dict(), tmp_path / f"{name}.pt")
+    return model.eval(), str(tmp_path / f"{name}.pt")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["cnn", "words", "lstm"])
+def test_an_onnx_file_runs(name: str, tmp_path: Path, here: None) -> None:
+    pytest.importorskip("onnx")
+    import torch
+
+    model, weights = saved(tmp_path, name)
+    dtype = torch.int64 if name == "words" else torch.float32
+    given = torch.zeros(2, *map(int, SHAPES[name].split(",")), dtype=dtype)
+    file = str(tmp_path / "model.onnx")
+    torch.onnx.export(
+        model,
+        (given,),
+        file,
+        dynamo=False,
+        input_names=["x"],
+        output_names=["y"],
+        dynamic_axes={"x": {0: "n"}},
+    )
+    found = verify(file, weights, like_b=spec(name))
+    assert found.within
+    assert found.models is not None
+    assert found.models.layers
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_runs_with_permission_only(tmp_path: Path, here: None) -> None:
+    import torch
+
+    model, weights = saved(tmp_path, "mlp")
+    script = str(tmp_path / "script.pt")
+    torch.jit.trace(model, torch.zeros(2, 6)).save(script)
+    with pytest.raises(UsageError) as refused:
+        verify(script, weights, like_b=spec("mlp"), input_shapes=("6",))
+    assert refused.value.file == script
+    assert "--run-code" in (refused.value.hint or "")
+    found = verify(script, weights, like_b=spec("mlp"), input_shapes=("6",), run_code=True)
+    assert found.within
+    assert found.not_compared
+
+
+def test_weights_alone_do_not_run(tmp_path: Path, here: None) -> None:
+    _, weights = saved(tmp_path, "cnn")
+    with pytest.raises(UsageError) as refused:
+        verify(weights, weights, like_a=spec("cnn"), input_shapes=(SHAPES["cnn"],))
+    assert "--like-b" in (refused.value.hint or "")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, here: None) -> None:
+    _, one = saved(tmp_path, "mlp")
+    _, other = saved(tmp_path, "words")
+    with pytest.raises(UsageError) as refused:
+        verify(one, other, like_a=spec("mlp"), like_b=spec("mlp"), input_shapes=("6",))
+    assert refused.value.file is not None
+    assert refused.value.file.endswith("words.pt")
+
+
+def test_own_inputs(tmp_path: Path, here: None) -> None:
+    _, weights = saved(tmp_path, "mlp")
+    np.savez(tmp_path / "inputs.npz", x=np.ones((5, 6), np.float32))
+    found = verify(
+        weights, weights, like_a=spec("mlp"), like_b=spec("mlp"), inputs=str(tmp_path / "inputs.npz")
+    )
+    assert found.within
+    assert [each.n for each in found.networks] == [5]
+
+
+def test_several_named_inputs(tmp_path: Path, here: None) -> None:
+    _, weights = saved(tmp_path, "several")
+    like = spec("several")
+    found = verify(weights, weights, like_a=like, like_b=like, input_shapes=("words=5", "image=4"))
+    assert found.within
+    assert found.models is not None
+    assert [each.dtype for each in found.models.inputs] == ["int32", "float32"]
+    assert sorted(each.name for each in found.networks) == ["action", "value"]
+
+
+def test_unknown_inputs_are_refused(tmp_path: Path, here: None) -> None:
+    _, weights = saved(tmp_path, "mlp")
+    with pytest.raises(UsageError) as refused:
+        verify(weights, weights, like_a=spec("mlp"), like_b=spec("mlp"))
+    assert "--input-shape" in (refused.value.hint or "")
+
+
+def test_an_agent_against_an_own_model(tmp_path: Path, here: None) -> None:
+    import torch
+
+    agent = str(ROOT / "sample_ckpts/td3_pendulum_torch/ckpt-15000.pt")
+    actor = torch.load(agent, weights_only=True)["actor"]
+    torch.save(actor, tmp_path / "actor.pt")
+    found = verify(agent, str(tmp_path / "actor.pt"), like_b=spec("policy"))
+    assert found.within
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "channels", "transpose", "moved"),
+    [
+        ((8, 9, 3), (3, 8, 9), ("", ""), None, "first"),
+        ((3, 8, 9), (8, 9, 3), ("", ""), None, "last"),
+        ((8, 9, 3), None, ("last", "first"), None, "first"),
+        ((8, 9, 3), None, ("last", "first"), False, ""),
+        ((8, 9, 3), None, ("", ""), None, ""),
+        ((8, 9, 3), None, ("", ""), True, "first"),
+        ((4, 4, 4), (4, 4, 4), ("last", "first"), None, "first"),
+        ((4, 4, 4), (4, 4, 4), ("", ""), None, ""),
+        ((7,), None, ("last", "first"), None, ""),
+    ],
+)
+def test_the_order_of_axes(a: Any, b: Any, channels: Any, transpose: bool | None, moved: str) -> None:
+    def side(shape: Any, order: str) -> dict[str, Any]:
+        row = {"name": "x", "shape": shape, "dtype": "float32", "batch": None}
+        return {"inputs": [] if shape is None else [row], "channels": order}
+
+    resolver = model_comparison.InputResolver([side(a, channels[0]), side(b, channels[1])], transpose)
+    (pair,) = resolver.pairs({})
+    assert pair.transposed == moved
+    # A decision by evidence is reported; the user's own is not.
+    assert bool(resolver.assumed) == (transpose is None and bool(moved))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands import model_causes
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.model_causes import (
     BETWEEN,
     LAYER,
@@ -26,14 +27,29 @@ from ckpttool.commands.model_causes import (
     LayerComparison,
     align_arrays,
 )
-from ckpttool.commands.network_outputs import OWN_ERROR, ROUNDING, SCALE, UNIT, Parity, failed_parity
-from ckpttool.core import urls
+from ckpttool.commands.network_outputs import (
+    OWN_ERROR,
+    ROUNDING,
+    SCALE,
+    UNIT,
+    Parity,
+    build_agent_network,
+    failed_parity,
+    require_facts,
+    run_network,
+    to_float64,
+)
+from ckpttool.commands.restore import recognize_playable_agent, restore_agent
+from ckpttool.core import plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, parse_input_shape
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Observation, Policy
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker, parse_input_shape
 
 # A side: what runs it, and its process.
 
@@ -71,6 +87,8 @@ class ModelSide:
         if self.like is not None:
             return "factory"
         found = find_model_kind(self.path)
+        if found is None and self.agent() is not None:
+            return "agent"
         if found is None:
             raise UsageError(
                 f"{self.word} contains weights without the model that uses them",
@@ -78,6 +96,13 @@ class ModelSide:
                 hint=f"name the code that builds the model: --like-{self.word.lower()} MODULE:FACTORY",
             )
         return found
+
+    def agent(self) -> RecognizedAgent | None:
+        """Return the agent that a layout recognises in the checkpoint."""
+        try:
+            return recognize_playable_agent(open_checkpoint(self.path))
+        except (MappingError, UnsupportedError, UsageError):
+            return None
 
 
 def find_model_kind(path: str) -> str | None:
@@ -201,6 +226,58 @@ class RunnerProcess:
             "repeat", path=call[0], number=call[1], tensors=files, settings=dict(settings), exact=exact
         )
         return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
+
+
+class AgentProcess(RunnerProcess):
+    """The actor of a recognised agent, with its action map, run as `verify` of two agents runs it."""
+
+    def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
+        super().__init__(side)
+        agent = restore_agent(side.path, facts=facts)
+        require_facts(agent, "verify", side.path)
+        self._assumed: list[str] = []
+        self._network = build_agent_network(agent, agent, "actor", self._assumed)
+        backend = agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
+        self._worker = Worker(backend, python=side.python, threads=1)
+        self._given: list[np.ndarray] = []
+
+    def __enter__(self) -> AgentProcess:
+        self._worker.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, trace: TracebackType | None) -> None:
+        self._worker.__exit__(kind, None, trace)
+
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Answer what the process of a model answers."""
+        if do == "open":
+            inputs = [
+                {"name": name, "shape": list(shape), "dtype": "float32", "batch": None}
+                for name, shape in self._network.input_shapes.items()
+            ]
+            versions = {f"agent in {self._worker.NAME}": self._worker.versions()[self._worker.NAME]}
+            return {"inputs": inputs, "versions": versions, "channels": "", "observable": False}
+        if do == "prepare":
+            count = len(values["names"])
+            notes = ["the actor of the agent is compared, with its action map", *self._assumed]
+            return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes}
+        return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
+
+    def give(self, arrays: Sequence[np.ndarray]) -> None:
+        """Keep the inputs."""
+        self._given = list(arrays)
+
+    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """Return the action; in float64 from NumPy."""
+        del observe
+        by_name = dict(zip(self.names, self._given, strict=True))
+        given: Observation = by_name if len(by_name) > 1 else self._given[0]
+        if exact:
+            policy: Policy = numpy_backend.build(self._network.cast("float64"))
+            given = to_float64(given)
+        else:
+            policy = self._worker.build(self._network)
+        return {"output": run_network(policy, given)}, []
 
 
 # Inputs: the same numbers for both sides.
@@ -488,6 +565,7 @@ class ModelComparisonOptions:
     transpose: bool | None = None
     run_code: bool = False
     tolerance: float | None = None
+    facts: AgentFacts = NO_FACTS
 
 
 _STEPS = 8
@@ -510,7 +588,11 @@ def compare_models(
                 f"{side.word}: {RUNS_CODE[kind]}", file=side.path, hint="add --run-code if you trust the file"
             )
     with ExitStack() as stack:
-        sides = (stack.enter_context(RunnerProcess(first)), stack.enter_context(RunnerProcess(second)))
+        made = [
+            AgentProcess(side, options.facts) if kind == "agent" else RunnerProcess(side)
+            for side, kind in zip((first, second), kinds, strict=True)
+        ]
+        sides = (stack.enter_context(made[0]), stack.enter_context(made[1]))
         session = _Session(sides)
         progress(0, _STEPS)
         opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]
@@ -585,7 +667,7 @@ def _compare(
     unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
     exact = [_exact_outputs(side, session) for side in session.sides]
     progress(6, _STEPS)
-    scale = _RoundingBound.of(calls_a, a.layers())
+    scale = _RoundingBound.of((*calls_a, *calls_b), max(a.layers(), b.layers(), key=len))
     pairs, left = _pair_outputs(made_a, made_b, session)
     outputs = []
     for name, (x, y, how) in pairs.items():

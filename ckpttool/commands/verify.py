@@ -1010,6 +1010,7 @@ def _verify_models(first: str, second: str, options: VerificationOptions, progre
         options.transpose_inputs,
         options.run_code,
         options.tolerance,
+        options.facts,
     )
     found = compare_models(sides[0], sides[1], chosen, progress)
     return Verification(
