@@ -260,7 +260,7 @@ class AgentProcess(RunnerProcess):
         if do == "prepare":
             count = len(values["names"])
             notes = ["the actor of the agent is compared, with its action map", *self._assumed]
-            return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes}
+            return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
         return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
@@ -466,15 +466,20 @@ def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-_BATCH, _SMALLEST = 32, 4
+_BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
 _MOST_NUMBERS = 1 << 20
+_LARGE_MODEL = 1 << 22
 
 
-def draw_inputs(pairs: Sequence[InputPair], batch: int | None) -> list[np.ndarray]:
-    """Return A's inputs: always the same; the last rows are small and large."""
+def draw_inputs(pairs: Sequence[InputPair], batch: int | None, size: int = 0) -> list[np.ndarray]:
+    """Return A's inputs: always the same; the last rows are small and large.
+
+    `size` is the number of weights: a large model gets fewer rows.
+    """
     generator = np.random.default_rng(0)
     largest = max(math.prod(pair.shape_a) for pair in pairs)
-    rows = batch or max(_SMALLEST, min(_BATCH, _MOST_NUMBERS // max(largest, 1)))
+    most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
+    rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
     scales = np.ones(rows)
     if rows >= _SMALLEST:
         scales[-2:] = 0.1, 3.0
@@ -546,6 +551,16 @@ class _Session:
     pairs: list[InputPair] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    fixed: bool = False
+    arrays: Sequence[np.ndarray] = ()
+
+    def cut(self, rows: int) -> int:
+        """Give both sides the last rows only, unless a model's batch is fixed; return how many."""
+        known = len(self.arrays[0])
+        if self.fixed or rows >= known or any(len(each) != known for each in self.arrays):
+            return known
+        self.give([each[-rows:] for each in self.arrays])
+        return rows
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write inputs in each side's own order of axes."""
@@ -625,6 +640,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
     session.assumed += resolver.assumed
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     kinds: list[dict[str, tuple[str, int | None]]] = []
+    sizes = []
     for place, side in enumerate(session.sides):
         by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in session.pairs}
         declared = {row["name"]: row["dtype"] for row in opened[place]["inputs"]}
@@ -641,10 +657,12 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         rows = zip(answer["dtypes"], answer["below"], strict=True)
         kinds.append(dict(zip(side.names, rows, strict=True)))
         side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
+        sizes.append(int(answer["size"]))
     session.pairs = [_with_dtype(pair, kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
-    arrays = draw_inputs(session.pairs, batch)
+    arrays = draw_inputs(session.pairs, batch, max(sizes))
     if options.inputs is not None:
         arrays = read_inputs(options.inputs, session.pairs)
+    session.fixed, session.arrays = batch is not None, arrays
     session.give(arrays)
 
 
@@ -828,6 +846,7 @@ def _measure(
 # Layers.
 
 _MOST_BYTES = 128 << 20
+_FEWEST_ROWS = 2
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
 
@@ -855,6 +874,12 @@ class _LayerFinder:
     ) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
         """Return a row for every pair of layers, and the first difference if outputs differ."""
         pairs = model_causes.pair_layers(*self._layers)
+        known = len(self._session.arrays[0])
+        total = sum(self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0) for pair in pairs)
+        used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
+        if used < known:
+            outputs = [each[-used:] if len(each) == known else each for each in outputs]
+            self._sizes = [{key: size * used // known for key, size in each.items()} for each in self._sizes]
         rows: dict[int, LayerComparison] = {}
         places = {id(pair): place for place, pair in enumerate(pairs)}
         for chunk in self._chunks(pairs):

@@ -1011,7 +1011,8 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
     if lazy and message["file"]:
         notes = runner.load(message["file"])
-    return {"dtypes": found, "below": ids, "notes": notes, "channels": runner.channels()}
+    size = sum(int(np.prod(each.shape)) for row in runner.layers() for each in row["tensors"].values())
+    return {"dtypes": found, "below": ids, "notes": notes, "size": size}
 
 
 def _has_lazy(model: Any) -> bool:
