@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.cli import tables
+from ckpttool.cli.common import render_document
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import UsageError
 from ckpttool.networks import ModelSpec, model_runner
-from tests import pair_models
+from tests import pair_models, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
 
@@ -241,6 +243,9 @@ def test_a_planted_fault_is_found_in_its_layer(name: str, tmp_path: Path, here: 
     assert first.cause is not None
     assert fault.words.lower() in first.cause.lower(), first
     assert first.confirmed == fault.confirmed, first
+    schemas.require("verify", json.loads(render_document(found.document())))
+    shown = tables.render_verification(found, quiet=False)
+    assert first.cause in shown
 
 
 @pytest.mark.parametrize("model", [*SHAPES])

@@ -845,7 +845,7 @@ def _measure(
 
 # Layers.
 
-_MOST_BYTES = 128 << 20
+_MOST_BYTES = 256 << 20
 _FEWEST_ROWS = 2
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
