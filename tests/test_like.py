@@ -507,7 +507,9 @@ def test_options_that_make_no_sense(options: tuple[str, str], tmp_path: Path) ->
 def test_what_old_interpreters_run_is_written_for_them() -> None:
     """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
     package = ROOT / "ckpttool"
-    files = [package / "networks" / f"{name}.py" for name in ("messages", "model_child", "tracing")]
+    files = [
+        package / "networks" / f"{name}.py" for name in ("messages", "model_child", "model_runner", "tracing")
+    ]
     files += [package / name / "__init__.py" for name in ("", "core", "networks")]
     files += [package / "core" / f"{name}.py" for name in ("search_paths", "errors", "urls", "activations")]
     for file in files:

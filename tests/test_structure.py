@@ -293,6 +293,8 @@ FRAMEWORK_FILES = {
     "evaluation/fast_engines.py": {"torch", "mujoco"},
     "evaluation/gymnasium_engine.py": {"gymnasium", "mujoco"},
     "evaluation/environments.py": {"gymnasium"},
+    # Runs a model by its own framework, in a process of its own.
+    "networks/model_runner.py": {"torch", "tensorflow", "keras", "onnx", "onnxruntime"},
     # Writes Stable-Baselines3's files with the library, in a process of its own.
     "formats/sb3_child.py": {"torch", "gymnasium"},
     # Converts a tensor to a framework's, imported on request.

@@ -570,7 +570,7 @@ def after_convert(found: ConversionResult) -> Steps:
 
 def after_verify(second: str, found: Verification) -> Steps:
     """Suggest evaluating the verified agent."""
-    return [_eval_command(second)] if found.within else []
+    return [_eval_command(second)] if found.within and found.models is None else []
 
 
 def after_eval(found: Sweep, env: str | None) -> Steps:

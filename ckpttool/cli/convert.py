@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -296,21 +296,79 @@ class ComparisonOptions(OptionPanel, title="Comparison"):
     ] = None
 
 
+@dataclass(frozen=True)
+class ModelPairOptions(OptionPanel, title="Models"):
+    """How to run models that are no agents of a known library."""
+
+    like_a: Annotated[
+        str | None, typer.Option(metavar="MODULE:FACTORY", help="Code that builds A's model.")
+    ] = None
+    like_b: Annotated[
+        str | None, typer.Option(metavar="MODULE:FACTORY", help="Code that builds B's model.")
+    ] = None
+    like_args_a: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Arguments of A's factory, '{\"hidden\": 256}'.")
+    ] = None
+    like_args_b: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments of B's factory.")] = None
+    python_a: Annotated[
+        str | None, typer.Option(metavar="INTERPRETER", help="Python interpreter that runs A.")
+    ] = None
+    python_b: Annotated[
+        str | None, typer.Option(metavar="INTERPRETER", help="Python interpreter that runs B.")
+    ] = None
+    input_shape: Annotated[
+        Texts,
+        typer.Option(metavar="[NAME=]3,32,32", help="Shape of an input of A without batch; repeatable."),
+    ] = None
+    inputs: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="Your own inputs, instead of random ones.")
+    ] = None
+    transpose_inputs: Annotated[
+        bool | None,
+        typer.Option(
+            "--transpose-inputs/--no-transpose-inputs",
+            help="Whether B's channels are on the other side of A's.",
+            show_default=False,
+        ),
+    ] = None
+    run_code: Annotated[bool, typer.Option("--run-code", help="Run models whose file contains code.")] = False
+
+    def specs(self) -> tuple[Any, Any]:
+        """Return the factories of both sides."""
+        if not any((self.like_a, self.like_b, self.like_args_a, self.like_args_b)):
+            return None, None
+        from ckpttool.networks.worker import parse_model_spec
+
+        found = []
+        rows = (("a", self.like_a, self.like_args_a), ("b", self.like_b, self.like_args_b))
+        for word, factory, arguments in rows:
+            if factory is None and arguments is not None:
+                raise UsageError(f"--like-args-{word} requires --like-{word}")
+            found.append(None if factory is None else parse_model_spec(factory, arguments, (), None))
+        return found[0], found[1]
+
+
 def verify(
     first: Annotated[str, typer.Argument(metavar="A", help="The source checkpoint.", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="B", help="The converted checkpoint.", show_default=False)],
     comparison: ComparisonOptions,
+    models: ModelPairOptions,
     agent: PlayedAgentOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run both checkpoints of one agent on fixed observations, each in its own framework's process.
+    """Run both checkpoints on the same inputs, each in its own framework's process.
+
+    Recognised agents are compared network by network. Other models run by themselves (.keras, Keras .h5,
+    ONNX, SavedModel, TorchScript), or are built by your code (--like-a, --like-b); if their outputs
+    differ, the first layer that differs is named.
 
     The default tolerance is twice the error of A's own framework against float64, relative to the
     output's scale, or rounding at the largest sum.
     """
     from ckpttool.commands import verify
 
+    like_a, like_b = models.specs()
     with show_progress("verify", quiet=quiet or as_json) as moving:
         found = verify.verify(
             first,
@@ -321,6 +379,14 @@ def verify(
             facts=agent.facts(make_importable(agent.env)),
             python=comparison.python,
             whole=comparison.whole,
+            like_a=like_a,
+            like_b=like_b,
+            python_a=models.python_a,
+            python_b=models.python_b,
+            input_shapes=models.input_shape or (),
+            inputs=models.inputs,
+            transpose_inputs=models.transpose_inputs,
+            run_code=models.run_code,
             progress=moving,
         )
     if as_json:

@@ -228,6 +228,7 @@ _DISCREPANCIES = 20
 
 def render_verification(found: Verification, *, quiet: bool) -> str:
     """Return a row per network, then the verdict; `quiet` omits the verdict, assumptions and notes."""
+    what = "network" if found.models is None else "output"
     rows = [
         (
             n.name,
@@ -241,7 +242,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         for n in found.networks
     ]
     columns = (
-        ("network", "left"),
+        (what, "left"),
         ("n", "right"),
         ("max |A-B|", "right"),
         ("relative", "right"),
@@ -255,6 +256,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         f"B {clean(found.second)}{ran[1]}",
         *([render_table(columns, rows)] if rows else []),
         *([] if found.training is None else _training_table(found.training)),
+        *([] if found.models is None else _model_lines(found)),
         *_discrepancy_lines(found),
     ]
     if not quiet:
@@ -277,7 +279,61 @@ def _discrepancy_lines(found: Verification) -> list[str]:
     return lines
 
 
+_LAYER_COLUMNS = (
+    ("layer of A", "path"),
+    ("layer of B", "path"),
+    ("inputs", "right"),
+    ("outputs", "right"),
+    ("within", "left"),
+)
+_LAYERS_BEFORE, _LAYERS_AFTER = 8, 6
+
+
+def _model_lines(found: Verification) -> list[str]:
+    """Return the table of layers around the first difference, and what is known of it."""
+    models = found.models
+    assert models is not None  # noqa: S101 - the caller's condition
+    if found.within or not models.layers:
+        return []
+    at = next((n for n, each in enumerate(models.layers) if not each.within), len(models.layers))
+    shown = models.layers[max(0, at - _LAYERS_BEFORE) : at + _LAYERS_AFTER]
+    rows = [
+        (each.a, each.b, f"{each.inputs:.1e}", f"{each.outputs:.1e}", "yes" if each.within else "NO")
+        for each in shown
+    ]
+    lines = [render_table(_LAYER_COLUMNS, rows)]
+    if len(shown) < len(models.layers):
+        lines.append(
+            f"{len(shown)} of {format_count(len(models.layers), 'pair')} of layers (--json lists all)"
+        )
+    first = models.first
+    if first is None:
+        return lines
+    place = f"{first.a} / {first.b}" if first.a != first.b else first.a
+    before = "in" if first.where == "layer" else "before"
+    lines.append(wrap_sentence(f"first difference: {before} {clean(place)}"))
+    if first.cause is not None:
+        word = "cause" if first.confirmed else "suspected cause"
+        lines.append(wrap_sentence(f"{word}: {clean(first.cause)}"))
+    if first.fix is not None:
+        lines.append(wrap_sentence(f"fix: {clean(first.fix)}"))
+    return lines
+
+
+def _model_verdict(found: Verification) -> str:
+    models = found.models
+    assert models is not None  # noqa: S101 - the caller's condition
+    wrong = [each.name for each in found.networks if not each.within]
+    if not wrong:
+        pairs = f", {format_count(len(models.layers), 'pair')} of layers compared" if models.layers else ""
+        outputs = format_count(len(found.networks), "output matches", "outputs match")
+        return f"PASS: {outputs}{pairs}"
+    return wrap_sentence(f"FAIL: the models differ: {clean(abbreviate_list(wrong, 8))}")
+
+
 def _verification_verdict(found: Verification) -> str:
+    if found.models is not None:
+        return _model_verdict(found)
     networks = format_count(len(found.networks), "network")
     wrong = [each.name for each in found.networks if not each.within]
     parts = list(dict.fromkeys(each.part for each in found.discrepancies))

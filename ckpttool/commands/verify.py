@@ -22,6 +22,13 @@ from ckpttool.commands.diff import (
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.inspect import json_value
+from ckpttool.commands.model_comparison import (
+    ModelComparison,
+    ModelComparisonOptions,
+    ModelSide,
+    compare_models,
+    find_model_kind,
+)
 from ckpttool.commands.network_outputs import (
     OWN_ERROR,
     Parity,
@@ -84,7 +91,7 @@ from ckpttool.networks.train_step import (
     train_learner,
     trained_arrays,
 )
-from ckpttool.networks.worker import TIMEOUT_S, Worker
+from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
 
 # `verify --all`: every entry, fact, setting and receipt of two checkpoints, compared exactly.
 #
@@ -863,6 +870,7 @@ class Verification:
     contents: ContentComparison | None = None
     not_compared: tuple[str, ...] = ()
     ledger: LedgerEntries = ()
+    models: ModelComparison | None = None
 
     @property
     def within(self) -> bool:
@@ -886,6 +894,7 @@ class Verification:
             "within": self.within,
             **({"training": self.training.document()} if self.training is not None else {}),
             **({"contents": self.contents.document()} if self.contents is not None else {}),
+            **({"models": self.models.document()} if self.models is not None else {}),
             "not_compared": list(self.not_compared),
             "assumed": list(self.assumed),
             "ledger": sidecar.entries_to_json(self.ledger),
@@ -906,6 +915,16 @@ class VerificationOptions:
         python: the interpreter that runs the frameworks.
         whole: also compare every entry, fact, setting and receipt exactly; checkpoints without an agent
             are compared by their entries.
+        like_a: the user's code that builds the model of the first checkpoint, which is then loaded into it
+            strictly: "module:factory", or a ModelSpec with arguments.
+        like_b: the same for the second checkpoint.
+        python_a: the interpreter that runs the first model; None for `python`.
+        python_b: the same for the second model.
+        input_shapes: shapes of the first model's inputs without the batch: "3,32,32" or "name=3,32,32".
+        inputs: a `.npz` file with the inputs, instead of fixed random ones.
+        transpose_inputs: whether the second model's inputs have channels on the other side; None decides
+            by declared shapes and by convolutions.
+        run_code: permit files that contain code: SavedModel, TorchScript, Lambda layers.
 
     """
 
@@ -915,6 +934,20 @@ class VerificationOptions:
     facts: AgentFacts = NO_FACTS
     python: str | None = None
     whole: bool = False
+    like_a: ModelSpec | str | None = None
+    like_b: ModelSpec | str | None = None
+    python_a: str | None = None
+    python_b: str | None = None
+    input_shapes: Sequence[str] = ()
+    inputs: str | None = None
+    transpose_inputs: bool | None = None
+    run_code: bool = False
+
+    @property
+    def of_models(self) -> bool:
+        """Whether an option applies to models only."""
+        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs)
+        return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
 def verify(
@@ -925,12 +958,20 @@ def verify(
     progress: Progress = ignore_progress,
     **keywords: Any,
 ) -> Verification:
-    """Compare every network that both checkpoints have on fixed observations (and actions).
+    """Compare every network of two agents, or two models, on the same fixed inputs.
 
-    `keywords` are VerificationOptions fields that override those of `options`: `verify(first, second,
-    whole=True)`. Unless `whole`, raise UsageError when the two have no network in common.
+    Two checkpoints of recognised agents are compared network by network on observations (and actions).
+    Otherwise each side is a model that runs by itself (.keras, Keras .h5, ONNX, SavedModel, TorchScript)
+    or one that `like_a` or `like_b` builds. `keywords` are VerificationOptions fields that override
+    those of `options`: `verify(first, second, whole=True)`. Raise UsageError when the two have no
+    network in common (unless `whole`), or a side cannot run.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
+    agents_only = options.whole or options.steps is not None
+    if options.of_models and agents_only:
+        raise UsageError("--all and --train-step compare agents, not models that your code builds")
+    if options.of_models or (not agents_only and _are_models(first, second)):
+        return _verify_models(first, second, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)
     a, b = restore_agent(first, options.layout, options.facts), restore_agent(second, facts=options.facts)
@@ -941,6 +982,50 @@ def verify(
     return replace(
         found,
         not_compared=(*found.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else lines)),
+    )
+
+
+def _are_models(first: str, second: str) -> bool:
+    """Return whether a side is no recognised agent, and a side is a model that runs."""
+    if all(_is_agent(path) for path in (first, second)):
+        return False
+    return any(find_model_kind(path) is not None for path in (first, second))
+
+
+def _is_agent(path: str) -> bool:
+    try:
+        return recognize_playable_agent(open_checkpoint(path)) is not None
+    except (MappingError, UnsupportedError, UsageError):
+        return False
+
+
+def _verify_models(first: str, second: str, options: VerificationOptions, progress: Progress) -> Verification:
+    """Compare two models by their own frameworks."""
+    likes = (options.like_a, options.like_b)
+    pythons = (options.python_a, options.python_b)
+    sides = []
+    for word, path, like, python in zip("AB", (first, second), likes, pythons, strict=True):
+        spec = ModelSpec(like) if isinstance(like, str) else like
+        sides.append(ModelSide(word, path, spec, python or options.python or sys.executable))
+    chosen = ModelComparisonOptions(
+        tuple(options.input_shapes),
+        options.inputs,
+        options.transpose_inputs,
+        options.run_code,
+        options.tolerance,
+        options.facts,
+    )
+    found = compare_models(sides[0], sides[1], chosen, progress)
+    return Verification(
+        urls.display_url(first),
+        urls.display_url(second),
+        found.engines,
+        found.outputs,
+        _describe_tolerance(options.tolerance),
+        found.assumed,
+        found.notes,
+        not_compared=found.not_compared,
+        models=found,
     )
 
 

@@ -1,0 +1,816 @@
+"""Pair the layers of two models, compare their activations, and find out why one differs."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, permutations
+from typing import Any, Protocol
+
+import numpy as np
+
+# Layers and their families, whatever the framework calls them.
+
+_FAMILIES = (
+    ("attention", r"attention"),
+    ("recurrent", r"lstm|gru|rnn|bidirectional"),
+    ("convolution", r"conv"),
+    ("batch_norm", r"batch_?norm"),
+    ("norm", r"layer_?norm|group_?norm|rms_?norm|instance_?norm|layernormalization"),
+    ("embedding", r"embed|gather"),
+    ("dense", r"dense|linear|gemm|matmul"),
+    ("dropout", r"dropout"),
+    ("pool", r"pool"),
+    ("flatten", r"flatten|reshape"),
+    ("activation", r"relu|gelu|elu|tanh|sigmoid|softmax|silu|swish|softplus|activation|mish"),
+)
+# What a user's class above a framework class, e.g. Module or Layer, says nothing about.
+_PLAIN = ("Module", "Layer", "Model", "Functional", "Sequential")
+
+
+def find_family(cls: str) -> str:
+    """Return the kind of layer that a class name names, "" if none."""
+    return next((name for name, words in _FAMILIES if re.search(words, cls, re.IGNORECASE)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensor:
+    """A layer's tensor: `values` is equal for equal numbers in any order."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: str
+    constant: bool
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayer:
+    """One call of a layer: its path, the number of the call, and its tensors with those of its parts."""
+
+    path: str
+    number: int
+    cls: str
+    tensors: tuple[LayerTensor, ...]
+    settings: Mapping[str, Any]
+    width: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The call's identity."""
+        return self.path, self.number
+
+    @property
+    def family(self) -> str:
+        """The kind of layer."""
+        return find_family(self.cls)
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """The values of matrices; of vectors if there is no matrix."""
+        known = [each for each in self.tensors if not each.constant and each.shape]
+        return frozenset(each.values for each in known if len(each.shape) > 1) or frozenset(
+            each.values for each in known
+        )
+
+
+def called_layers(
+    layers: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]]
+) -> list[ModelLayer]:
+    """Return the calls of layers with tensors, and of layers without parts, in the order of their ends."""
+    known = {each["path"]: each for each in layers}
+    paths = {each["path"] for each in calls}
+    composite = [path for path in paths if find_family(_class_of(known.get(path))) == "recurrent"]
+    found = []
+    for call in calls:
+        path, layer = call["path"], known.get(call["path"])
+        if layer is None or not call.get("made") or any(_is_below(path, each) for each in composite):
+            continue
+        whole = find_family(_class_of(layer)) in ("recurrent", "attention")
+        held = [each for each in layers if each["path"] == path or (whole and _is_below(each["path"], path))]
+        tensors = tuple(_layer_tensor(row) for each in held for row in each["tensors"])
+        if not tensors and any(_is_below(each, path) for each in paths):
+            continue
+        shape = call["made"][0]["shape"]
+        width = int(np.prod(shape[1:])) if len(shape) > 1 else 1
+        found.append(ModelLayer(path, call["number"], _class_of(layer), tensors, layer["settings"], width))
+    return found
+
+
+def _class_of(layer: Mapping[str, Any] | None) -> str:
+    if layer is None:
+        return ""
+    return str(layer["name"] if layer["class"] in _PLAIN else layer["class"])
+
+
+def _is_below(path: str, other: str) -> bool:
+    if other == "(model)":
+        return path != other
+    return path.startswith((other + ".", other + "/"))
+
+
+def _layer_tensor(row: Mapping[str, Any]) -> LayerTensor:
+    return LayerTensor(
+        row["name"], tuple(row["shape"]), row["values"], row["constant"], tuple(row["quantiles"])
+    )
+
+
+# Pairs: by equal weights, then by order between paired neighbours.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCallPair:
+    """A layer of both sides; `by` is the evidence: weights, some weights, or order."""
+
+    a: ModelLayer
+    b: ModelLayer
+    by: str
+
+
+def pair_layers(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> list[LayerCallPair]:
+    """Return the pairs in the order of A's calls."""
+    found = _equal_pairs(a, b)
+    at_b = {id(layer): place for place, layer in enumerate(b)}
+    anchors = _increasing([(place, at_b[id(found[place])]) for place in sorted(found)])
+    taken = {id(each) for each in found.values()}
+    evidence = dict.fromkeys(found, "weights")
+    edges = [(-1, -1), *anchors, (len(a), len(b))]
+    for (low_a, low_b), (high_a, high_b) in pairwise(edges):
+        rest_a = [place for place in range(low_a + 1, high_a) if place not in found]
+        rest_b = [b[place] for place in range(low_b + 1, high_b) if id(b[place]) not in taken]
+        for place, other in _aligned([(n, a[n]) for n in rest_a], rest_b):
+            found[place] = other
+            evidence[place] = "order"
+            taken.add(id(other))
+    return [LayerCallPair(a[place], found[place], evidence[place]) for place in sorted(found)]
+
+
+def _equal_pairs(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> dict[int, ModelLayer]:
+    """Return the layers of B by the place of those of A with equal weights, in order of their calls."""
+    by_weights: dict[frozenset[str], list[ModelLayer]] = defaultdict(list)
+    for layer in b:
+        if layer.weights:
+            by_weights[layer.weights].append(layer)
+    return {
+        place: by_weights[layer.weights].pop(0)
+        for place, layer in enumerate(a)
+        if layer.weights and by_weights[layer.weights]
+    }
+
+
+def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest part of the pairs in which both numbers increase."""
+    tails: list[int] = []
+    at: list[int] = []
+    before: list[int] = []
+    for place, (_, number) in enumerate(pairs):
+        where = bisect_left(tails, number)
+        before.append(at[where - 1] if where else -1)
+        if where == len(tails):
+            tails.append(number)
+            at.append(place)
+        else:
+            tails[where], at[where] = number, place
+    found = []
+    place = at[-1] if at else -1
+    while place >= 0:
+        found.append(pairs[place])
+        place = before[place]
+    return found[::-1]
+
+
+_MOST_ALIGNED = 400
+
+
+def _aligned(
+    a: Sequence[tuple[int, ModelLayer]], b: Sequence[ModelLayer]
+) -> Iterator[tuple[int, ModelLayer]]:
+    """Yield the pairs of the best alignment in order."""
+    a, b = a[:_MOST_ALIGNED], b[:_MOST_ALIGNED]
+    best = np.zeros((len(a) + 1, len(b) + 1))
+    for i in range(len(a) - 1, -1, -1):
+        for j in range(len(b) - 1, -1, -1):
+            score = _likeness(a[i][1], b[j])
+            here = best[i + 1, j + 1] + score if score else 0.0
+            best[i, j] = max(here, best[i + 1, j], best[i, j + 1])
+    i = j = 0
+    while i < len(a) and j < len(b):
+        score = _likeness(a[i][1], b[j])
+        if score and best[i, j] == best[i + 1, j + 1] + score:
+            yield a[i][0], b[j]
+            i, j = i + 1, j + 1
+        elif best[i, j] == best[i + 1, j]:
+            i += 1
+        else:
+            j += 1
+
+
+def _likeness(a: ModelLayer, b: ModelLayer) -> float:
+    """Return how alike two layers are, 0 if they cannot be a pair."""
+    if bool(a.tensors) != bool(b.tensors) or (a.family != b.family and a.family and b.family):
+        return 0.0
+    shared = len(
+        {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
+    )
+    sizes = [Counter(_size(each) for each in layer.tensors if len(each.shape) > 1) for layer in (a, b)]
+    alike = sizes[0] == sizes[1]
+    if a.tensors and not (shared or alike):
+        return 0.0
+    if not a.tensors and (not a.family or a.family != b.family):
+        return 0.0
+    return 4.0 * shared + 2.0 * alike + (a.family == b.family) + 0.5 * (a.width == b.width)
+
+
+def _size(tensor: LayerTensor) -> int:
+    return int(np.prod(tensor.shape))
+
+
+# Comparison of the captured inputs and outputs of a pair.
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """Arrays of one call: inputs, what the layer's activation receives, and outputs."""
+
+    given: tuple[np.ndarray, ...]
+    before: tuple[np.ndarray, ...]
+    made: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerComparison:
+    """Errors of one pair, relative to A's largest number: of the inputs and of the outputs."""
+
+    a: str
+    b: str
+    classes: tuple[str, str]
+    by: str
+    inputs: float
+    outputs: float
+    within: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "class_a": self.classes[0],
+            "class_b": self.classes[1],
+            "by": self.by,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "within": self.within,
+        }
+
+
+LAYER, BETWEEN = "layer", "between"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where two models part: in a layer, or between a layer and the one before it.
+
+    `inputs` is the error of the layer's inputs, `cause` the suspected reason; it is `confirmed` if the
+    difference disappears when only that is changed. `fix` is an option or command.
+    """
+
+    a: str
+    b: str
+    where: str
+    inputs: float | None
+    cause: str | None
+    confirmed: bool = False
+    fix: str | None = None
+    after: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            name: getattr(self, name)
+            for name in ("a", "b", "where", "inputs", "cause", "confirmed", "fix", "after")
+        }
+
+
+def align_arrays(a: np.ndarray, b: np.ndarray) -> tuple[float, np.ndarray | None]:
+    """Return the smallest relative error over the orders of axes that frameworks use, and B in A's order."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    best: tuple[float, np.ndarray | None] = (float("inf"), None)
+    if a.size != b.size or not a.size:
+        return best
+    scale = float(np.abs(a).max()) or 1.0
+    for turned in _turned(a, b):
+        error = float(np.abs(a - turned).max()) / scale
+        if np.isnan(error):
+            error = 0.0 if np.array_equal(a, turned, equal_nan=True) else float("inf")
+        if error < best[0] or best[1] is None:
+            best = error, turned
+    return best
+
+
+def _turned(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield B with axes in each usual order that gives A's shape."""
+    orders = [b]
+    if b.ndim > 2:
+        orders += [np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1), np.swapaxes(b, 0, 1)]
+    if b.ndim == 4:
+        orders.append(np.swapaxes(b, 1, 2))
+    for each in orders:
+        if each.shape == a.shape:
+            yield each
+        elif a.shape[:1] == each.shape[:1] and a.ndim != each.ndim:
+            yield each.reshape(a.shape)
+        elif a.ndim == 3 and each.ndim == 2 and a.shape[-1] == each.shape[-1]:
+            # The rows of all sequences in one matrix, by batch or by step.
+            yield each.reshape(a.shape)
+            yield np.swapaxes(each.reshape(a.shape[1], a.shape[0], -1), 0, 1)
+
+
+def is_reordered(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
+    """Return whether every row of B has A's numbers in another order, the same one in all rows."""
+    if a.shape[:1] != b.shape[:1] or a.size != b.size or not a.size:
+        return False
+    one, other = (np.sort(np.asarray(each, np.float64).reshape(len(each), -1), axis=1) for each in (a, b))
+    return bool(np.abs(one - other).max() <= bound * (float(np.abs(one).max()) or 1.0))
+
+
+def compare_layer(pair: LayerCallPair, a: CapturedCall, b: CapturedCall, bound: float) -> LayerComparison:
+    """Return the errors of a pair's first input and of its outputs."""
+    inputs = align_arrays(a.given[0], b.given[0])[0] if a.given and b.given else 0.0
+    outputs = output_error(a, b)
+    if pair.a.family == "flatten" and outputs > bound and is_reordered(a.made[0], b.made[0], bound):
+        outputs = 0.0  # each framework has its own order; the next layer's weights are in the same
+    return LayerComparison(
+        _title(pair.a), _title(pair.b), (pair.a.cls, pair.b.cls), pair.by, inputs, outputs, outputs <= bound
+    )
+
+
+def output_error(a: CapturedCall, b: CapturedCall) -> float:
+    """Return the error of a call's outputs, before the activation if only one side includes it."""
+    if a.before and b.before:
+        return max(align_arrays(a.before[0], b.before[0])[0], align_arrays(a.made[0], b.made[0])[0])
+    one, other = (each.before or each.made for each in (a, b))
+    # A recurrent layer also returns its state, or only its last step.
+    error = min(align_arrays(x, y)[0] for x in _steps(one) for y in _steps(other))
+    if a.before or b.before:
+        # A module of an own class may include its activation without a name for it.
+        error = min(error, align_arrays(a.made[0], b.made[0])[0])
+    return error
+
+
+def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the outputs of a call; of a sequence with states, or by direction, the last steps, too."""
+    first = made[0]
+    if first.ndim == 4 and first.shape[1] == 1:  # ONNX: steps, directions, batch, features
+        return [first, first[:, 0], first[-1, 0]]
+    if len(made) == 1 or first.ndim != 3:
+        return [first]
+    return [first, first[:, -1], *made[1:]]
+
+
+def _title(layer: ModelLayer) -> str:
+    return f"{layer.path}#{layer.number + 1}" if layer.number else layer.path
+
+
+# Causes of a difference in one layer: a change of B's layer that makes the difference disappear.
+
+
+class LayerProgram(Protocol):
+    """A model's process, as far as the search for causes needs it."""
+
+    def tensors(self, path: str) -> dict[str, np.ndarray]:
+        """Return the tensors of one layer."""
+        ...
+
+    def repeat(
+        self,
+        call: tuple[str, int],
+        tensors: Mapping[str, np.ndarray],
+        settings: Mapping[str, Any],
+        *,
+        exact: bool,
+    ) -> tuple[np.ndarray, ...]:
+        """Return the outputs of a captured call with other tensors or settings; nothing if it fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A suspected cause, and an option or change that mends it."""
+
+    text: str
+    fix: str | None = None
+    confirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Hypothesis:
+    """A change of B's layer, and the cause that it would prove."""
+
+    cause: Cause
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+# One setting, by the names that frameworks give it.
+_SETTINGS = (
+    ("epsilon", "eps", "epsilon", "layer_norm_eps"),
+    ("padding", "padding", "pads"),
+    ("stride", "stride", "strides"),
+    ("dilation", "dilation", "dilation_rate", "dilations"),
+    ("groups", "groups", "group"),
+    ("axis", "axis", "dim", "normalized_shape"),
+    ("activation", "activation", "nonlinearity"),
+    ("form of gelu", "approximate"),
+    ("slope", "negative_slope", "alpha"),
+    ("pool size", "kernel_size", "pool_size"),
+    ("number of heads", "num_heads"),
+    ("mode", "padding_mode", "mode"),
+    ("rounding of the output size", "ceil_mode"),
+    ("counting of padding", "count_include_pad"),
+    ("scale", "scale", "factor", "temperature"),
+)
+_EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
+_MOST_BLOCKS = 4
+_MOST_TRANSPOSED = 1 << 24
+_ROLES = (
+    ("mean", r"mean"),
+    ("variance", r"var"),
+    ("bias", r"bias|beta|offset"),
+    ("recurrent", r"weight_hh|recurrent"),
+    ("kernel", r"kernel|weight|embeddings|gamma|scale"),
+)
+
+
+class LayerCauses:
+    """Searches the cause of a difference in a pair of layers whose inputs agree."""
+
+    def __init__(
+        self,
+        pair: LayerCallPair,
+        calls: tuple[CapturedCall, CapturedCall],
+        sides: tuple[LayerProgram, LayerProgram],
+        bound: float,
+        *,
+        exact: bool,
+    ) -> None:
+        self._pair, self._calls, self._program = pair, calls, sides[1]
+        self._bound, self._exact = bound, exact
+        self._a, self._b = (
+            side.tensors(layer.path) for side, layer in zip(sides, (pair.a, pair.b), strict=True)
+        )
+        a, b = calls
+        self._extra = {"activation": "linear"} if b.before and not a.before else {}
+
+    def find(self) -> Cause | None:
+        """Return the first confirmed cause, else the first suspected one."""
+        suspected: Cause | None = None
+        for each in self._hypotheses():
+            if self._error(each) <= self._bound:
+                return replace(each.cause, confirmed=True)
+            if suspected is None and not isinstance(each, _Trial):
+                suspected = each.cause
+        return self._by_outputs() or suspected
+
+    def _error(self, each: _Hypothesis) -> float:
+        """Return the error of the outputs after the change."""
+        made = self._program.repeat(
+            self._pair.b.key, each.tensors, {**self._extra, **each.settings}, exact=self._exact
+        )
+        a, b = self._calls
+        if not made:
+            return float("inf")
+        before = a.before if not b.before else ()
+        return output_error(CapturedCall((), (), before or a.made), CapturedCall((), (), made))
+
+    def _hypotheses(self) -> Iterator[_Hypothesis]:
+        yield from self._different_settings()
+        yield from self._different_tensors()
+        yield from self._turned_tensors()
+        yield from self._other_blocks()
+        yield from self._other_epsilons()
+
+    def _different_settings(self) -> Iterator[_Hypothesis]:
+        a, b = self._pair.a.settings, self._pair.b.settings
+        for title, *names in _SETTINGS:
+            one = next((a[name] for name in names if name in a), None)
+            own = next((name for name in names if name in b), None)
+            if one is None or own is None or _as_plain(one) == _as_plain(b[own]):
+                continue
+            cause = Cause(
+                f"{title} is {_as_text(one)} in A and {_as_text(b[own])} in B",
+                f"set {own}={_as_text(one)} in {self._pair.b.path} of B",
+            )
+            for value in _as_settings(title, one, self._b):
+                yield _Hypothesis(cause, settings={own: value})
+
+    def _different_tensors(self) -> Iterator[_Hypothesis]:
+        """Yield A's numbers in the place of each tensor of B, of all of them, and of missing ones."""
+        every: dict[str, np.ndarray] = {}
+        reasons: list[str] = []
+        for name, own in self._b.items():
+            options = list(_fitting(self._a, name, own, self._pair.a.family))
+            if not options or any(np.array_equal(each, own) for _, each in options):
+                continue
+            for known, each in options:
+                cause = _tensor_cause(known, each, name, own)
+                every.setdefault(name, each)
+                reasons.append(cause.text)
+                yield _Hypothesis(cause, {name: each})
+        for known, each in self._missing():
+            text = f"B's layer has no {known}, which A's has"
+            yield _Hypothesis(Cause(text, f"add {known} to {self._pair.b.path} of B"), {"bias": each})
+        if len(every) > 1:
+            yield _Hypothesis(Cause("; ".join(dict.fromkeys(reasons))), every)
+
+    def _missing(self) -> Iterator[tuple[str, np.ndarray]]:
+        roles = {find_role(name) for name in self._b}
+        for name, each in self._a.items():
+            if find_role(name) == "bias" and "bias" not in roles:
+                yield name, each.reshape(-1) if each.ndim > 1 else each
+
+    def _turned_tensors(self) -> Iterator[_Hypothesis]:
+        """Yield B's own matrices transposed or reversed."""
+        for name, own in self._b.items():
+            if own.ndim < 2 or own.size > _MOST_TRANSPOSED:
+                continue
+            for one in range(own.ndim):
+                for other in range(one + 1, own.ndim):
+                    if own.shape[one] == own.shape[other]:
+                        cause = Cause(
+                            f"B's {name} {list(own.shape)} is transposed", "convert A again with --kind"
+                        )
+                        yield _Trial(cause, {name: np.swapaxes(own, one, other)})
+            for axis in range(own.ndim):
+                cause = Cause(f"B's {name} has axis {axis} in reverse order, e.g. BGR for RGB")
+                yield _Trial(cause, {name: np.flip(own, axis)})
+
+    def _other_blocks(self) -> Iterator[_Hypothesis]:
+        """Yield B's gates, or queries, keys and values, in other orders."""
+        family = self._pair.b.family
+        if family not in ("recurrent", "attention"):
+            return
+        what = "gates" if family == "recurrent" else "queries, keys and values"
+        for count in (4, 3):
+            blocks = {
+                name: axis for name, each in self._b.items() if (axis := _block_axis(each, count)) is not None
+            }
+            for order in permutations(range(count)):
+                if order == tuple(range(count)) or not blocks:
+                    continue
+                tensors = {
+                    name: np.concatenate([np.split(self._b[name], count, axis)[n] for n in order], axis)
+                    for name, axis in blocks.items()
+                }
+                yield _Trial(Cause(f"B has the {what} in another order than A"), tensors)
+
+    def _other_epsilons(self) -> Iterator[_Hypothesis]:
+        settings = self._pair.b.settings
+        for own in [name for name in ("eps", "epsilon") if name in settings]:
+            for value in _EPSILONS:
+                cause = Cause(
+                    f"epsilon is {value:g} in A and {_as_text(settings[own])} in B",
+                    f"set {own}={value:g} in {self._pair.b.path} of B",
+                )
+                yield _Trial(cause, settings={own: value})
+
+    def _by_outputs(self) -> Cause | None:
+        """Return what the outputs alone show: a constant, a factor, or a product of tensors of A."""
+        names = [
+            name_activation(call.given[0], call.made[0], self._bound) if call.given else None
+            for call in self._calls
+        ]
+        if all(names) and names[0] != names[1]:
+            return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
+        a, b = (each.before or each.made for each in self._calls)
+        _, other = align_arrays(a[0], b[0])
+        if other is None:
+            return None
+        extra = [name for name in self._a if find_role(name) != "bias" and "lora" in name.lower()]
+        if extra:
+            return Cause(
+                f"A's layer has tensors that B's lacks: {', '.join(extra)}", "merge them into the weight"
+            )
+        return relate_arrays(np.asarray(a[0], np.float64), other, self._bound)
+
+
+class _Trial(_Hypothesis):
+    """A change that nothing in the settings or tensors suggests: reported only if it is the cause."""
+
+
+def find_role(name: str) -> str:
+    """Return what a tensor is in its layer, by its name."""
+    return next((role for role, words in _ROLES if re.search(words, name, re.IGNORECASE)), "")
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a setting in a form in which both frameworks' values are equal."""
+    if isinstance(value, list) and value and len({*map(str, value)}) == 1:
+        return value[0]
+    return (
+        {"valid": 0, "none": None, "linear": None, "identity": None}.get(value, value)
+        if isinstance(value, str)
+        else value
+    )
+
+
+def _as_text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _as_settings(title: str, value: Any, tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
+    """Yield the values that a setting of A may have in B's framework."""
+    yield value
+    if title == "padding":
+        kernel = next((each for each in tensors.values() if each.ndim > 2), None)
+        rank = 2 if kernel is None else kernel.ndim - 2
+        for width in range(4):
+            yield [width] * rank
+        yield "same"
+        yield "valid"
+    elif isinstance(value, list) and len({*value}) == 1:
+        yield value[0]
+    elif isinstance(value, int):
+        kernel = next((each for each in tensors.values() if each.ndim > 2), None)
+        if kernel is not None:
+            yield [value] * (kernel.ndim - 2)
+
+
+def _fitting(
+    tensors: Mapping[str, np.ndarray], name: str, own: np.ndarray, family: str
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield A's tensors in the role of B's tensor `name`, in each order of axes that fits."""
+    role = find_role(name)
+    for known, each in tensors.items():
+        if (find_role(known) != role and known != name) or each.size != own.size or each.ndim != own.ndim:
+            continue
+        if known == name and each.shape == own.shape:
+            yield known, each
+            continue
+        orders = list(permutations(range(each.ndim))) if each.ndim < 5 else [tuple(range(each.ndim))]
+        # Square matrices: first the order that frameworks differ in.
+        orders.sort(key=lambda order: order != _usual_order(each.ndim, family))
+        fitting = [order for order in orders if tuple(each.shape[axis] for axis in order) == own.shape]
+        for order in fitting[:2]:
+            yield known, np.transpose(each, order)
+
+
+def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
+    if family == "convolution" and ndim > 2:
+        return (ndim - 1, ndim - 2, *range(ndim - 2))
+    return tuple(range(ndim)) if family == "embedding" else tuple(reversed(range(ndim)))
+
+
+def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
+    """Return how B's tensor differs from A's."""
+    title = f"B's {name}"
+    if find_role(name) in ("mean", "variance") and np.unique(b).size == 1:
+        return Cause(f"{title} is {b.flat[0]:g} everywhere: the statistics of A were not copied", "copy them")
+    rounding = _find_rounding(a, b)
+    if rounding is not None:
+        return Cause(f"{title} is A's {known} rounded to {rounding}", f"convert A again without {rounding}")
+    if np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
+        if a.ndim == 2 and a.shape[0] == a.shape[1] and np.array_equal(a, b.T):
+            return Cause(f"{title} {list(b.shape)} is transposed", "convert A again with --kind")
+        for axis in range(a.ndim):
+            if np.array_equal(np.flip(a, axis), b):
+                return Cause(f"{title} has axis {axis} in reverse order, e.g. BGR for RGB")
+        return Cause(f"{title} has the numbers of A's {known} in another order")
+    if not b.any():
+        return Cause(f"{title} is zero, A's {known} is not")
+    share = float(np.abs(a.astype(np.float64) - b).max() / (np.abs(a).max() or 1.0))
+    like = ""
+    if a.size > 2 and a.std() and b.std() and np.corrcoef(a.ravel(), b.ravel())[0, 1] > _CORRELATED:
+        like = "; the two are similar, e.g. averaged (EMA) and raw weights"
+    return Cause(f"{title} differs from A's {known} by up to {share:.1e} of its largest number{like}")
+
+
+_CORRELATED = 0.9
+
+
+def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
+    import ml_dtypes
+
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return None
+    with np.errstate(all="ignore"):
+        for name, kind in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+            if np.array_equal(a.astype(kind).astype(np.float64), b.astype(np.float64)):
+                return name
+    return None
+
+
+def _block_axis(tensor: np.ndarray, count: int) -> int | None:
+    """Return the axis of a recurrent layer's or attention's tensor that consists of blocks."""
+    for axis in (0, tensor.ndim - 1):
+        if tensor.ndim and tensor.shape[axis] % count == 0 and tensor.shape[axis] == max(tensor.shape):
+            return axis
+    return None
+
+
+# Causes between two layers: what the inputs of the second show, whose predecessor agrees.
+
+
+def _activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the results of common activations by name."""
+    sigmoid = 1 / (1 + np.exp(-x))
+    yield from (("no activation", x), ("relu", np.maximum(x, 0)), ("tanh", np.tanh(x)), ("sigmoid", sigmoid))
+    yield "silu", x * sigmoid
+    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    yield "exact gelu", 0.5 * x * (1 + _erf(x / np.sqrt(2)))
+    yield "quick gelu", x / (1 + np.exp(-1.702 * x))
+    yield "elu", np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    yield "selu", 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
+    yield "softplus", np.logaddexp(0, x)
+    yield "relu6", np.clip(x, 0, 6)
+    yield "softsign", x / (1 + np.abs(x))
+    yield "mish", x * np.tanh(np.logaddexp(0, x))
+    for slope in (0.01, 0.1, 0.2, 0.3):
+        yield f"leaky relu of slope {slope:g}", np.where(x > 0, x, slope * x)
+    if x.ndim > 1:
+        shifted = np.exp(x - x.max(-1, keepdims=True))
+        yield "softmax", shifted / shifted.sum(-1, keepdims=True)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    from math import erf
+
+    return np.asarray(np.frompyfunc(erf, 1, 1)(x), np.float64)
+
+
+_MOST_TESTED = 1 << 20
+
+
+def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str | None:
+    """Return the activation that maps one array to the other, None if none of the common ones does."""
+    before, after = (np.asarray(each, np.float64) for each in (before, after))
+    if before.size != after.size or before.size > _MOST_TESTED:
+        return None
+    with np.errstate(all="ignore"):
+        for name, made in _activations(before):
+            if align_arrays(after, made)[0] <= bound:
+                return name
+    return None
+
+
+def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
+    """Return a simple relation of A's numbers to B's: a constant, a factor, a scale for each feature."""
+    scale = float(np.abs(a).max()) or 1.0
+    apart = a - b
+    if len(a) > 1 and float(np.abs(apart - apart[:1]).max()) <= bound * scale:
+        shape = list(apart.shape[1:])
+        return Cause(f"A adds the same numbers {shape} to every row, B does not", confirmed=True)
+    length = float((b * b).sum())
+    factor = float((a * b).sum()) / length if length else 0.0
+    if factor and float(np.abs(a - factor * b).max()) <= bound * scale:
+        return Cause(f"A's numbers are {factor:.6g} times B's", confirmed=True)
+    for axis in {a.ndim - 1, 1} if a.ndim > 1 else ():
+        if _is_affine(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0), bound * scale):
+            return Cause("A scales and shifts each feature, B does not: a normaliser", confirmed=True)
+    return None
+
+
+def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float) -> bool:
+    """Return whether each row of A is a factor times B's row plus a number."""
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    if a.shape[1] < 4:
+        return False
+    x, y = (each - each.mean(1, keepdims=True) for each in (b, a))
+    length = (x * x).sum(1, keepdims=True)
+    factor = np.divide((x * y).sum(1, keepdims=True), length, out=np.zeros_like(length), where=length > 0)
+    return bool(np.abs(y - factor * x).max() <= allowed)
+
+
+def between_cause(
+    before: tuple[CapturedCall, CapturedCall] | None, after: tuple[np.ndarray, np.ndarray], bound: float
+) -> Cause | None:
+    """Return what happens between two layers: `before` are the calls that agree, `after` differs."""
+    a, b = (np.asarray(each, np.float64) for each in after)
+    if before is not None:
+        names = [
+            next((n for x in (*call.before, *call.made[:1]) if (n := name_activation(x, y, bound))), None)
+            for call, y in zip(before, (a, b), strict=True)
+        ]
+        if all(names) and names[0] != names[1]:
+            return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
+    error, other = align_arrays(a, b)
+    del error
+    if other is not None and (found := relate_arrays(a, other, bound)) is not None:
+        return found
+    if is_reordered(a, b, bound):
+        return Cause("B has the numbers of A in another order")
+    return None
+
+
+def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:
+    """Return the columns of B in the order of A's, None if they are not the same columns."""
+    if a.ndim != 2 or a.shape != b.shape:
+        return None
+    digits = max(0, int(-np.log10(bound * (float(np.abs(a).max()) or 1.0))) - 1)
+    at_a, at_b = (np.lexsort(np.round(np.asarray(each, np.float64), digits)) for each in (a, b))
+    order = np.empty(a.shape[1], int)
+    order[at_a] = at_b
+    fits = float(np.abs(a - b[:, order]).max()) <= bound * (float(np.abs(a).max()) or 1.0)
+    return order if fits else None

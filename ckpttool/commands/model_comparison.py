@@ -1,0 +1,1122 @@
+"""Run any two models on the same inputs, and find the layer where they part."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ckpttool.commands import model_causes
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.model_causes import (
+    BETWEEN,
+    LAYER,
+    CapturedCall,
+    Cause,
+    Divergence,
+    LayerCallPair,
+    LayerCauses,
+    LayerComparison,
+    align_arrays,
+)
+from ckpttool.commands.network_outputs import (
+    OWN_ERROR,
+    ROUNDING,
+    SCALE,
+    UNIT,
+    Parity,
+    build_agent_network,
+    failed_parity,
+    require_facts,
+    run_network,
+    to_float64,
+)
+from ckpttool.commands.restore import recognize_playable_agent, restore_agent
+from ckpttool.core import plugins, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.text import format_count
+from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Observation, Policy
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker, parse_input_shape
+
+# A side: what runs it, and its process.
+
+KINDS = {
+    keras_h5.ARCHIVE_NAME: "keras",
+    keras_h5.NAME: "keras",
+    tf_saved_model.NAME: "saved_model",
+    onnx.NAME: "onnx",
+}
+RUNS_CODE = {
+    "torchscript": "TorchScript is a program: running the model runs the code in the file",
+    "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
+    "read and write files",
+}
+# The user's folder joins the path only when the model is imported (see networks/worker.py).
+_PROGRAM = (
+    "-c",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
+)
+_FREE = 8  # the length of an axis that a model leaves open
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSide:
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
+
+    word: str
+    path: str
+    like: ModelSpec | None = None
+    python: str = sys.executable
+
+    def kind(self) -> str:
+        """Return how the model runs; raise UsageError for weights without a model."""
+        if self.like is not None:
+            return "factory"
+        found = find_model_kind(self.path)
+        if found is None and self.agent() is not None:
+            return "agent"
+        if found is None:
+            raise UsageError(
+                f"{self.word} contains weights without the model that uses them",
+                file=self.path,
+                hint=f"name the code that builds the model: --like-{self.word.lower()} MODULE:FACTORY",
+            )
+        return found
+
+    def agent(self) -> RecognizedAgent | None:
+        """Return the agent that a layout recognises in the checkpoint."""
+        try:
+            return recognize_playable_agent(open_checkpoint(self.path))
+        except (MappingError, UnsupportedError, UsageError):
+            return None
+
+
+def find_model_kind(path: str) -> str | None:
+    """Return the kind of model that a checkpoint contains with its configuration or program, or None."""
+    if urls.is_url(path):
+        return None
+    checkpoint = open_checkpoint(path)
+    if checkpoint.format == torch_zip.NAME and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        code = any(name.partition("/")[2].startswith("code/") for name in names)
+        return "torchscript" if code else None
+    if checkpoint.format == keras_h5.NAME:
+        states = [each.state for each in checkpoint.tree.containers.values() if isinstance(each.state, dict)]
+        return "keras" if path.endswith((".h5", ".hdf5", ".keras")) and states else None
+    return KINDS.get(checkpoint.format)
+
+
+class RunnerProcess:
+    """The process that runs one side; a context manager that ends it."""
+
+    def __init__(self, side: ModelSide) -> None:
+        self.side = side
+        self.names: list[str] = []
+        self.dtypes: dict[str, str] = {}
+        self.exact = False
+        self._layers: list[dict[str, Any]] | None = None
+        self._process = ChildProcess(
+            f"process of model {side.word}",
+            _PROGRAM,
+            [],
+            python=side.python,
+            timeout=MODEL_TIMEOUT_S,
+            threads=None,
+        )
+
+    def __enter__(self) -> RunnerProcess:
+        self._process.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
+
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Send one request and return its answer; errors name this side."""
+        try:
+            return self._process.request(do, values)
+        except CkpttoolError as error:
+            raise type(error)(
+                f"{self.side.word}: {error.message}",
+                file=error.file or self.side.path,
+                path=error.path,
+                expected=error.expected,
+                found=error.found,
+                hint=error.hint,
+            ) from None
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        """Write an array for the process."""
+        np.save(self._process.folder / name, array, allow_pickle=False)
+
+    def read(self, name: str) -> np.ndarray:
+        """Read an array that the process wrote."""
+        found: np.ndarray = np.load(self._process.folder / name, allow_pickle=False)
+        return found
+
+    def give(self, arrays: Sequence[np.ndarray]) -> None:
+        """Write the model's inputs, each in the dtype that the model accepts."""
+        for place, (name, array) in enumerate(zip(self.names, arrays, strict=True)):
+            self.write(f"input-{place}.npy", array.astype(self.dtypes.get(name, array.dtype), copy=False))
+
+    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """Return the outputs by name, and the calls of layers."""
+        answer = self.request("run", names=self.names, exact=exact, observe=observe)
+        outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(answer["outputs"])}
+        return outputs, list(answer["calls"])
+
+    def capture(
+        self, wanted: Sequence[tuple[str, int]], *, exact: bool
+    ) -> dict[tuple[str, int], CapturedCall]:
+        """Return inputs and outputs of the wanted calls."""
+        answer = self.request(
+            "capture", names=self.names, exact=exact, wanted=[list(each) for each in wanted]
+        )
+        return {
+            (each["path"], each["number"]): CapturedCall(
+                *(tuple(self._rows(each.get(what, ()))) for what in ("given", "before", "made"))
+            )
+            for each in answer["calls"]
+        }
+
+    def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
+        for row in rows:
+            yield self.read(f"calls/{row['file']}")
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return every layer with a description of its tensors."""
+        if self._layers is None:
+            self._layers = list(self.request("layers")["layers"])
+        return self._layers
+
+    def tensors(self, path: str) -> dict[str, np.ndarray]:
+        """Return the tensors of one layer."""
+        names = self.request("tensors", path=path)["names"]
+        return {name: self.read(f"tensor-{place}.npy") for place, name in enumerate(names)}
+
+    def repeat(
+        self,
+        call: tuple[str, int],
+        tensors: Mapping[str, np.ndarray],
+        settings: Mapping[str, Any],
+        *,
+        exact: bool,
+    ) -> tuple[np.ndarray, ...]:
+        """Return the outputs of a captured call with other tensors or settings; nothing if it fails."""
+        files = {}
+        for place, (name, array) in enumerate(tensors.items()):
+            files[name] = f"change-{place}.npy"
+            self.write(files[name], array)
+        answer = self.request(
+            "repeat", path=call[0], number=call[1], tensors=files, settings=dict(settings), exact=exact
+        )
+        return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
+
+
+class AgentProcess(RunnerProcess):
+    """The actor of a recognised agent, with its action map, run as `verify` of two agents runs it."""
+
+    def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
+        super().__init__(side)
+        agent = restore_agent(side.path, facts=facts)
+        require_facts(agent, "verify", side.path)
+        self._assumed: list[str] = []
+        self._network = build_agent_network(agent, agent, "actor", self._assumed)
+        backend = agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
+        self._worker = Worker(backend, python=side.python, threads=1)
+        self._given: list[np.ndarray] = []
+
+    def __enter__(self) -> AgentProcess:
+        self._worker.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, trace: TracebackType | None) -> None:
+        self._worker.__exit__(kind, None, trace)
+
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Answer what the process of a model answers."""
+        if do == "open":
+            inputs = [
+                {"name": name, "shape": list(shape), "dtype": "float32", "batch": None}
+                for name, shape in self._network.input_shapes.items()
+            ]
+            versions = {f"agent in {self._worker.NAME}": self._worker.versions()[self._worker.NAME]}
+            return {"inputs": inputs, "versions": versions, "channels": "", "observable": False}
+        if do == "prepare":
+            count = len(values["names"])
+            notes = ["the actor of the agent is compared, with its action map", *self._assumed]
+            return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
+        return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
+
+    def give(self, arrays: Sequence[np.ndarray]) -> None:
+        """Keep the inputs."""
+        self._given = list(arrays)
+
+    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """Return the action; in float64 from NumPy."""
+        del observe
+        by_name = dict(zip(self.names, self._given, strict=True))
+        given: Observation = by_name if len(by_name) > 1 else self._given[0]
+        if exact:
+            policy: Policy = numpy_backend.build(self._network.cast("float64"))
+            given = to_float64(given)
+        else:
+            policy = self._worker.build(self._network)
+        return {"output": run_network(policy, given)}, []
+
+
+# Inputs: the same numbers for both sides.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One input of a side: its shape without the batch, its declared dtype, and a fixed batch."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputPair:
+    """An input of both sides: the names and shapes without the batch, and B's order of axes."""
+
+    a: str
+    b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype: str = "float32"
+    transposed: str = ""
+    below: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "shape_a": list(self.shape_a),
+            "shape_b": list(self.shape_b),
+            "dtype": self.dtype,
+            "transposed": bool(self.transposed),
+        }
+
+
+def move_channels(array: np.ndarray, how: str) -> np.ndarray:
+    """Return the array with channels moved "first" (after the batch) or "last", or itself."""
+    if how == "first":
+        return np.ascontiguousarray(np.moveaxis(array, -1, 1))
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if how == "last" else array
+
+
+def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
+    if how == "first":
+        return (shape[-1], *shape[:-1])
+    return (*shape[1:], shape[0]) if how == "last" else tuple(shape)
+
+
+_OPPOSITE = {"first": "last", "last": "first", "": ""}
+
+
+class InputResolver:
+    """Pairs the inputs of two sides; every assumption is a sentence in `assumed`."""
+
+    def __init__(self, opened: Sequence[Mapping[str, Any]], transpose: bool | None) -> None:
+        self._declared = [[_declared_input(row) for row in each["inputs"]] for each in opened]
+        self._channels = [str(each["channels"]) for each in opened]
+        self._transpose = transpose
+        self.assumed: list[str] = []
+
+    def pairs(self, given: Mapping[str, tuple[int, ...]]) -> list[InputPair]:
+        """Return the pairs; `given` are shapes of A's inputs by name, "" for one without a name."""
+        a, b = self._declared
+        a = _with_shapes(a, given)
+        if a and b:
+            return [self._pair(x, y) for x, y in self._by_name(a, b)]
+        if a:
+            return [self._derived(each, 0) for each in a]
+        if b:
+            return [self._derived(each, 1) for each in b]
+        raise UsageError(
+            "neither model declares its inputs",
+            hint="pass the shape of each input of A without the batch: --input-shape 3,32,32",
+        )
+
+    def _by_name(self, a: list[ModelInput], b: list[ModelInput]) -> list[tuple[ModelInput, ModelInput]]:
+        if len(a) != len(b):
+            raise UsageError(
+                f"A has {format_count(len(a), 'input')} and B has {len(b)}",
+                found=f"{', '.join(x.name for x in a)}; {', '.join(x.name for x in b)}",
+            )
+        named = {each.name: each for each in b}
+        if {each.name for each in a} == {*named}:
+            return [(each, named[each.name]) for each in a]
+        if len(a) > 1:
+            rows = ", ".join(f"{x.name} = {y.name}" for x, y in zip(a, b, strict=True))
+            self.assumed.append(f"inputs are paired by order: {rows}")
+        return list(zip(a, b, strict=True))
+
+    def _pair(self, a: ModelInput, b: ModelInput) -> InputPair:
+        how = self._order(a, b)
+        expected = _moved(a.shape, how)
+        if len(expected) != len(b.shape) or any(
+            x != y for x, y in zip(expected, b.shape, strict=True) if x is not None and y is not None
+        ):
+            raise UsageError(
+                f"input {a.name} of A and {b.name} of B have different shapes",
+                expected=str(list(a.shape)),
+                found=str(list(b.shape)),
+                hint="pass the shape of A's input without the batch: --input-shape, or --transpose-inputs",
+            )
+        filled = tuple(
+            x if x is not None else (y if y is not None else _FREE)
+            for x, y in zip(a.shape, _moved(b.shape, _OPPOSITE[how]), strict=True)
+        )
+        return InputPair(a.name, b.name, filled, _moved(filled, how), transposed=how)
+
+    def _order(self, a: ModelInput, b: ModelInput) -> str:
+        """Return how B orders the axes of A's input."""
+        if len(a.shape) < 2:
+            return ""
+        by_layers = self._by_channels(len(a.shape))
+        if self._transpose is not None:
+            return (by_layers or "first") if self._transpose else ""
+        fits = [how for how in ("", "first", "last") if _is_compatible(_moved(a.shape, how), b.shape)]
+        if len(fits) != 1:
+            fits = [by_layers] if by_layers in fits else fits
+        how = fits[0] if fits else ""
+        if how:
+            self.assumed.append(
+                f"B's input {b.name} is A's with channels {how}: A declares {list(a.shape)}, B "
+                f"{list(b.shape)} (--no-transpose-inputs turns this off)"
+            )
+        return how
+
+    def _by_channels(self, rank: int) -> str:
+        a, b = self._channels
+        return b if rank > 1 and a and b and a != b else ""
+
+    def _derived(self, known: ModelInput, side: int) -> InputPair:
+        """Return the pair of an input that only one side declares."""
+        shape = tuple(_FREE if each is None else each for each in known.shape)
+        how = self._by_channels(len(shape))
+        if self._transpose is not None:
+            how = (how or "first") if self._transpose and len(shape) > 1 else ""
+        elif how:
+            self.assumed.append(
+                f"B's inputs are A's with channels {how}: the convolutions of A have channels "
+                f"{_OPPOSITE[how]}, those of B {how} (--no-transpose-inputs turns this off)"
+            )
+        if side == 0:
+            return InputPair(known.name, known.name, shape, _moved(shape, how), transposed=how)
+        return InputPair(known.name, known.name, _moved(shape, _OPPOSITE[how]), shape, transposed=how)
+
+
+def _is_compatible(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    return len(one) == len(other) and all(
+        x is None or y is None or x == y for x, y in zip(one, other, strict=True)
+    )
+
+
+def _declared_input(row: Mapping[str, Any]) -> ModelInput:
+    return ModelInput(row["name"], tuple(row["shape"]), row["dtype"], row["batch"])
+
+
+def _with_shapes(declared: list[ModelInput], given: Mapping[str, tuple[int, ...]]) -> list[ModelInput]:
+    """Return the inputs with the shapes that the user gives, by name or in order."""
+    if not given:
+        return declared
+    if not declared:
+        return [
+            ModelInput(name or f"input {place}", shape) for place, (name, shape) in enumerate(given.items())
+        ]
+    found = list(declared)
+    for place, (name, shape) in enumerate(given.items()):
+        at = next((n for n, each in enumerate(declared) if each.name == name), place if not name else None)
+        if at is None or at >= len(found):
+            raise UsageError(
+                f"A has no input {name}", found=abbreviate_list([each.name for each in declared], 8)
+            )
+        found[at] = replace(found[at], shape=shape)
+    return found
+
+
+def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Parse `NAME=3,32,32` or `3,32,32`, several in order; raise UsageError if one is invalid."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, shape = text.rpartition("=")
+        key = name if equals else ("" if "" not in found else f"input {len(found)}")
+        found[key] = parse_input_shape(shape)
+    return found
+
+
+_BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
+_MOST_NUMBERS = 1 << 20
+_LARGE_MODEL = 1 << 22
+
+
+def draw_inputs(pairs: Sequence[InputPair], batch: int | None, size: int = 0) -> list[np.ndarray]:
+    """Return A's inputs: always the same; the last rows are small and large.
+
+    `size` is the number of weights: a large model gets fewer rows.
+    """
+    generator = np.random.default_rng(0)
+    largest = max(math.prod(pair.shape_a) for pair in pairs)
+    most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
+    rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
+    scales = np.ones(rows)
+    if rows >= _SMALLEST:
+        scales[-2:] = 0.1, 3.0
+    found = []
+    for pair in pairs:
+        shape = (rows, *pair.shape_a)
+        if pair.below is not None or pair.dtype.startswith(("int", "uint")):
+            found.append(generator.integers(0, pair.below or 2, shape).astype(pair.dtype))
+        elif pair.dtype == "bool":
+            found.append(np.ones(shape, bool))
+        else:
+            drawn = (generator.standard_normal(shape).T * scales).T
+            found.append(drawn.astype(pair.dtype))
+    return found
+
+
+def read_inputs(file: str, pairs: Sequence[InputPair]) -> list[np.ndarray]:
+    """Return A's inputs from a `.npz` file, by name or in order; raise UsageError if they do not fit."""
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held.files}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the inputs: {error}", file=file) from None
+    if len(arrays) != len(pairs):
+        raise UsageError(
+            f"A has {format_count(len(pairs), 'input')}, the file has {len(arrays)} arrays", file=file
+        )
+    by_name = {*arrays} == {pair.a for pair in pairs}
+    return [arrays[pair.a] for pair in pairs] if by_name else list(arrays.values())
+
+
+# The result.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparison:
+    """Outputs and layers of two models on the same inputs.
+
+    `exact` is true if both also ran in float64. `first` is where they part, None if they agree or if
+    their layers cannot be observed.
+    """
+
+    engines: tuple[str, str]
+    inputs: tuple[InputPair, ...]
+    outputs: tuple[Parity, ...]
+    exact: bool
+    layers: tuple[LayerComparison, ...] = ()
+    first: Divergence | None = None
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "engines": list(self.engines),
+            "inputs": [each.document() for each in self.inputs],
+            "float64": self.exact,
+            "layers": [each.document() for each in self.layers],
+            "first_difference": None if self.first is None else self.first.document(),
+        }
+
+
+@dataclass(slots=True)
+class _Session:
+    """Both processes, what they reported, and the sentences collected on the way."""
+
+    sides: tuple[RunnerProcess, RunnerProcess]
+    pairs: list[InputPair] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    fixed: bool = False
+    arrays: Sequence[np.ndarray] = ()
+
+    def cut(self, rows: int) -> int:
+        """Give both sides the last rows only, unless a model's batch is fixed; return how many."""
+        known = len(self.arrays[0])
+        if self.fixed or rows >= known or any(len(each) != known for each in self.arrays):
+            return known
+        self.give([each[-rows:] for each in self.arrays])
+        return rows
+
+    def give(self, arrays: Sequence[np.ndarray]) -> None:
+        """Write inputs in each side's own order of axes."""
+        a, b = self.sides
+        a.give(arrays)
+        by_name = {pair.b: place for place, pair in enumerate(self.pairs)}
+        order = [by_name[name] for name in b.names]
+        b.give([move_channels(arrays[place], self.pairs[place].transposed) for place in order])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparisonOptions:
+    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions."""
+
+    shapes: tuple[str, ...] = ()
+    inputs: str | None = None
+    transpose: bool | None = None
+    run_code: bool = False
+    tolerance: float | None = None
+    facts: AgentFacts = NO_FACTS
+
+
+_STEPS = 8
+
+
+def compare_models(
+    first: ModelSide,
+    second: ModelSide,
+    options: ModelComparisonOptions,
+    progress: Progress = ignore_progress,
+) -> ModelComparison:
+    """Run both models, each by its own framework in its own process, and compare outputs and layers.
+
+    Raise UsageError if a side cannot run or its inputs are unknown.
+    """
+    kinds = [side.kind() for side in (first, second)]
+    for side, kind in zip((first, second), kinds, strict=True):
+        if kind in RUNS_CODE and not options.run_code:
+            raise UsageError(
+                f"{side.word}: {RUNS_CODE[kind]}", file=side.path, hint="add --run-code if you trust the file"
+            )
+    with ExitStack() as stack:
+        made = [
+            AgentProcess(side, options.facts) if kind == "agent" else RunnerProcess(side)
+            for side, kind in zip((first, second), kinds, strict=True)
+        ]
+        sides = (stack.enter_context(made[0]), stack.enter_context(made[1]))
+        session = _Session(sides)
+        progress(0, _STEPS)
+        opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]
+        progress(2, _STEPS)
+        _prepare(session, opened, options)
+        progress(3, _STEPS)
+        return _compare(session, opened, options, progress)
+
+
+def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, Any]:
+    like = process.side.like
+    return process.request(
+        "open",
+        kind=kind,
+        file=os.path.abspath(process.side.path),
+        factory=like.factory if like else None,
+        arguments=like.arguments if like else None,
+        run_code=run_code,
+    )
+
+
+def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComparisonOptions) -> None:
+    """Pair the inputs, load the files of factories, and write the inputs."""
+    resolver = InputResolver(opened, options.transpose)
+    shapes = parse_named_shapes(options.shapes)
+    if not shapes and options.inputs is not None and not opened[0]["inputs"]:
+        with np.load(options.inputs, allow_pickle=False) as held:
+            shapes = {name: held[name].shape[1:] for name in held.files}
+    session.pairs = resolver.pairs(shapes)
+    session.assumed += resolver.assumed
+    batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
+    kinds: list[dict[str, tuple[str, int | None]]] = []
+    sizes = []
+    for place, side in enumerate(session.sides):
+        by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in session.pairs}
+        declared = {row["name"]: row["dtype"] for row in opened[place]["inputs"]}
+        side.names = [name for name in declared if name in by_name] or list(by_name)
+        answer = side.request(
+            "prepare",
+            names=side.names,
+            shapes=[list(by_name[name]) for name in side.names],
+            dtypes=[declared.get(name) for name in side.names],
+            batch=batch,
+            file=os.path.abspath(side.side.path) if side.side.like is not None else None,
+        )
+        session.notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
+        rows = zip(answer["dtypes"], answer["below"], strict=True)
+        kinds.append(dict(zip(side.names, rows, strict=True)))
+        side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
+        sizes.append(int(answer["size"]))
+    session.pairs = [_with_dtype(pair, kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
+    arrays = draw_inputs(session.pairs, batch, max(sizes))
+    if options.inputs is not None:
+        arrays = read_inputs(options.inputs, session.pairs)
+    session.fixed, session.arrays = batch is not None, arrays
+    session.give(arrays)
+
+
+def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | None]) -> InputPair:
+    """Return the pair with the dtype that both sides accept: integers if one looks them up."""
+    limits = [each for _, each in (a, b) if each is not None]
+    whole = [dtype for dtype, _ in (a, b) if not dtype.startswith("float")]
+    return replace(pair, dtype=whole[0] if whole else a[0], below=min(limits, default=None))
+
+
+def _compare(
+    session: _Session, opened: list[dict[str, Any]], options: ModelComparisonOptions, progress: Progress
+) -> ModelComparison:
+    a, b = session.sides
+    (made_a, calls_a), (made_b, calls_b) = (
+        side.run(exact=False, observe=bool(row["observable"]))
+        for side, row in zip(session.sides, opened, strict=True)
+    )
+    progress(4, _STEPS)
+    unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
+    exact = [_exact_outputs(side, session) for side in session.sides]
+    progress(6, _STEPS)
+    scale = _RoundingBound.of((*calls_a, *calls_b), max(a.layers(), b.layers(), key=len))
+    pairs, left = _pair_outputs(made_a, made_b, session)
+    outputs = []
+    for name, (x, y, how) in pairs.items():
+        references = tuple(
+            None if each is None else each.get(key) for each, key in zip(exact, (x, y), strict=True)
+        )
+        outputs.append(
+            _measure(
+                name, (made_a[x], move_channels(made_b[y], how)), references, how, scale, options.tolerance
+            )
+        )
+    outputs += [failed_parity(name) for name in left]
+    found = ModelComparison(
+        (_engine(opened[0]), _engine(opened[1])),
+        tuple(session.pairs),
+        tuple(outputs),
+        all(each is not None for each in exact),
+        assumed=tuple(session.assumed),
+    )
+    observed = all(row["observable"] for row in opened)
+    if observed:
+        finder = _LayerFinder(session, (calls_a, calls_b), exact=found.exact, unstable=unstable)
+        wrong = next(
+            (row for row, each in zip(pairs.values(), outputs, strict=False) if not each.within), None
+        )
+        x, y, how = wrong or next(iter(pairs.values()))
+        values = (made_a[x], move_channels(made_b[y], how))
+        if found.exact and exact[0] is not None and exact[1] is not None:
+            values = (exact[0][x], move_channels(exact[1][y], how))
+        layers, first = finder.find(values, failed=not all(each.within for each in outputs))
+        found = replace(found, layers=layers, first=first)
+    else:
+        words = [
+            side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
+        ]
+        found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    progress(_STEPS, _STEPS)
+    return replace(found, notes=tuple(session.notes))
+
+
+def _engine(opened: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in opened["versions"].items())
+
+
+def _repeats(side: RunnerProcess, made: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a second call gives the same outputs."""
+    again, _ = side.run(exact=False, observe=False)
+    return all(np.array_equal(made[name], again[name], equal_nan=True) for name in made)
+
+
+def _exact_outputs(side: RunnerProcess, session: _Session) -> dict[str, np.ndarray] | None:
+    """Return the outputs in float64, None if the model has no such form."""
+    answer = side.request("exact", names=side.names)
+    if answer["made"]:
+        try:
+            made, _ = side.run(exact=True, observe=False)
+        except CkpttoolError as error:
+            answer["reason"] = error.message
+        else:
+            if any(each.dtype == np.float64 for each in made.values()):
+                side.exact = True
+                return made
+            answer["reason"] = "its outputs stay in float32"
+    session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
+    return None
+
+
+# Outputs.
+
+_Names = tuple[str, str, str]
+
+
+def _pair_outputs(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], session: _Session
+) -> tuple[dict[str, _Names], list[str]]:
+    """Return by title the names on both sides and B's order of axes, and the outputs that B lacks."""
+    if {*a} == {*b}:
+        rows = [(name, name) for name in a]
+    else:
+        rows = list(zip(a, b, strict=False))
+        if len(a) > 1 or len(b) > 1:
+            named = ", ".join(f"{x} = {y}" for x, y in rows)
+            session.assumed.append(f"outputs are paired by order: {named}")
+    missing, extra = [*a][len(rows) :], [*b][len(rows) :]
+    session.notes += [f"only B has output {name}" for name in extra]
+    hows = {pair.transposed for pair in session.pairs} - {""}
+    how = hows.pop() if len(hows) == 1 else ""
+    found = {}
+    for x, y in rows:
+        turned = how if how and a[x].ndim > 2 and a[x].ndim == b[y].ndim else ""
+        if turned and a[x].shape == b[y].shape and len({*a[x].shape[1:]}) > 1:
+            turned = ""
+        if turned and move_channels(b[y], _OPPOSITE[turned]).shape != a[x].shape:
+            turned = ""
+        if turned:
+            session.assumed.append(f"output {x} of B has channels {turned}, like its inputs")
+        found[x] = x, y, _OPPOSITE[turned]
+    return found, missing
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundingBound:
+    """What rounding may cost: the largest number on the way, and its share."""
+
+    largest: float
+    share: float
+
+    @classmethod
+    def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> _RoundingBound:
+        """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence."""
+        rows = [row for call in calls for row in call.get("made", ())]
+        largest = max((row["largest"] for row in rows if row["kind"] == "f"), default=0.0)
+        terms, depth = 1, 0
+        for layer in layers:
+            shapes = [tensor["shape"] for tensor in layer["tensors"] if len(tensor["shape"]) > 1]
+            depth += bool(shapes)
+            terms = max([terms, *(math.prod(shape) // max(min(shape), 1) for shape in shapes)])
+        share = max(ROUNDING, UNIT * math.sqrt(terms) / 2) * math.sqrt(max(depth, 1))
+        return cls(largest, share)
+
+
+def _measure(
+    name: str,
+    outputs: tuple[np.ndarray, np.ndarray],
+    exact: Sequence[np.ndarray | None],
+    how: str,
+    rounding: _RoundingBound,
+    tolerance: float | None,
+) -> Parity:
+    """Return the differences of one output, by the rule for agents.
+
+    A's float64 run is the reference, else B's, else A's own output. If both exist, they must agree
+    within float32 rounding of the output: they show differences that float32 hides.
+    """
+    a, b = (np.asarray(each, np.float64) for each in outputs)
+    if a.shape != b.shape or not a.size:
+        return failed_parity(name)
+    if not np.isfinite(a).all() or not np.isfinite(b).all():
+        same = np.array_equal(a, b, equal_nan=True)
+        return Parity(name, len(a), 0.0, 0.0, 0.0, 0.0, within=True) if same else failed_parity(name)
+    sides = [exact[0], None if exact[1] is None else move_channels(exact[1], how)]
+    reference = next((each for each in sides if each is not None and each.shape == a.shape), a)
+    scale = float(np.abs(reference).max()) or 1.0
+    errors = [float(np.abs(each - reference).max()) for each in (a, b)]
+    between = float(np.abs(a - b).max())
+    largest = max(rounding.largest, scale)
+    if tolerance is None:
+        allowed = min(max(OWN_ERROR * errors[0], rounding.share * largest), SCALE * largest)
+        allowed = max(allowed, errors[0])
+    else:
+        allowed = tolerance * scale
+    within = errors[1] <= allowed
+    if tolerance is None and all(each is not None and each.shape == a.shape for each in sides):
+        within = within and float(np.abs(sides[0] - sides[1]).max()) <= ROUNDING * largest  # type: ignore[operator]
+    return Parity(name, len(a), between, between / scale, errors[0], errors[1], within=within)
+
+
+# Layers.
+
+_MOST_BYTES = 256 << 20
+_FEWEST_ROWS = 2
+EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
+
+
+class _LayerFinder:
+    """Compares the layers of both sides, and finds the first that differs."""
+
+    def __init__(
+        self,
+        session: _Session,
+        calls: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+        *,
+        exact: bool,
+        unstable: Sequence[str],
+    ) -> None:
+        self._session, self._exact, self._unstable = session, exact, unstable
+        self._bound = EXACT_BOUND if exact else FLOAT_BOUND
+        self._layers = [
+            model_causes.called_layers(side.layers(), rows)
+            for side, rows in zip(session.sides, calls, strict=True)
+        ]
+        self._sizes = [{(call["path"], call["number"]): _call_bytes(call) for call in rows} for rows in calls]
+
+    def find(
+        self, outputs: Sequence[np.ndarray], *, failed: bool
+    ) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
+        """Return a row for every pair of layers, and the first difference if outputs differ."""
+        pairs = model_causes.pair_layers(*self._layers)
+        known = len(self._session.arrays[0])
+        total = sum(self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0) for pair in pairs)
+        used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
+        if used < known:
+            outputs = [each[-used:] if len(each) == known else each for each in outputs]
+            self._sizes = [{key: size * used // known for key, size in each.items()} for each in self._sizes]
+        rows: dict[int, LayerComparison] = {}
+        places = {id(pair): place for place, pair in enumerate(pairs)}
+        for chunk in self._chunks(pairs):
+            captured = self._capture(chunk)
+            for pair in chunk:
+                a, b = captured[0].get(pair.a.key), captured[1].get(pair.b.key)
+                if a is not None and b is not None:
+                    rows[places[id(pair)]] = model_causes.compare_layer(pair, a, b, self._bound)
+        first = self._explain(pairs, rows, outputs) if failed else None
+        return tuple(rows.values()), first
+
+    def _chunks(self, pairs: Sequence[LayerCallPair]) -> Iterator[list[LayerCallPair]]:
+        chunk: list[LayerCallPair] = []
+        size = 0
+        for pair in pairs:
+            nbytes = self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
+            if chunk and size + nbytes > _MOST_BYTES:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(pair)
+            size += nbytes
+        if chunk:
+            yield chunk
+
+    def _capture(self, pairs: Sequence[LayerCallPair]) -> list[dict[tuple[str, int], CapturedCall]]:
+        keys = ([pair.a.key for pair in pairs], [pair.b.key for pair in pairs])
+        return [
+            side.capture(list(dict.fromkeys(wanted)), exact=self._exact)
+            for side, wanted in zip(self._session.sides, keys, strict=True)
+        ]
+
+    def _explain(
+        self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison], outputs: Sequence[np.ndarray]
+    ) -> Divergence | None:
+        """Return where the models part, and the most likely cause."""
+        if self._unstable:
+            return self._find_randomness(pairs)
+        compared = sorted(rows)
+        at = self._first_failure(pairs, rows)
+        agreeing = [place for place in compared if rows[place].within and (at is None or place < at)]
+        before = pairs[agreeing[-1]] if agreeing else None
+        if at is None:
+            return self._after_last(before, outputs) if before is not None else None
+        return self._explain_pair(pairs, pairs[at], rows[at], before)
+
+    def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
+        """Return the place of the first pair that differs and affects what follows.
+
+        If the next pair has other inputs and these agree, the two layers are no counterparts: one of
+        them is merged with another layer, e.g. a convolution with its batch norm.
+        """
+        for place in [place for place in sorted(rows) if not rows[place].within]:
+            path = pairs[place].a.path
+            # A layer that contains this one ends later, and began before.
+            rest = [
+                each for each in sorted(rows) if each > place and not _is_inside(path, pairs[each].a.path)
+            ]
+            after = rest[0] if rest else None
+            if after is None or pairs[place].by == "weights" or rows[after].inputs > self._bound:
+                return place
+            captured = self._capture([pairs[place], pairs[after]])[0]
+            here, later = captured[pairs[place].a.key], captured[pairs[after].a.key]
+            if not here.given or not later.given or np.array_equal(here.given[0], later.given[0]):
+                return place
+        return None
+
+    def _explain_pair(
+        self,
+        pairs: list[LayerCallPair],
+        pair: LayerCallPair,
+        row: LayerComparison,
+        before: LayerCallPair | None,
+    ) -> Divergence:
+        captured = self._capture([pair] if before is None else [before, pair])
+        calls = (captured[0][pair.a.key], captured[1][pair.b.key])
+        prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
+        inside = any(each is not pair and _is_inside(each.a.path, pair.a.path) for each in pairs)
+        cause: Cause | None
+        if row.inputs <= self._bound and not inside:
+            where = LAYER
+            cause = LayerCauses(pair, calls, self._session.sides, self._bound, exact=self._exact).find()
+            cause = self._with_origin(pair, cause)
+        else:
+            where = BETWEEN
+            after = tuple((each.made if inside else each.given)[0] for each in calls)
+            cause = None if inside else self._reordered(pair, calls)
+            cause = cause or self._between(prior, (after[0], after[1]))
+            cause = cause or self._unpaired(pairs, before, pair)
+        if cause is None or not cause.confirmed:
+            crossed = self._crossed(pairs, pair)
+            if crossed is not None:
+                return crossed
+        title = None if before is None else before.a.path
+        if cause is None and where == BETWEEN:
+            begin = "the inputs" if title is None else title
+            cause = Cause(f"an operation between {begin} and {row.b} differs; none of the known causes fits")
+        return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
+        captured = self._capture([before])
+        prior = (captured[0][before.a.key], captured[1][before.b.key])
+        cause = self._between(prior, (outputs[0], outputs[1]))
+        return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
+
+    def _between(
+        self, prior: tuple[CapturedCall, CapturedCall] | None, after: tuple[np.ndarray, np.ndarray]
+    ) -> Cause | None:
+        cause = model_causes.between_cause(prior, after, self._bound)
+        constant = self._constant_tensor(after)
+        return cause if constant is None else constant
+
+    def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
+        """Return the tensor of A whose numbers A adds to every row, and B does not."""
+        _, other = align_arrays(*after)
+        if other is None or len(other) < 2:
+            return None
+        apart = (after[0] - other)[0]
+        size = float(np.abs(apart).max())
+        for layer in {each.path: each for each in self._layers[0]}.values():
+            named = [each.name for each in layer.tensors if math.prod(each.shape) == apart.size]
+            if not named or size <= self._bound:
+                continue
+            for name, held in self._session.sides[0].tensors(layer.path).items():
+                if (
+                    held.size == apart.size
+                    and align_arrays(held.reshape(apart.shape), apart)[0] <= self._bound
+                ):
+                    return Cause(f"A adds {name} of {layer.path}, B does not", confirmed=True)
+        return None
+
+    def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
+        """Return the cause if B's layer is right with its weights in the order of its inputs."""
+        a, b = (each.given[0] for each in calls)
+        order = model_causes.find_order(a, b, self._bound)
+        if order is None:
+            return None
+        program = self._session.sides[1]
+        cause = Cause(
+            f"{pair.b.path} of B receives A's numbers in another order, its weights have A's order: "
+            "a permuted flatten",
+            f"convert A again with --flatten '{pair.b.path}=H,W,C'",
+        )
+        for name, held in program.tensors(pair.b.path).items():
+            for axis in [
+                axis for axis in range(held.ndim) if held.ndim > 1 and held.shape[axis] == len(order)
+            ]:
+                turned = np.moveaxis(np.empty_like(held), axis, 0)
+                turned[order] = np.moveaxis(held, axis, 0)
+                made = program.repeat(pair.b.key, {name: np.moveaxis(turned, 0, axis)}, {}, exact=self._exact)
+                if made and model_causes.output_error(calls[0], CapturedCall((), (), made)) <= self._bound:
+                    return replace(cause, confirmed=True)
+        return cause
+
+    def _unpaired(
+        self, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
+    ) -> Cause | None:
+        """Return the layers between two pairs that only one side has."""
+        texts = []
+        for word, other, side in (("A", "B", 0), ("B", "A", 1)):
+            layers = self._layers[side]
+            ends = [(each.a, each.b)[side].key for each in (before, pair) if each is not None]
+            keys = [each.key for each in layers]
+            start = keys.index(ends[0]) + 1 if before is not None else 0
+            paired = {(each.a, each.b)[side].key for each in pairs}
+            lone = [each for each in layers[start : keys.index(ends[-1])] if each.key not in paired]
+            texts += [
+                f"{other} has no counterpart of {word}'s {each.path} ({each.cls})"
+                for each in lone[:2]
+                if each.family != "dropout"
+            ]
+        return Cause("; ".join(texts)) if texts else None
+
+    def _crossed(self, pairs: Sequence[LayerCallPair], failed: LayerCallPair) -> Divergence | None:
+        """Return the first layers with equal weights that the sides call in different orders."""
+        at_b = {each.key: place for place, each in enumerate(self._layers[1])}
+        paths = {each.path for each in self._layers[1]}
+        known = [each for each in pairs if each.by == "weights"]
+        for place, pair in enumerate(known):
+            later = next((o for o in known[place + 1 :] if at_b[o.b.key] < at_b[pair.b.key]), None)
+            if later is None:
+                continue
+            text = f"A calls {pair.a.path} before {later.a.path}, B calls their counterparts in reverse order"
+            if pair.a.path != pair.b.path and pair.a.path in paths:
+                text = f"B's {pair.b.path} has the weights of A's {pair.a.path}"
+            return _divergence(pair.a.path, pair.b.path, LAYER, None, Cause(text), failed.a.path)
+        return None
+
+    def _with_origin(self, pair: LayerCallPair, cause: Cause | None) -> Cause | None:
+        """Return the cause with the other layer of A that has B's tensors, or shares A's."""
+        own = {each.values for each in pair.a.tensors if not each.constant}
+        theirs = {each.values for each in pair.b.tensors if not each.constant}
+        others = [layer for layer in self._layers[0] if layer.path != pair.a.path]
+        if cause is None:
+            return None
+        for layer in others:
+            values = {each.values for each in layer.tensors}
+            if values & (theirs - own):
+                return replace(cause, text=f"B's {pair.b.path} has the weights of A's {layer.path}")
+            if values & (own - theirs):
+                return replace(cause, text=f"{cause.text}; in A it is tied to {layer.path}")
+        return cause
+
+    def _find_randomness(self, pairs: Sequence[LayerCallPair]) -> Divergence | None:
+        """Return the first layer whose outputs change from call to call."""
+        word = self._unstable[0]
+        side = "AB".index(word)
+        program, layers = self._session.sides[side], self._layers[side]
+        keys = [each.key for each in layers]
+        first, again = (program.capture(keys, exact=self._exact) for _ in range(2))
+        cause = Cause(
+            f"{word} gives other outputs at every call: dropout or noise is active in evaluation",
+            f"switch it off in {word}'s evaluation mode",
+            confirmed=True,
+        )
+        for layer in layers:
+            one, other = first[layer.key], again[layer.key]
+            if all(np.array_equal(x, y) for x, y in zip(one.made, other.made, strict=True)):
+                continue
+            same = all(np.array_equal(x, y) for x, y in zip(one.given, other.given, strict=True))
+            pair = next((each for each in pairs if (each.a, each.b)[side].key == layer.key), None)
+            a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
+            return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
+        return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path != other and (other == "(model)" or path.startswith((other + ".", other + "/")))
+
+
+def _divergence(
+    a: str, b: str, where: str, inputs: float | None, cause: Cause | None, after: str | None
+) -> Divergence:
+    found = cause or Cause("")
+    return Divergence(a, b, where, inputs, found.text or None, found.confirmed, found.fix, after)
+
+
+def _call_bytes(call: Mapping[str, Any]) -> int:
+    rows = [row for what in ("before", "made") for row in call.get(what, ())]
+    # Its inputs are about as large as its outputs.
+    return sum(2 * 8 * math.prod(row["shape"]) for row in rows)

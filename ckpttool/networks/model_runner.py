@@ -1,0 +1,1205 @@
+"""Run any model with its own framework in a child process, and record what its layers compute."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import itertools
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.networks import model_child
+from ckpttool.networks.messages import Message, message_pipes, serve
+from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
+
+# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
+
+_BATCH = 2
+_QUANTILES = 17
+_MOST_TRIED = 4
+ROOT = "(model)"
+
+
+# Values of any framework as arrays by name.
+
+
+def to_array(value: Any) -> Any:
+    """Return a tensor of any framework as an array of its own; bfloat16 as float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return np.array(value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy())
+    array = np.array(value.numpy() if hasattr(value, "numpy") else value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
+    left, right = list(one), list(other)
+    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+
+
+def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Return the tensors of a nested result with their names; a single one is called `output`."""
+    if _is_tensor(value):
+        return [(name or "output", value)]
+    if hasattr(value, "items"):
+        parts = [(str(key), each) for key, each in value.items()]
+    elif hasattr(value, "_fields"):
+        parts = list(_paired(value._fields, value))
+    elif isinstance(value, (list, tuple)):
+        parts = [(str(number), each) for number, each in enumerate(value)]
+    else:
+        return []
+    if len(parts) == 1 and isinstance(value, (list, tuple)):
+        return named_tensors(parts[0][1], name)
+    return [row for key, each in parts for row in named_tensors(each, name + "/" + key if name else key)]
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [tensor for _, tensor in named_tensors(value)]
+
+
+def describe_tensor(name: str, array: Any) -> dict[str, Any]:
+    """Return the shape of a tensor, and a description of its values that no reordering changes."""
+    flat = np.sort(np.asarray(array).reshape(-1).astype(np.float32), kind="stable") + np.float32(0)
+    at = np.linspace(0, max(flat.size - 1, 0), _QUANTILES).astype(int)
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "values": hashlib.sha256(flat.tobytes()).hexdigest(),
+        "constant": bool(flat.size == 0 or flat[0] == flat[-1]),
+        "quantiles": [float(each) for each in flat[at]] if flat.size else [],
+    }
+
+
+class CallRecorder:
+    """Calls of a model's layers in order: layer, numbers, and the arrays of the wanted calls."""
+
+    def __init__(self, wanted: set[tuple[str, int]] | None = None, folder: Path | None = None) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._counts: dict[str, int] = {}
+        self._wanted, self._folder = wanted, folder
+
+    def enter(self, path: str, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """Record the start of a call; return its record, which `leave` completes."""
+        number = self._counts.get(path, 0)
+        self._counts[path] = number + 1
+        record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
+        if self._wanted is not None and (path, number) not in self._wanted:
+            return None
+        if self._wanted is not None:
+            record["given"] = self._arrays("given", (args, kwargs))
+            self.kept[path, number] = args, kwargs
+        return record
+
+    def before_activation(self, record: dict[str, Any], value: Any) -> None:
+        """Record what a layer passes to its activation."""
+        if "before" not in record:
+            record["before"] = self._arrays("before", value)
+
+    def leave(self, record: dict[str, Any] | None, made: Any) -> None:
+        """Record the end of a call with its result."""
+        if record is not None:
+            record["made"] = self._arrays("made", made)
+            self.calls.append(record)
+
+    def _arrays(self, what: str, value: Any) -> list[dict[str, Any]]:
+        rows = []
+        for place, tensor in enumerate(_tensors(value)):
+            try:
+                array = to_array(tensor)
+            except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
+                continue
+            numbers = array.dtype.kind in "fiub" and array.size
+            row = {
+                "shape": list(array.shape),
+                "kind": array.dtype.kind,
+                "largest": float(np.abs(array.astype(np.float64)).max()) if numbers else 0.0,
+            }
+            if self._folder is not None:
+                name = f"call-{len(self.calls)}-{what}-{place}-{len(os.listdir(self._folder))}.npy"
+                np.save(self._folder / name, array, allow_pickle=False)
+                row["file"] = name
+            rows.append(row)
+        return rows
+
+
+class ModelRunner:
+    """A model that can be called; subclasses know one framework each."""
+
+    framework = ""
+    observable = True
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.style = 0
+        self.exact: Any = None
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the inputs that the model declares: name, shape without batch, dtype, batch."""
+        return []
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs of the model in evaluation mode."""
+        styles = self.styles(names, [self.tensor(each, exact=exact) for each in arrays])
+        model = self.exact if exact else self.model
+        return styles[self.style](model)
+
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return the ways of passing inputs: by position, by name, as a dict."""
+        by_name = dict(_paired(names, given))
+        return [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name)]
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return the array as the framework's tensor."""
+        return array.astype(np.float64) if exact and array.dtype == np.float32 else array
+
+    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the named output arrays."""
+        return [(name, to_array(tensor)) for name, tensor in named_tensors(made)]
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create the model in float64; raise any error if that is impossible."""
+        del names, arrays
+        raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return path, class, settings and tensors (arrays by name) of every layer."""
+        return []
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record the calls of all layers in the block."""
+        del recorder, exact
+        yield
+
+    def load(self, file: str) -> list[str]:
+        """Load the file strictly with the framework's own loader; return notes."""
+        raise UnsupportedError("this model cannot load a file", found=file)
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the result of one layer for a recorded call, with other tensors or settings."""
+        del path, call, changes, exact
+        raise UnsupportedError("layers of this model cannot be called alone")
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the libraries that run the model."""
+        module = sys.modules.get(self.framework)
+        return {self.framework: str(getattr(module, "__version__", "?"))}
+
+    def channels(self) -> str:
+        """Return where the model's convolutions expect channels: first, last or "" if it has none."""
+        return ""
+
+
+# PyTorch: modules of a factory, and TorchScript.
+
+_PREFERRED = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
+
+
+class TorchRunner(ModelRunner):
+    """A torch.nn.Module."""
+
+    framework = "torch"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model.eval())
+        self._torch: Any = sys.modules["torch"]
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return a torch tensor; integers as int64."""
+        if array.dtype.kind in "iu":
+            array = array.astype(np.int64)
+        return self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs without gradients."""
+        with self._torch.no_grad():
+            return super().call(names, arrays, exact=exact)
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create a copy in float64."""
+        del names, arrays
+        self.exact = copy.deepcopy(self.model).double().eval()
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return every module by its name in `named_modules`."""
+        found = []
+        for path, module in self.model.named_modules():
+            held = vars(module) if "_parameters" in vars(module) else {}
+            own = dict(module.named_parameters(recurse=False))
+            own.update(module.named_buffers(recurse=False))
+            found.append(
+                {
+                    "path": path or ROOT,
+                    "class": getattr(module, "original_name", None) or model_child.framework_class(module),
+                    "name": type(module).__name__,
+                    "settings": model_child.plain_settings(held),
+                    "tensors": {name: to_array(each) for name, each in own.items() if each is not None},
+                }
+            )
+        return found
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record every module's calls by hooks."""
+        hooks: list[Any] = []
+        records: list[Any] = []
+
+        def attach(module: Any, path: str) -> None:
+            def begin(_: Any, args: Any, kwargs: Any) -> None:
+                records.append(recorder.enter(path, args, kwargs))
+
+            def end(_: Any, __: Any, ___: Any, made: Any) -> None:
+                recorder.leave(records.pop(), made)
+
+            hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.append(module.register_forward_hook(end, with_kwargs=True))
+
+        try:
+            for path, module in (self.exact if exact else self.model).named_modules():
+                attach(module, path or ROOT)
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def load(self, file: str) -> list[str]:
+        """Load a state_dict strictly, from a torch, safetensors or npz file."""
+        found = _state_dicts(_read_torch_file(self._torch, file))
+        if not found:
+            raise UsageError("the file contains no state_dict", file=file)
+        fitting: list[str] = []
+        first: Exception | None = None
+        for name, held in found:
+            try:
+                if not fitting:
+                    self.model.load_state_dict(held, strict=True)
+                elif {*held} != {*self.model.state_dict()}:
+                    continue
+                fitting.append(name)
+            except Exception as error:  # noqa: BLE001 - a hook of the user's model may raise anything
+                first = first or error
+        if not fitting:
+            raise UsageError(
+                f"load_state_dict(strict=True) refuses the file: {_all_lines(first)}",
+                file=file,
+                hint="convert the checkpoint to this model first: ckpttool convert --like",
+            )
+        also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
+        return [f"the state_dict {fitting[0]!r} of the file was loaded{also}"] if fitting[0] or also else []
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return a module's result with changed tensors and settings, which are restored afterwards."""
+        model = self.exact if exact else self.model
+        module = model if path == ROOT else model.get_submodule(path)
+        held: Any
+        with contextlib.ExitStack() as undo, self._torch.no_grad():
+            for name, array in changes["tensors"].items():
+                held = getattr(module, name, None)
+                value = self._torch.from_numpy(np.ascontiguousarray(array))
+                value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
+                if held is None:
+                    undo.callback(setattr, module, name, None)
+                    setattr(module, name, self._torch.nn.Parameter(value))
+                else:
+                    undo.callback(setattr, held, "data", held.data)
+                    held.data = value.to(held.dtype)
+            for name, value in changes["settings"].items():
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, tuple(value) if isinstance(value, list) else value)
+            return module(*call[0], **call[1])
+
+    def channels(self) -> str:
+        """Return "first" if there are convolutions: PyTorch has no others."""
+        return "first" if any("Conv" in each["class"] for each in self.layers()) else ""
+
+
+class ScriptRunner(TorchRunner):
+    """A TorchScript program; hooks do not see the calls inside it."""
+
+    observable = False
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record nothing."""
+        del recorder, exact
+        yield
+
+
+def _all_lines(error: BaseException | None) -> str:
+    return " ".join(str(error).split())[:600]
+
+
+def _read_torch_file(torch: Any, file: str) -> Any:
+    if file.endswith(".npz"):
+        with np.load(file, allow_pickle=False) as held:
+            return {name: torch.from_numpy(held[name]) for name in held.files}
+    if file.endswith(".safetensors"):
+        return _read_safetensors(torch, file)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(
+            f"torch.load(weights_only=True) refuses the file: {str(error).splitlines()[0][:200]}", file=file
+        ) from error
+
+
+_SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+_SAFETENSORS.update({"I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"})
+
+
+def _read_safetensors(torch: Any, file: str) -> Any:
+    with contextlib.suppress(ImportError):
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    data = bytearray(Path(file).read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, each in json.loads(bytes(data[8:start]).decode()).items():
+        if name != "__metadata__":
+            begin, end = each["data_offsets"]
+            flat = torch.frombuffer(data[start + begin : start + end] or bytearray(8), dtype=torch.uint8)
+            flat = flat[: end - begin].view(getattr(torch, _SAFETENSORS[each["dtype"]]))
+            found[name] = flat.reshape(each["shape"])
+    return found
+
+
+def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
+    """Return the dicts of tensors in a loaded file with their names, usual names first."""
+    if not hasattr(held, "items") or not depth:
+        return []
+    found = [(name, held)] if any(hasattr(each, "detach") for each in held.values()) else []
+    order = sorted(held, key=lambda key: _PREFERRED.index(key) if key in _PREFERRED else len(_PREFERRED))
+    for key in order:
+        found += _state_dicts(held[key], f"{name}.{key}" if name else str(key), depth - 1)
+    return found
+
+
+# Keras 2 and 3, tf.Module and SavedModel.
+
+
+class TensorFlowRunner(ModelRunner):
+    """A tf.Module: every call of a module is recorded."""
+
+    framework = "tensorflow"
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return a TensorFlow tensor, or the array itself for a Keras of another backend."""
+        given = super().tensor(array, exact=exact)
+        tensorflow: Any = sys.modules.get("tensorflow")
+        return given if tensorflow is None else tensorflow.constant(given)
+
+    def load(self, file: str) -> list[str]:
+        """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
+        return _restore_tensorflow(self.model, file)
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return every module by its first path."""
+        variables = model_child.model_variables(self.model)
+        return [_keras_row(each, variables) for each in model_child.describe_tensorflow(self.model)]
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record calls by wrapping `__call__` of the classes of all modules."""
+        del exact
+        found = [(each, "/".join(path) or ROOT) for path, each in model_child._iter_modules(self.model)]
+        with _CallWrapper(recorder, found).wrapped():
+            yield
+
+
+def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
+    return {
+        "path": "/".join(module["path"]) or ROOT,
+        "class": module["class"],
+        "name": module["class"],
+        "settings": module["facts"],
+        "tensors": {name: to_array(variables[number]) for name, number in module["tensors"]},
+    }
+
+
+def _restore_tensorflow(model: Any, file: str) -> list[str]:
+    tensorflow: Any = sys.modules["tensorflow"]
+    try:
+        tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
+    except Exception as error:
+        raise UsageError(
+            f"TensorFlow cannot read the checkpoint: {last_error_line(error)}", file=file
+        ) from error
+    first: Exception | None = None
+    for name in ("", *dict.fromkeys(top for top in tops if not top.startswith("_"))):
+        try:
+            made = (
+                tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
+            )
+            made.restore(file).assert_existing_objects_matched()
+        except Exception as error:  # noqa: BLE001 - the next entry may fit
+            first = first or error
+        else:
+            return [f"the object {name!r} of the checkpoint was restored"] if name else []
+    raise UsageError(
+        f"tf.train.Checkpoint does not restore every variable of the model: {_all_lines(first)}",
+        file=file,
+        hint="convert the checkpoint to this model first: ckpttool convert --like",
+    )
+
+
+class _CallWrapper:
+    """Replaces `__call__` of layers' classes, and layers' activations, to record calls."""
+
+    def __init__(self, recorder: CallRecorder, layers: list[tuple[Any, str]]) -> None:
+        self._recorder, self._layers = recorder, layers
+        self._paths = {id(each): path for each, path in layers}
+        self._running: list[tuple[Any, Any]] = []
+
+    def _recorded(self, inner: Any) -> Any:
+        def outer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            # A class's `__call__` also calls that of its base.
+            if id(layer) not in self._paths or any(each is layer for each, _ in self._running):
+                return inner(layer, *args, **kwargs)
+            record = self._recorder.enter(self._paths[id(layer)], args, kwargs)
+            self._running.append((layer, record))
+            try:
+                made = inner(layer, *args, **kwargs)
+            finally:
+                self._running.pop()
+            self._recorder.leave(record, made)
+            return made
+
+        return outer
+
+    def _activated(self, layer: Any, inner: Any) -> Any:
+        def outer(value: Any, *args: Any, **kwargs: Any) -> Any:
+            record = next((r for each, r in reversed(self._running) if each is layer), None)
+            if record is not None:
+                self._recorder.before_activation(record, value)
+            return inner(value, *args, **kwargs)
+
+        return outer
+
+    @contextlib.contextmanager
+    def wrapped(self) -> Iterator[None]:
+        """Record calls in the block."""
+        classes = {type(each) for each, _ in self._layers}
+        owners = {next((b for b in cls.__mro__ if "__call__" in vars(b)), cls) for cls in classes}
+        with contextlib.ExitStack() as undo:
+            for owner in owners:
+                if "__call__" in vars(owner):
+                    undo.callback(setattr, owner, "__call__", vars(owner)["__call__"])
+                    setattr(owner, "__call__", self._recorded(vars(owner)["__call__"]))  # noqa: B010 - mypy
+            for layer, _ in self._layers:
+                inner = getattr(layer, "activation", None)
+                if inner is not None and callable(inner) and not isinstance(inner, type):
+                    with contextlib.suppress(Exception):
+                        layer.activation = self._activated(layer, inner)
+                        undo.callback(setattr, layer, "activation", inner)
+            yield
+
+
+class KerasRunner(TensorFlowRunner):
+    """A Keras model of any version and backend; `again` creates another one like it, without its values."""
+
+    framework = "keras"
+
+    def __init__(self, model: Any, again: Callable[[], Any] | None = None) -> None:
+        super().__init__(model)
+        self._again = again
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the inputs of a functional or Sequential model."""
+        try:
+            given = list(self.model.inputs or ())
+        except (AttributeError, ValueError, TypeError):
+            return []
+        names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
+        rows = []
+        for name, each in _paired(names, given):
+            shape = [None if extent is None else int(extent) for extent in each.shape]
+            dtype = getattr(each.dtype, "name", str(each.dtype))
+            rows.append(
+                {"name": name.partition(":")[0], "shape": shape[1:], "dtype": dtype, "batch": shape[0]}
+            )
+        return rows
+
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return Keras's ways: one input, a list, a dict by name, by position."""
+        by_name = dict(_paired(names, given))
+        first = given[0] if len(given) == 1 else given
+        return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
+
+    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by the names that a functional model gives to several."""
+        found = super().outputs(made)
+        names = list(getattr(self.model, "output_names", None) or ())
+        if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
+            return [(str(name), array) for name, (_, array) in _paired(names, found)]
+        return found
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create the model in float64: from its configuration, or by another call of the factory."""
+        keras: Any = sys.modules[type(self.model).__mro__[-2].__module__.partition(".")[0]]
+        keras = next((sys.modules[n] for n in ("keras", "tf_keras") if n in sys.modules), keras)
+        floatx = keras.backend.floatx()
+        try:
+            keras.backend.set_floatx("float64")
+            if self._again is not None:
+                _set_policy(keras, "float64")
+                made = self._again()
+            else:
+                made = type(self.model).from_config(_in_float64(self.model.get_config()))
+            self.exact = made
+            self.call(names, arrays, exact=True)
+            made.set_weights(self.model.get_weights())
+        except Exception:
+            self.exact = None
+            raise
+        finally:
+            keras.backend.set_floatx(floatx)
+            if self._again is not None:
+                _set_policy(keras, floatx)
+
+    def load(self, file: str) -> list[str]:
+        """Load a weights file or a TensorFlow checkpoint."""
+        if not os.path.isfile(file):
+            return super().load(file)
+        try:
+            self.model.load_weights(file)
+        except Exception as error:
+            raise UsageError(
+                f"load_weights refuses the file: {_all_lines(error)}",
+                file=file,
+                hint="convert the checkpoint to this model first: ckpttool convert --like",
+            ) from error
+        return []
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return every layer by its first path."""
+        variables = list(self.model.weights)
+        return [_keras_row(each, variables) for each in model_child.describe_keras(self.model)]
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record calls by wrapping `__call__` of Keras's layers, and what they pass to their activations."""
+        model = self.exact if exact else self.model
+        found = [
+            (each, "/".join(path) or ROOT) for path, each in model_child.iter_keras_layers([], model, set())
+        ]
+        with _CallWrapper(recorder, found).wrapped():
+            yield
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return a layer's result with changed tensors and settings, which are restored afterwards."""
+        model = self.exact if exact else self.model
+        held = model_child.iter_keras_layers([], model, set())
+        layer = next(each for found, each in held if ("/".join(found) or ROOT) == path)
+        variables = list(model.weights)
+        numbers = {id(variable): place for place, variable in enumerate(variables)}
+        own = dict(model_child.own_keras_weights(layer, numbers))
+        with contextlib.ExitStack() as undo:
+            for name, array in changes["tensors"].items():
+                variable = variables[own[name]]
+                undo.callback(variable.assign, to_array(variable))
+                variable.assign(array)
+            for name, value in changes["settings"].items():
+                undo.callback(setattr, layer, name, getattr(layer, name))
+                setattr(layer, name, _keras_setting(name, value))
+            return layer(*call[0], **call[1])
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of Keras and of its backend."""
+        names = ("keras", "tf_keras", "tensorflow", "jax", "torch")
+        loaded = {name: sys.modules[name] for name in names if name in sys.modules}
+        return {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
+
+    def channels(self) -> str:
+        """Return the data format of the first convolution or pooling layer."""
+        for each in self.layers():
+            order = each["settings"].get("data_format")
+            if order in ("channels_first", "channels_last"):
+                return str(order)[9:]
+        return ""
+
+
+def _set_policy(keras: Any, name: str) -> None:
+    if hasattr(keras, "config"):
+        keras.config.set_dtype_policy(name)
+    else:
+        keras.mixed_precision.set_global_policy(name)
+
+
+def _keras_setting(name: str, value: Any) -> Any:
+    if name == "activation":
+        keras: Any = next(sys.modules[each] for each in ("keras", "tf_keras") if each in sys.modules)
+        return keras.activations.get(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _in_float64(config: Any) -> Any:
+    """Return a Keras configuration with float64 in place of float32."""
+    if isinstance(config, dict):
+        if config.get("class_name") in ("DTypePolicy", "Policy"):
+            return dict(config, config={"name": "float64"})
+        return {
+            key: "float64" if key == "dtype" and value == "float32" else _in_float64(value)
+            for key, value in config.items()
+        }
+    if isinstance(config, (list, tuple)):
+        return type(config)([_in_float64(each) for each in config])
+    return config
+
+
+class SignatureRunner(TensorFlowRunner):
+    """A signature of a SavedModel: a graph, whose calls are not recorded."""
+
+    observable = False
+
+    def __init__(self, loaded: Any, name: str) -> None:
+        super().__init__(loaded.signatures[name])
+        self._loaded = loaded  # the variables end with it
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the signature's inputs."""
+        rows = []
+        for name, spec in self.model.structured_input_signature[1].items():
+            shape = [None if extent is None else int(extent) for extent in spec.shape]
+            rows.append({"name": name, "shape": shape[1:], "dtype": spec.dtype.name, "batch": shape[0]})
+        return rows
+
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return the only way: by name."""
+        by_name = dict(_paired(names, given))
+        return [lambda f: f(**by_name)]
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return nothing: a graph has no layers."""
+        return []
+
+    def channels(self) -> str:
+        """Return the data format of the first convolution in the graph."""
+        definition = self.model.graph.as_graph_def()
+        functions = [each.node_def for each in definition.library.function]
+        for node in itertools.chain(definition.node, *functions):
+            if node.op.startswith(("Conv", "DepthwiseConv")) and "data_format" in node.attr:
+                return "last" if node.attr["data_format"].s.endswith(b"C") else "first"
+        return ""
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record nothing."""
+        del recorder, exact
+        yield
+
+
+# ONNX: every node with initializers is a layer.
+
+_ONNX_TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
+
+
+class OnnxRunner(ModelRunner):
+    """An ONNX model, run by onnxruntime, or by the onnx library's reference evaluator."""
+
+    framework = "onnx"
+
+    def __init__(self, file: str) -> None:
+        import onnx
+
+        super().__init__(onnx.load(file))
+        self._onnx = onnx
+        self._held = {each.name: each for each in self.model.graph.initializer}
+        self._run, self.engine = self._session(self.model)
+        self._nodes = list(self._layer_nodes())
+        self._recorder: CallRecorder | None = None
+
+    def _session(self, model: Any) -> tuple[Any, str]:
+        try:
+            import onnxruntime
+        except ImportError:
+            from onnx.reference import ReferenceEvaluator
+
+            return ReferenceEvaluator(model).run, "the reference evaluator of onnx"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        data = model.SerializeToString()
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return session.run, "onnxruntime"
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the graph's inputs without initializers."""
+        rows = []
+        for each in self.model.graph.input:
+            if each.name in self._held:
+                continue
+            kind = each.type.tensor_type
+            shape = [int(d.dim_value) if d.dim_value else None for d in kind.shape.dim]
+            dtype = _ONNX_TYPES.get(kind.elem_type, "float32")
+            rows.append({"name": each.name, "shape": shape[1:], "dtype": dtype, "batch": shape[0]})
+        return rows
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs; with a recorder, every layer's inputs and output, too."""
+        del exact
+        given = dict(_paired(names, arrays))
+        outputs = [each.name for each in self.model.graph.output]
+        if self._recorder is None:
+            return dict(_paired(outputs, self._run(None, given)))
+        observed = copy.deepcopy(self.model)
+        between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
+        wanted = [name for name in between if name not in given and name not in outputs and name]
+        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
+        run, _ = self._session(observed)
+        made = dict(_paired([*outputs, *wanted], run(None, given)))
+        known = dict(given, **made)
+        for row in self._nodes:
+            if row["takes"] in known and row["gives"] in known:
+                record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
+                self._recorder.leave(record, known[row["gives"]])
+        return {name: made[name] for name in outputs}
+
+    def _layer_nodes(self) -> Iterator[dict[str, Any]]:
+        nodes = list(self.model.graph.node)
+        users: dict[str, list[Any]] = {}
+        for node in nodes:
+            for name in node.input:
+                users.setdefault(name, []).append(node)
+        merged: set[int] = set()
+        for number, node in enumerate(nodes):
+            if number in merged or not node.output:
+                continue
+            held = [name for name in node.input if name in self._held]
+            takes = next((name for name in node.input if name not in self._held), "")
+            gives = node.output[0]
+            after = users.get(gives, [])
+            if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
+                biases = [name for name in after[0].input if name in self._held]
+                if held and biases:
+                    held, gives = [*held, *biases], after[0].output[0]
+                    merged.add(nodes.index(after[0]))
+            path = node.name or f"{node.op_type}_{number}"
+            yield {
+                "path": path,
+                "class": node.op_type,
+                "node": node,
+                "held": held,
+                "takes": takes,
+                "gives": gives,
+            }
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return every node with its initializers and attributes."""
+        array = self._onnx.numpy_helper.to_array
+        return [
+            {
+                "path": row["path"],
+                "class": row["class"],
+                "name": row["class"],
+                "settings": model_child.plain_settings(
+                    {each.name: self._onnx.helper.get_attribute_value(each) for each in row["node"].attribute}
+                ),
+                "tensors": {name: array(self._held[name]) for name in row["held"]},
+            }
+            for row in self._nodes
+        ]
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record the values between nodes."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of the library that runs the graph."""
+        return {
+            name: str(sys.modules[name].__version__)
+            for name in ("onnxruntime", "onnx")
+            if name in sys.modules
+        }
+
+    def channels(self) -> str:
+        """Return "first" if there are convolutions."""
+        return "first" if any(each["class"] == "Conv" for each in self._nodes) else ""
+
+
+# Opening a side: a file that contains a whole model, or the user's factory.
+
+
+def open_keras(file: str, *, run_code: bool) -> KerasRunner:
+    """Open a `.keras` or `.h5` model; raise UsageError if it contains code and that may not run."""
+    config = _keras_config(file)
+    if config is None:
+        raise UsageError(
+            "the file contains weights without the model's configuration",
+            file=file,
+            hint="name the code that builds the model: --like-a or --like-b MODULE:FACTORY",
+        )
+    foreign = sorted({*_foreign_code(config)})
+    if foreign and not run_code:
+        raise UsageError(
+            f"opening the model runs code that it names or contains ({', '.join(foreign[:3])})",
+            file=file,
+            hint="add --run-code if you trust the file",
+        )
+    keras = _import_keras(config)
+    given: dict[str, Any] = {"compile": False}
+    if not run_code or foreign:
+        given["safe_mode"] = not run_code
+    try:
+        try:
+            return KerasRunner(keras.models.load_model(file, **given))
+        except TypeError:  # Keras 2 has no safe_mode for every format
+            return KerasRunner(keras.models.load_model(file, compile=False))
+    except Exception as error:
+        raise UsageError(f"Keras cannot open the model: {_all_lines(error)}", file=file) from error
+
+
+def _import_keras(config: Any) -> Any:
+    del config
+    try:
+        import keras
+    except ImportError:
+        try:
+            import tf_keras as keras  # type: ignore[no-redef, import-not-found, unused-ignore]
+        except ImportError:
+            raise UsageError(
+                "Keras is not installed in this environment",
+                hint="use --python-a or --python-b to select the interpreter of another environment",
+            ) from None
+    return keras
+
+
+def _keras_config(file: str) -> Any:
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            return json.loads(archive.read("config.json").decode())
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(file, "r") as held:
+        text = held.attrs.get("model_config")
+    return None if text is None else json.loads(text.decode() if isinstance(text, bytes) else text)
+
+
+def _foreign_code(config: Any) -> Iterator[str]:
+    """Yield what in a configuration is not a plain class of Keras."""
+    if isinstance(config, list):
+        for each in config:
+            yield from _foreign_code(each)
+    elif isinstance(config, dict):
+        module, name = config.get("module"), config.get("class_name")
+        if name in ("Lambda", "__lambda__", "function"):
+            yield "a Lambda layer" if name == "Lambda" else "a function"
+        elif isinstance(module, str) and isinstance(name, str) and module.partition(".")[0] != "keras":
+            yield f"{module}.{name}"
+        for each in config.values():
+            yield from _foreign_code(each)
+
+
+def open_script(file: str) -> ScriptRunner:
+    """Open a TorchScript program."""
+    import torch
+
+    return ScriptRunner(torch.jit.load(file, map_location="cpu"))  # type: ignore[no-untyped-call]
+
+
+def open_saved_model(file: str) -> SignatureRunner:
+    """Open a SavedModel's serving signature, or its only one."""
+    import tensorflow
+
+    loaded = tensorflow.saved_model.load(file)
+    names = list(loaded.signatures)
+    usual = [name for name in ("serving_default", "serve") if name in names]
+    if not names:
+        raise UsageError("the SavedModel has no signature", file=file)
+    return SignatureRunner(loaded, (usual or names)[0])
+
+
+def open_onnx(file: str) -> OnnxRunner:
+    """Open an ONNX file."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "the onnx library is not installed in this environment", hint="pip install onnx onnxruntime"
+        ) from None
+    return OnnxRunner(file)
+
+
+def open_factory(factory: str, arguments: Any) -> ModelRunner:
+    """Create the user's model."""
+    made = call_factory(factory, arguments)
+    framework = model_framework(made)
+    if framework is None or isinstance(made, type):
+        raise UsageError(
+            f"{factory} does not return a model",
+            expected="a torch.nn.Module, a keras.Model or a tf.Module",
+            found=type(made).__name__,
+        )
+    if framework == "torch":
+        return TorchRunner(made)
+    if framework == "keras":
+        return KerasRunner(made, lambda: call_factory(factory, arguments))
+    return TensorFlowRunner(made)
+
+
+# Program of the process.
+
+
+class RunnerSession:
+    """The model of this process, and the calls that may be repeated."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runner = ModelRunner(None)
+        self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def given(self, count: int) -> list[Any]:
+        """Return the inputs that the parent wrote."""
+        return [np.load(self.folder / f"input-{place}.npy", allow_pickle=False) for place in range(count)]
+
+
+def _open(session: RunnerSession, message: Message) -> Message:
+    kind, file = message["kind"], message["file"]
+    if kind == "factory":
+        runner = open_factory(message["factory"], message["arguments"])
+    elif kind == "keras":
+        runner = open_keras(file, run_code=message["run_code"])
+    elif kind == "torchscript":
+        runner = open_script(file)
+    elif kind == "saved_model":
+        runner = open_saved_model(file)
+    else:
+        runner = open_onnx(file)
+    session.runner = runner
+    return {
+        "framework": runner.framework,
+        "inputs": runner.inputs(),
+        "versions": runner.versions(),
+        "channels": runner.channels() if not _is_unbuilt(runner) else "",
+        "observable": runner.observable,
+        "tensor_class": sorted(name for _, name in class_bases(runner.model))[:8],
+    }
+
+
+def _is_unbuilt(runner: ModelRunner) -> bool:
+    return runner.framework == "keras" and not getattr(runner.model, "built", True)
+
+
+def _prepare(session: RunnerSession, message: Message) -> Message:
+    """Find how the model is called and which inputs are integers; load the file strictly."""
+    runner, names = session.runner, message["names"]
+    shapes, dtypes = message["shapes"], message["dtypes"]
+    lazy = runner.framework != "torch" or _has_lazy(runner.model)
+    notes = [] if lazy or not message["file"] else runner.load(message["file"])
+    found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
+    if lazy and message["file"]:
+        notes = runner.load(message["file"])
+    size = sum(int(np.prod(each.shape)) for row in runner.layers() for each in row["tensors"].values())
+    return {"dtypes": found, "below": ids, "notes": notes, "size": size}
+
+
+def _has_lazy(model: Any) -> bool:
+    return any(type(each).__name__ == "UninitializedParameter" for each in model.parameters())
+
+
+def _first_call(
+    runner: ModelRunner, names: list[str], shapes: list[list[int]], dtypes: list[str | None], batch: int
+) -> tuple[list[str], list[int | None]]:
+    """Call the model in the first way that works; return the inputs' dtypes, and the limits of integers."""
+    free = [place for place, dtype in enumerate(dtypes) if dtype is None][:_MOST_TRIED]
+    tried = [each or "float32" for each in dtypes]
+    first: Exception | None = None
+    for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
+        for place, dtype in _paired(free, chosen):
+            tried[place] = dtype
+        given = [_pattern([batch, *shape], dtype) for shape, dtype in _paired(shapes, tried)]
+        for style in range(len(runner.styles(names, given))):
+            runner.style = style
+            try:
+                return tried, _embedding_rows(runner, names, given)
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                first = first or error
+    shown = " and ".join(str(shape) for shape in shapes)
+    assert first is not None  # noqa: S101 - no call succeeded
+    raise UsageError(
+        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}",
+        hint="pass the shape of each input without the batch: --input-shape NAME=3,32,32",
+    ) from first
+
+
+def _pattern(shape: list[int], dtype: str) -> Any:
+    """Return zeros and ones, valid for every embedding with two rows."""
+    size = int(np.prod(shape))
+    return (np.arange(size) * 7 % 5 % 2).reshape(shape).astype(dtype)
+
+
+_ROWS = ("num_embeddings", "input_dim")
+
+
+def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> list[int | None]:
+    """Call the model; return per input the number of rows of the embedding that receives it."""
+    recorder = _EmbeddingRecorder(given)
+    with runner.observe(recorder):
+        runner.call(names, given)
+    found: list[int | None] = [None] * len(given)
+    rows = {each["path"]: _row_count(each) for each in runner.layers() if _embeds(each)}
+    for path, place in recorder.hits:
+        size = rows.get(path)
+        if size is not None:
+            found[place] = min(size, found[place] or size)
+    # An embedding whose input is not observed limits every integer.
+    lowest = min((size for size in rows.values() if size), default=_BATCH)
+    return [
+        lowest if size is None and each.dtype.kind in "iu" else size for size, each in _paired(found, given)
+    ]
+
+
+def _embeds(layer: dict[str, Any]) -> bool:
+    return "Embedding" in layer["class"] or layer["class"] == "Gather"
+
+
+def _row_count(layer: dict[str, Any]) -> int | None:
+    stated = [layer["settings"].get(name) for name in _ROWS]
+    tables = [each.shape[0] for each in layer["tensors"].values() if each.ndim == 2]
+    return next((each for each in (*stated, *tables) if isinstance(each, int)), None)
+
+
+class _EmbeddingRecorder(CallRecorder):
+    """Records which layers receive a model's inputs unchanged."""
+
+    def __init__(self, given: list[Any]) -> None:
+        super().__init__()
+        self._inputs = given
+        self.hits: list[tuple[str, int]] = []
+
+    def enter(self, path: str, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """Compare the layer's first tensor with the model's inputs."""
+        for tensor in _tensors((args, kwargs))[:1]:
+            with contextlib.suppress(Exception):
+                array = to_array(tensor)
+                for place, each in enumerate(self._inputs):
+                    if array.shape == each.shape and np.array_equal(array, each):
+                        self.hits.append((path, place))
+        return None
+
+    def before_activation(self, record: dict[str, Any], value: Any) -> None:
+        """Record nothing."""
+
+
+def _exact(session: RunnerSession, message: Message) -> Message:
+    """Create the float64 form of the model; say whether there is one."""
+    try:
+        session.runner.make_exact(message["names"], session.given(len(message["names"])))
+    except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
+        return {"made": False, "reason": last_error_line(error)}
+    return {"made": True, "reason": ""}
+
+
+def _run(session: RunnerSession, message: Message) -> Message:
+    """Call the model; write its outputs, and return the calls of its layers."""
+    runner, names = session.runner, message["names"]
+    given, exact = session.given(len(names)), message["exact"]
+    recorder = CallRecorder()
+    try:
+        if message["observe"]:
+            with runner.observe(recorder, exact=exact):
+                made = runner.call(names, given, exact=exact)
+        else:
+            made = runner.call(names, given, exact=exact)
+        outputs = runner.outputs(made)
+    except Exception as error:
+        raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
+    for place, (_, array) in enumerate(outputs):
+        np.save(session.folder / f"output-{place}.npy", array, allow_pickle=False)
+    return {"outputs": [name for name, _ in outputs], "calls": recorder.calls}
+
+
+def _layers(session: RunnerSession, message: Message) -> Message:
+    """Return every layer with a description of its tensors."""
+    del message
+    return {
+        "layers": [
+            dict(each, tensors=[describe_tensor(name, array) for name, array in each["tensors"].items()])
+            for each in session.runner.layers()
+        ]
+    }
+
+
+def _capture(session: RunnerSession, message: Message) -> Message:
+    """Call the model; write the inputs and outputs of the wanted calls of layers."""
+    runner, names, exact = session.runner, message["names"], message["exact"]
+    folder = session.folder / "calls"
+    folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        file.unlink()
+    recorder = CallRecorder({(path, number) for path, number in message["wanted"]}, folder)
+    with runner.observe(recorder, exact=exact):
+        runner.call(names, session.given(len(names)), exact=exact)
+    session.kept = recorder.kept
+    return {"calls": recorder.calls}
+
+
+def _read_tensors(session: RunnerSession, message: Message) -> Message:
+    """Write the tensors of one layer."""
+    held = next(each["tensors"] for each in session.runner.layers() if each["path"] == message["path"])
+    for place, array in enumerate(held.values()):
+        np.save(session.folder / f"tensor-{place}.npy", array, allow_pickle=False)
+    return {"names": list(held)}
+
+
+def _repeat(session: RunnerSession, message: Message) -> Message:
+    """Repeat a recorded call of one layer with other tensors or settings; write the result."""
+    tensors = {
+        name: np.load(session.folder / file, allow_pickle=False) for name, file in message["tensors"].items()
+    }
+    changes = {"tensors": tensors, "settings": message["settings"]}
+    call = session.kept[message["path"], message["number"]]
+    try:
+        made = session.runner.call_layer(message["path"], call, changes, exact=message["exact"])
+    except Exception as error:  # noqa: BLE001 - this change does not fit the layer
+        return {"made": -1, "reason": last_error_line(error)}
+    arrays = [to_array(each) for each in _tensors(made)]
+    for place, array in enumerate(arrays):
+        np.save(session.folder / f"repeated-{place}.npy", array, allow_pickle=False)
+    return {"made": len(arrays), "reason": ""}
+
+
+def _close(_session: RunnerSession, _: Message) -> Message:
+    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
+    os._exit(0)
+
+
+HANDLERS = {
+    "open": _open,
+    "prepare": _prepare,
+    "exact": _exact,
+    "run": _run,
+    "layers": _layers,
+    "capture": _capture,
+    "tensors": _read_tensors,
+    "repeat": _repeat,
+    "close": _close,
+}
+
+
+def main(folder: str) -> None:
+    """Run the process that runs a model for its parent."""
+    with message_pipes() as (requests, answers):
+        serve(RunnerSession(Path(folder)), HANDLERS, requests, answers)
