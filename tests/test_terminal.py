@@ -85,7 +85,9 @@ def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
 
 
 def test_a_wide_terminal_is_used(place: Path) -> None:
-    narrow, wide = (shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width).out for width in ("80", "200"))
+    narrow, wide = (
+        shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width, LINES="200").out for width in ("80", "200")
+    )
     assert "…" in narrow
     assert "m of policy/critic/q2/l2/kernel" in wide
     assert "…" not in wide

@@ -145,6 +145,40 @@ def print_text(text: str) -> None:
         raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error
 
 
+def page_text(text: str) -> None:
+    """Print the text; on a terminal that it does not fit, through $PAGER (less by default, cat for none)."""
+    height, keyboard = terminal_height(), sys.stdin is not None and sys.stdin.isatty()
+    long = height is not None and text.count("\n") >= height
+    command = shlex.split(os.environ.get("PAGER") or "less")
+    plain = command[:1] in ([], ["cat"])
+    if not (long and keyboard) or plain or not _run_pager(command, text):
+        print_text(text)
+
+
+def _run_pager(command: list[str], text: str) -> bool:
+    """Return whether the pager could be started; wait until the user leaves it."""
+    import subprocess
+
+    # F: leave at once if the text fits; R: show colors; X: leave the text on the screen.
+    environment = {"LESS": "FRX", **os.environ}
+    try:
+        pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603  # the user's own
+    except OSError:
+        return False
+    data = (escape_controls(text, styles=has_colors()) + "\n").encode("utf-8", "backslashreplace")
+    while True:
+        try:
+            pager.communicate(data)
+        except KeyboardInterrupt:
+            continue  # the pager handles Ctrl-C itself
+        return True
+
+
+def terminal_height() -> int | None:
+    """Return the number of lines of the terminal or of LINES; None if stdout is no terminal."""
+    return shutil.get_terminal_size((80, 24)).lines if sys.stdout.isatty() else None
+
+
 def require_stdout() -> None:
     """Raise CkpttoolError if stdout is closed or has failed before."""
     if sys.stdout is None or _FAILED:
@@ -310,7 +344,7 @@ _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
 # A path shortened below this width is useless.
 _SHORTEST = 8
-BOLD, DIM, PLAIN = map(style_code, "120")
+BOLD, DIM, PLAIN, RED = map(style_code, ("1", "2", "0", "1;31"))
 
 
 class ColumnLine(NamedTuple):
@@ -364,10 +398,14 @@ def strip_line_end(line: str) -> str:
     return line.removesuffix(PLAIN).rstrip() + PLAIN if line.endswith(PLAIN) else line
 
 
-def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
-    """Return the lines in columns that fit the width."""
+def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> list[str]:
+    """Return the lines in columns that fit the width.
+
+    Without `cut`, longer names, types and notes are complete and make their line longer.
+    """
     if not lines:
         return []
+    fit = shorten if cut else _keep_whole
     lines = [_escape_line(line) for line in lines]
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
@@ -391,20 +429,25 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
         indent = " " * min(2 * line.level, max(name // 2, name - len(line.name)))
         # Rows without numbers may use the number columns.
         room = name if line.nbytes else max(name, width // 2)
-        left = f"{indent + shorten(line.name, room - len(indent)):<{name}}"
+        left = f"{indent + fit(line.name, room - len(indent)):<{name}}"
         if line.nbytes:
             room = what if line.elements else what + elements
-            label = shorten(line.what, room)
-            numbers = what + 2 + elements - len(label)
+            label = fit(line.what, room)
+            numbers = max(what + 2 + elements - len(label), len(line.elements) + 2)
             middle = f"{label}{line.elements:>{numbers}}  {line.nbytes:>{nbytes}}"
         else:
             middle = shorten(line.what, width - len(left) - 2)
-        right = _fit_note(line, note if line.nbytes else width - len(left) - 4 - len(middle))
+        room = note if line.nbytes else width - len(left) - 4 - len(middle)
+        right = _fit_note(line, room) if cut else line.lead + line.note
         if colours:
             left = f"{BOLD}{left}{PLAIN}" if line.module else left
             right = f"{DIM}{right}{PLAIN}" if right else ""
         text.append(strip_line_end(f"{left}  {middle}  {right}"))
         text += [f"{indent}    {below}" for below in line.below]
+    return text
+
+
+def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
     return text
 
 

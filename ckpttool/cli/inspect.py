@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -71,9 +71,7 @@ class TreeOptions(OptionPanel, title="Tree"):
     ] = "file"
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
     aliases: Annotated[bool, typer.Option("--aliases", help="Show all aliases of each tensor.")] = False
-    whole: Annotated[
-        bool, typer.Option("--all", help="Show all values, not only the first 20 of very many.")
-    ] = False
+    whole: Annotated[bool, typer.Option("--all", help="Show all levels, alike siblings and values.")] = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,9 @@ def inspect(
 ) -> int:
     """Show the contents of a checkpoint: module tree, shapes, types, roles, totals and layout.
 
-    For a folder, list its checkpoints and show the latest one.
+    For a folder, list its checkpoints and show the latest one. Siblings that differ only in their numbers
+    share a line. A terminal shows the levels that fit its height; longer output goes through $PAGER
+    (less by default, cat for none).
     """
     import gc
 
@@ -123,7 +123,7 @@ def inspect(
     if as_json:
         common.print_text(common.render_document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
-        common.print_text(render_listing(found, view, drawn))
+        common.page_text(render_listing(found, view, drawn))
         common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
     return status
 
@@ -134,8 +134,17 @@ _SHOWN = 20
 def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return the tree view given by the options; raise UsageError for an unknown sort key."""
     _require_order(tree.sort, get_args(Sort))
+    # Below the tree come two suggested commands and the prompt.
+    screen = None if (height := common.terminal_height()) is None else height - (1 if quiet else 3)
     return TreeView(
-        tree.keys, tree.aliases, tree.depth, cast(Sort, tree.sort), quiet, names, whole=tree.whole
+        tree.keys,
+        tree.aliases,
+        tree.depth,
+        cast(Sort, tree.sort),
+        quiet,
+        names,
+        whole=tree.whole,
+        screen=screen,
     )
 
 
@@ -186,10 +195,12 @@ def render_listing(
         lines = [f"{format_count(drawn['modules'], 'module')}, {format_count(drawn['edges'], 'edge')}"]
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
-    tree = tables.render_tree(found, view)
     if view.quiet or len(found.checkpoints) < 2:
-        return tree
-    return "\n".join([*_checkpoint_table(found.checkpoints, _SHOWN), "", tree])
+        return tables.render_tree(found, view)
+    table = [*_checkpoint_table(found.checkpoints, _SHOWN), ""]
+    if view.screen is not None:
+        view = replace(view, screen=view.screen - len(table))
+    return "\n".join([*table, tables.render_tree(found, view)])
 
 
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:

@@ -100,8 +100,16 @@ def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkp
     return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
 
 
-def note_other_shards(checkpoint: Checkpoint) -> str | None:
-    """Return a note that names the other shards, if the file is one shard of a Hugging Face model."""
+class OtherShards(NamedTuple):
+    """The number of a shard of a Hugging Face model, the total, and the names of the missing ones."""
+
+    number: int
+    total: int
+    missing: tuple[str, ...]
+
+
+def find_other_shards(checkpoint: Checkpoint) -> OtherShards | None:
+    """Return what the name of a single shard of a Hugging Face model implies; None for another file."""
     if len(checkpoint.files) != 1:
         return None
     folder, name = os.path.split(checkpoint.files[0].path)
@@ -116,14 +124,20 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
         f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
     ]
     missing = [each for each in others if not filesystem.isfile(os.path.join(folder, each))]
+    return OtherShards(int(shard["number"]), total, tuple(missing))
+
+
+def note_other_shards(checkpoint: Checkpoint) -> str | None:
+    """Return a note that names the other shards, if the file is one shard of a Hugging Face model."""
+    found = find_other_shards(checkpoint)
+    if found is None:
+        return None
     rest = (
-        f"missing: {abbreviate_list(missing, 3)}"
-        if missing
+        f"missing: {abbreviate_list(list(found.missing), 3)}"
+        if found.missing
         else "open the index or the folder to read all shards"
     )
-    return (
-        f"shard {int(shard['number'])} of {total}: the tensors of the other shards are not included ({rest})"
-    )
+    return f"shard {found.number} of {found.total}: the tensors of the other shards are not included ({rest})"
 
 
 def resolve(path: str) -> CheckpointLocation:
