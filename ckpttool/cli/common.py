@@ -37,7 +37,7 @@ from typing import (
 import typer
 
 from ckpttool.core import text, urls
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError, abbreviate_list
 from ckpttool.core.text import clean, describe_error, shorten, truncate_text
 from ckpttool.version import __version__
 
@@ -697,6 +697,30 @@ def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
             each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, option]
         )
 
+
+def use_checkpoint(path: str, *, quiet: bool) -> str:
+    """Return the path to open for a command's path; a folder stands for one checkpoint, named on stderr.
+
+    Raise NotACheckpointError for a folder from whose checkpoints the user must choose.
+    """
+    if urls.is_url(path) or not os.path.isdir(path):
+        return path
+    from ckpttool.commands import folder
+
+    choice = folder.choose_checkpoint(path)
+    if choice.candidates:
+        paths = [each.path for each in choice.candidates]
+        words = [paths[-1] if word == path else word for word in sys.argv[1:]]
+        hint = shlex.join(("ckpttool", *words))
+        found = abbreviate_list(paths[::-1], _CANDIDATES)
+        raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
+    if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
+        _write_stderr([f"using {choice.location}"])
+    return choice.path
+
+
+# Checkpoints of a folder in an error.
+_CANDIDATES = 5
 
 # Arguments and options shared by several commands.
 

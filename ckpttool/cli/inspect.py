@@ -23,6 +23,7 @@ from ckpttool.cli.common import (
     fit_path,
     make_importable,
     show_progress,
+    use_checkpoint,
     wrap_sentence,
 )
 from ckpttool.cli.tables import TreeView
@@ -240,6 +241,7 @@ def digest(
     """Print the sha256 of every tensor and of the whole; verify the format's checksums."""
     from ckpttool.commands import digest
 
+    path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
         found = digest.digest(path, moving)
     compared = digest.compare_with_saved(found, check) if check is not None else None
@@ -292,6 +294,7 @@ def stats(
     from ckpttool.commands import stats
 
     _require_order(sort, _ORDERS)
+    path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("stats", quiet=quiet or as_json) as moving:
         found = stats.stats(path, glob, layout, moving)
     if as_json:
@@ -342,6 +345,7 @@ def diff(
     """
     from ckpttool.commands import diff
 
+    left, right = (use_checkpoint(each, quiet=quiet or as_json) for each in (left, right))
     with show_progress("diff", quiet=quiet or as_json) as moving:
         found = diff.diff(
             left,
@@ -385,6 +389,7 @@ def doctor(
     """
     from ckpttool.commands import doctor
 
+    path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("doctor", quiet=quiet or as_json) as moving:
         found = doctor.diagnose(
             path,
@@ -450,6 +455,8 @@ def report(
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
+    path = use_checkpoint(path, quiet=quiet or as_json)
+    other = None if other is None else use_checkpoint(other, quiet=quiet or as_json)
     with show_progress("report", quiet=quiet or as_json) as moving:
         made = report.write_report(
             path,

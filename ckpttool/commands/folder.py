@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -153,7 +154,12 @@ def _without_latest(
         listed = [replace(each, latest=each is taken) for each in listed]
         return replace(found, checkpoints=tuple(_add_training_counts(listed)))
     if len(listed) < 2 or not whole:
-        raise error
+        choice = choose_checkpoint(path)
+        if choice.candidates:
+            return CheckpointFolder(path, tuple(_add_training_counts([*choice.candidates])), (), choice.hint)
+        if choice.location == path:
+            raise error
+        return summary(choice.location, glob, layout)
     if state is not None:
         notes = [*notes, error.message]
     return CheckpointFolder(
@@ -162,6 +168,99 @@ def _without_latest(
         tuple(notes),
         f"no checkpoint is marked as the latest; inspect {urls.display_url(whole[-1].path)}",
     )
+
+
+# The checkpoint that a folder stands for, in every command that reads one.
+
+# Names to examine in subfolders.
+_MOST_BELOW = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """The checkpoint that a path stands for, or those of a folder from which the user must choose.
+
+    `path` is the path to open, `location` the checkpoint that it leads to. With `candidates`, from
+    `folders` training runs, both are the given path.
+    """
+
+    path: str
+    location: str
+    candidates: tuple[CheckpointRow, ...] = ()
+    folders: int = 0
+
+    @property
+    def problem(self) -> str:
+        """Why there is no single checkpoint."""
+        if self.folders > 1:
+            return f"this folder contains {self.folders:,} training runs"
+        return f"this folder contains {len(self.candidates):,} checkpoints, and no file names the latest"
+
+    @property
+    def hint(self) -> str:
+        """How to choose one."""
+        last = urls.display_url(self.candidates[-1].path)
+        what = (
+            "the folder contains several training runs"
+            if self.folders > 1
+            else "no checkpoint is marked as the latest"
+        )
+        return f"{what}; inspect {last}"
+
+
+def choose_checkpoint(path: str) -> CheckpointChoice:
+    """Return the checkpoint that a path stands for.
+
+    A folder stands for the checkpoint that its files name as the latest, else for the only one in it or in
+    the nearest folders below that contain any. A path that leads nowhere is returned as it is: opening it
+    reports the error. Raise nothing.
+    """
+    given = CheckpointChoice(path, path)
+    if urls.is_url(path) or not filesystem.isdir(path):
+        return given
+    try:
+        return replace(given, location=resolve(path).location)
+    except NotACheckpointError:
+        found = _nearest_checkpoints(path)
+    except (CkpttoolError, OSError):
+        return given
+    if len(found) == 1 and next(iter(found)) != path:
+        (folder,) = found
+        with suppress(CkpttoolError, OSError):
+            location = resolve(folder).location
+            return CheckpointChoice(location, location)
+    rows = [row for inside in found.values() for row in inside]
+    if not rows:
+        return given
+    # A folder of runs whose state files name their latest checkpoints has one row for each run.
+    runs = {os.path.dirname(row.path) for row in rows}
+    taken = (
+        rows[0] if len(rows) == 1 else None if len(found) > 1 else _single_version(next(iter(found)), rows)
+    )
+    if taken is not None:
+        return CheckpointChoice(taken.path, taken.path)
+    return CheckpointChoice(path, path, tuple(rows), len(runs))
+
+
+def _nearest_checkpoints(top: str) -> dict[str, list[CheckpointRow]]:
+    """Return the complete checkpoints of the folder, else of the nearest level below it, by folder."""
+    level, left = [top], _MOST_BELOW
+    while level and left > 0:
+        found: dict[str, list[CheckpointRow]] = {}
+        below: list[str] = []
+        for folder in level:
+            names = sorted(list_names(folder))
+            left -= len(names)
+            with suppress(CkpttoolError, OSError):
+                rows = _list_by_step(folder, _read_state_file(folder)[0], None)
+                if complete := [row for row in rows if row.complete and row.format is not None]:
+                    found[folder] = complete
+            inner = (os.path.join(folder, name) for name in names if not name.startswith("."))
+            below += [each for each in inner if filesystem.isdir(each) and not os.path.islink(each)]
+        if found:
+            return found
+        level = below
+    return {}
 
 
 def _single_version(folder: str, listed: list[CheckpointRow]) -> CheckpointRow | None:
@@ -382,13 +481,27 @@ def expand_paths(paths: Sequence[str]) -> tuple[CheckpointEntry, ...]:
 
 def _expand_path(path: str, *, alone: bool) -> Iterator[CheckpointEntry]:
     path = filesystem.resolve_path(path)
-    if filesystem.isdir(path) and (inside := list_checkpoints(path)):
+    if filesystem.isdir(path) and (inside := list_checkpoints(path) or _list_below(path)):
         for each in inside:
             yield CheckpointEntry(each.path, named=False, found=_resolve_listed(each))
     elif glob.has_magic(path) and not filesystem.lexists(path):
         yield from _expand_pattern(path)
     elif alone or not path.endswith(BESIDE):
         yield _resolve_named(path)
+
+
+def _list_below(path: str) -> tuple[CheckpointRow, ...]:
+    """Return the checkpoints of the only folder below that contains any; none if the path is a checkpoint."""
+    if urls.is_url(path):
+        return ()
+    try:
+        resolve(path)
+    except NotACheckpointError:
+        found = _nearest_checkpoints(path)
+        return tuple(next(iter(found.values()))) if len(found) == 1 else ()
+    except (CkpttoolError, OSError):
+        return ()
+    return ()
 
 
 def _resolve_listed(listed: CheckpointRow) -> CheckpointLocation | None:
