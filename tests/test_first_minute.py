@@ -18,7 +18,7 @@ from ckpttool.commands.outline import ListingOutline, SiblingGroup, missing_shar
 from ckpttool.commands.save import save
 from ckpttool.core import Span
 from ckpttool.formats import open_checkpoint
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -202,3 +202,46 @@ def test_the_document_lists_everything(tmp_path: Path) -> None:
     file = transformer(tmp_path / "model.safetensors", 4)
     assert in_process("inspect", file, "--json").out == on_terminal("inspect", file, "--json").out
     assert len(json.loads(in_process("inspect", file, "--json").out)["modules"]) > 4 * 8
+
+
+def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
+    shutil.copy(TORCH_SAMPLE, tmp_path / "agent.pt")
+    alone = on_terminal("agent.pt", NO_COLOR="1", cwd=tmp_path)
+    doctor = in_process("doctor", "agent.pt", cwd=tmp_path)
+    assert alone.status == doctor.status
+    assert doctor.out.splitlines()[-1] in alone.out
+    assert len(alone.out.splitlines()) <= 23
+    steps = [line.split()[2:4] for line in alone.out.splitlines() if line.startswith("next: ")]
+    assert steps == [["convert", "agent.pt"], ["eval", "agent.pt"]]
+    assert in_process(TF_SAMPLE).status == in_process("doctor", TF_SAMPLE).status
+    both = in_process(tmp_path / "agent.pt", "--json").out
+    assert both == in_process("inspect", tmp_path / "agent.pt", "--json").out
+    assert refused(in_process("absent.pt", cwd=tmp_path))
+
+
+def test_help_of_a_command() -> None:
+    for words in (("digest",), ("convert",), ()):
+        assert in_process("help", *words).out.strip() == in_process(*words, "--help").out.strip()
+    assert refused(in_process("help", "nonsense"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("inspect", "A", "B"), ("diff", "A", "B")),
+        (("inspect", "A", "B", "C"), ("check", "A", "B", "C")),
+        (("digest", "A", "B", "-q"), ("diff", "A", "B")),
+        (("doctor", "A", "B"), ("check", "A", "B")),
+        (("A", "B"), ("diff", "A", "B")),
+    ],
+)
+def test_several_paths_have_a_command(
+    words: tuple[str, ...], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in "ABC":
+        shutil.copy(TORCH_SAMPLE, tmp_path / name)
+    ran = in_process(*words, cwd=tmp_path)
+    refused(ran)
+    hint = ran.err.splitlines()[1].removeprefix("hint: ckpttool ").split()
+    assert tuple(hint) == expected
+    assert in_process(*hint, cwd=tmp_path).status in (0, 1)

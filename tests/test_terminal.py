@@ -192,7 +192,6 @@ def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
     ("words", "meant"),
     [
         (["insect", "agent.pt"], "inspect"),
-        (["agent.pt"], "ckpttool inspect agent.pt"),
         (["inspect", "agent.pt", "--dept", "2"], "did you mean --depth; ckpttool inspect --help"),
         (["inspect", "agnt.pt"], "agent.pt"),
         (["inspect", "agent.pt", "--layout", "td3-torch"], "td3_torch"),

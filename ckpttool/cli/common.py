@@ -410,10 +410,12 @@ def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> l
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
     names = max(2 * line.level + len(line.name) for line in lines)
-    # A value may extend into the empty columns after it, so it needs no width of its own.
-    whats = max((len(line.what) for line in lines if line.nbytes), default=0)
+    # A value may extend into the empty columns after it, so it needs no width of its own: a plain value, and
+    # that of a counter (`int64[] = 14000`).
+    whats = max((len(line.what.partition(" = ")[0]) for line in lines if line.nbytes), default=0)
     # A class name may extend into the next column if its module has no parameters, so it shrinks first.
-    types = max([_CLASS, *(len(line.what) for line in lines if line.nbytes and not line.module)])
+    typed = (line.what.partition(" = ")[0] for line in lines if line.nbytes and not line.module)
+    types = max([_CLASS, *map(len, typed)])
     notes = max((len(line.lead) + len(line.note) for line in lines if line.nbytes), default=0)
     spare = width - elements - nbytes - (8 if notes else 6)
     # Deep names start far to the right, so the column grows with the depth as far as the terminal allows.
@@ -712,7 +714,7 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
         paths = [each.path for each in choice.candidates]
         words = [paths[-1] if word == path else word for word in sys.argv[1:]]
         hint = shlex.join(("ckpttool", *words))
-        found = abbreviate_list(paths[::-1], _CANDIDATES)
+        found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
         raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
         _write_stderr([f"using {choice.location}"])

@@ -129,6 +129,31 @@ def inspect(
     return status
 
 
+def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) -> int:
+    """Show a checkpoint as inspect does, what doctor finds in it, and the next commands.
+
+    Exits with 1 on a finding.
+    """
+    from ckpttool.commands import doctor
+
+    found = load_listing(path, None, None)
+    if as_json:
+        common.print_text(common.render_document(found.document()))
+        return 0
+    view = parse_view(TreeOptions(), names=False, quiet=quiet)
+    if not isinstance(found, CheckpointSummary):
+        common.page_text(render_listing(found, view, None))
+        return 0
+    with show_progress("doctor", quiet=quiet) as moving:
+        diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
+    verdict = tables.render_diagnosis(diagnosis, quiet=quiet)
+    if view.screen is not None:
+        view = replace(view, screen=view.screen - verdict.count("\n") - 2)
+    common.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
+    common.print_next_steps(common.after_inspect, found, quiet=quiet)
+    return 1 if diagnosis.findings else 0
+
+
 _SHOWN = 20
 
 

@@ -149,17 +149,15 @@ def _without_latest(
     state, notes = _read_state_file(path)
     listed = _list_by_step(path, state, None)
     whole = [each for each in listed if each.complete and each.format is not None]
-    if state is None and (taken := _single_version(path, listed)) is not None:
-        found = summary(taken.path, glob, layout)
-        listed = [replace(each, latest=each is taken) for each in listed]
+    choice = choose_checkpoint(path) if state is None else CheckpointChoice(path, path)
+    if choice.location != path:
+        found = summary(choice.location, glob, layout)
+        listed = [replace(each, latest=each.path == choice.location) for each in listed]
         return replace(found, checkpoints=tuple(_add_training_counts(listed)))
+    if len(listed) < 2 and choice.candidates:
+        return CheckpointFolder(path, tuple(_add_training_counts([*choice.candidates])), (), choice.hint)
     if len(listed) < 2 or not whole:
-        choice = choose_checkpoint(path)
-        if choice.candidates:
-            return CheckpointFolder(path, tuple(_add_training_counts([*choice.candidates])), (), choice.hint)
-        if choice.location == path:
-            raise error
-        return summary(choice.location, glob, layout)
+        raise error
     if state is not None:
         notes = [*notes, error.message]
     return CheckpointFolder(
@@ -229,17 +227,24 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
         with suppress(CkpttoolError, OSError):
             location = resolve(folder).location
             return CheckpointChoice(location, location)
-    rows = [row for inside in found.values() for row in inside]
-    if not rows:
+    if not found:
         return given
-    # A folder of runs whose state files name their latest checkpoints has one row for each run.
-    runs = {os.path.dirname(row.path) for row in rows}
-    taken = (
-        rows[0] if len(rows) == 1 else None if len(found) > 1 else _single_version(next(iter(found)), rows)
-    )
+    if len(found) > 1:
+        latest = tuple(_latest_row(folder, rows) for folder, rows in found.items())
+        return CheckpointChoice(path, path, latest, len(found))
+    ((folder, rows),) = found.items()
+    taken = rows[0] if len(rows) == 1 else _single_version(folder, rows)
     if taken is not None:
         return CheckpointChoice(taken.path, taken.path)
-    return CheckpointChoice(path, path, tuple(rows), len(runs))
+    return CheckpointChoice(path, path, tuple(rows), 1)
+
+
+def _latest_row(folder: str, rows: list[CheckpointRow]) -> CheckpointRow:
+    """Return the checkpoint of a run that its files name as the latest, else the one with the last name."""
+    with suppress(CkpttoolError, OSError):
+        latest = resolve(folder).location
+        return next((row for row in rows if row.path == latest), rows[-1])
+    return rows[-1]
 
 
 def _nearest_checkpoints(top: str) -> dict[str, list[CheckpointRow]]:
@@ -253,7 +258,9 @@ def _nearest_checkpoints(top: str) -> dict[str, list[CheckpointRow]]:
             left -= len(names)
             with suppress(CkpttoolError, OSError):
                 rows = _list_by_step(folder, _read_state_file(folder)[0], None)
-                if complete := [row for row in rows if row.complete and row.format is not None]:
+                # What a subfolder leads to is found in it, with the other checkpoints there.
+                direct = [row for row in rows if _is_directly_in(row.path, folder)]
+                if complete := [row for row in direct if row.complete and row.format is not None]:
                     found[folder] = complete
             inner = (os.path.join(folder, name) for name in names if not name.startswith("."))
             below += [each for each in inner if filesystem.isdir(each) and not os.path.islink(each)]
