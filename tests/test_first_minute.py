@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import common
+from ckpttool.cli import common, evaluate
 from ckpttool.cli.tables import TreeView, render_tree
 from ckpttool.commands.inspect import summary
+from ckpttool.commands.options import infer_target_word
 from ckpttool.commands.outline import ListingOutline, SiblingGroup, missing_shards
 from ckpttool.commands.save import save
 from ckpttool.core import Span
@@ -214,8 +215,6 @@ def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
     steps = [line.split()[2:4] for line in alone.out.splitlines() if line.startswith("next: ")]
     assert steps == [["convert", "agent.pt"], ["eval", "agent.pt"]]
     assert in_process(TF_SAMPLE).status == in_process("doctor", TF_SAMPLE).status
-    both = in_process(tmp_path / "agent.pt", "--json").out
-    assert both == in_process("inspect", tmp_path / "agent.pt", "--json").out
     assert refused(in_process("absent.pt", cwd=tmp_path))
 
 
@@ -245,3 +244,19 @@ def test_several_paths_have_a_command(
     hint = ran.err.splitlines()[1].removeprefix("hint: ckpttool ").split()
     assert tuple(hint) == expected
     assert in_process(*hint, cwd=tmp_path).status in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("alias", "target"),
+    [("pytorch", "torch"), ("tensorflow", "tf"), ("tf2", "tf"), ("hf", "safetensors"), ("torch", "torch")],
+)
+def test_targets_have_other_names(alias: str, target: str) -> None:
+    assert infer_target_word("out", alias) == target
+
+
+@pytest.mark.parametrize(
+    ("alias", "backend"), [("pytorch", "torch"), ("tf", "tensorflow"), ("numpy", "numpy")]
+)
+def test_backends_have_other_names(alias: str, backend: str) -> None:
+    play = evaluate.PlayOptions(backend=alias)
+    assert evaluate._protocol(evaluate.EnvironmentOptions(), play).backend == backend

@@ -198,7 +198,7 @@ def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
         (["inspect", "agent.pt", "--sort", "sise"], "size"),
         (["stats", "agent.pt", "--sort", "nrom"], "norm"),
         (["diff", "old.pt", "new.pt", "--by", "agnt"], "agent"),
-        (["convert", "agent.pt", "x", "--to", "tensorflow"], "tf"),
+        (["convert", "agent.pt", "x", "--to", "tensorfow"], "tf"),
         (["convert", "agent.pt", "x", "--to", "safetensor"], "safetensors"),
         (["eval", "agent.pt", "--env", "Pendulm-v1"], "Pendulum-v1"),
         (["eval", "agent.pt", "--backend", "trch"], "torch"),
