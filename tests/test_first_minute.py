@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -260,3 +261,23 @@ def test_targets_have_other_names(alias: str, target: str) -> None:
 def test_backends_have_other_names(alias: str, backend: str) -> None:
     play = evaluate.PlayOptions(backend=alias)
     assert evaluate._protocol(evaluate.EnvironmentOptions(), play).backend == backend
+
+
+class _Input:
+    """Stdin with these bytes."""
+
+    def __init__(self, content: bytes, *, terminal: bool = False) -> None:
+        self.buffer = io.BytesIO(content)
+        self.isatty = lambda: terminal
+
+
+def test_a_checkpoint_comes_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {verb: in_process(verb, TORCH_SAMPLE, "--json").json() for verb in ("inspect", "digest")}
+    for verb, document in expected.items():
+        monkeypatch.setattr("sys.stdin", _Input(TORCH_SAMPLE.read_bytes()))
+        assert in_process(verb, "-", "--json").json()["tensors"] == document["tensors"]
+    monkeypatch.setattr("sys.stdin", _Input(TORCH_SAMPLE.read_bytes()))
+    monkeypatch.setattr(common, "_MOST_STDIN", 1000)
+    assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "limit"
+    monkeypatch.setattr("sys.stdin", _Input(b"", terminal=True))
+    assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "usage"

@@ -37,7 +37,13 @@ from typing import (
 import typer
 
 from ckpttool.core import text, urls
-from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError, abbreviate_list
+from ckpttool.core.errors import (
+    CkpttoolError,
+    LimitError,
+    NotACheckpointError,
+    UsageError,
+    abbreviate_list,
+)
 from ckpttool.core.text import clean, describe_error, shorten, truncate_text
 from ckpttool.version import __version__
 
@@ -723,11 +729,46 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
 
 # Checkpoints of a folder in an error.
 _CANDIDATES = 5
+# Maximum number of bytes that are copied from stdin, and how many at a time.
+_MOST_STDIN, _PIECE = 8 << 30, 1 << 20
+
+
+def spool_stdin(path: str) -> str:
+    """Return the path; for `-`, the path of a temporary copy of stdin, removed when the program ends.
+
+    Raise UsageError if stdin is a terminal or closed, and LimitError if it is too long.
+    """
+    if path != "-":
+        return path
+    import atexit
+    import tempfile
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError(
+            "'-' reads a checkpoint from stdin, which is a terminal", hint="ckpttool inspect - < FILE"
+        )
+    folder = tempfile.mkdtemp(prefix="ckpttool-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy_path, total = os.path.join(folder, "stdin"), 0
+    with open(copy_path, "wb") as copied:
+        while piece := sys.stdin.buffer.read(_PIECE):
+            total += len(piece)
+            if total > _MOST_STDIN:
+                raise LimitError("stdin is too long", expected=f"at most {_MOST_STDIN:,} bytes")
+            copied.write(piece)
+    return copy_path
+
 
 # Arguments and options shared by several commands.
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
+]
+PathOrStdin = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="File, TensorFlow prefix or folder; - for stdin.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]

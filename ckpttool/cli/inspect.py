@@ -19,6 +19,7 @@ from ckpttool.cli.common import (
     ModelOptions,
     OptionPanel,
     PathArgument,
+    PathOrStdin,
     Quiet,
     fit_path,
     make_importable,
@@ -97,7 +98,7 @@ class GraphOptions(OptionPanel, title="Graph"):
 
 
 def inspect(
-    path: PathArgument,
+    path: PathOrStdin,
     tree: TreeOptions,
     pickle: PickleOptions,
     drawing: GraphOptions,
@@ -116,7 +117,7 @@ def inspect(
     # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
     gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
-    found = load_listing(path, tree.glob, layout)
+    found = load_listing(common.spool_stdin(path), tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
     drawn = None
     if drawing.graph is not None:
@@ -254,7 +255,7 @@ def _format_count(number: int | None) -> str:
 
 
 def digest(
-    path: PathArgument,
+    path: PathOrStdin,
     check: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
@@ -266,7 +267,7 @@ def digest(
     """Print the sha256 of every tensor and of the whole; verify the format's checksums."""
     from ckpttool.commands import digest
 
-    path = use_checkpoint(path, quiet=quiet or as_json)
+    path = use_checkpoint(common.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
         found = digest.digest(path, moving)
     compared = digest.compare_with_saved(found, check) if check is not None else None
