@@ -281,3 +281,26 @@ def test_a_checkpoint_comes_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "limit"
     monkeypatch.setattr("sys.stdin", _Input(b"", terminal=True))
     assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "usage"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x89PNG\r\n\x1a\n", b"%PDF-1.7", b"SQLite format 3\0", b"\xff\xd8\xff\xe0", b"GIF89a", b"PAR1",
+        b"ARROW1\0\0",
+        b"\0\0\0\x18ftypmp42", b"\x7fELF\x02\x01\x01", b"MZ\x90\0", b"RIFF\1\2\3\4WEBP", b"RIFF\1\2\3\4WAVE",
+        b"\x1a\x45\xdf\xa3", b"OggS\0", b"II*\0", b"\0asm\1\0\0\0", b"Obj\x01", b"<?xml version='1.0'?><a/>",
+        b"plain words, one after another",
+    ],
+)  # fmt: skip
+def test_everyday_files_are_named(head: bytes, tmp_path: Path, golden: Golden) -> None:
+    file = tmp_path / "file.bin"
+    file.write_bytes(head + bytes(40) if head[:1] not in b"<p" else head)
+    golden(in_process("inspect", file))
+
+
+@pytest.mark.parametrize(
+    "path", ["C:\\runs\\agent.pt", "d:/runs/agent.pt", "runs\\agent.pt", "\\\\host\\runs\\a.pt"]
+)
+def test_windows_paths_are_explained(path: str, golden: Golden, tmp_path: Path) -> None:
+    golden(in_process("digest", path, cwd=tmp_path))
