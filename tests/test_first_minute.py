@@ -20,6 +20,7 @@ from ckpttool.commands.outline import ListingOutline, SiblingGroup, missing_shar
 from ckpttool.commands.save import save
 from ckpttool.core import Span
 from ckpttool.formats import open_checkpoint
+from ckpttool.networks import tensorflow_backend
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
@@ -304,3 +305,18 @@ def test_everyday_files_are_named(head: bytes, tmp_path: Path, golden: Golden) -
 )
 def test_windows_paths_are_explained(path: str, golden: Golden, tmp_path: Path) -> None:
     golden(in_process("digest", path, cwd=tmp_path))
+
+
+def test_what_a_framework_prints_while_it_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    with tensorflow_backend.quiet_start():
+        os.write(2, b"a note about the processor\n")
+    assert capfd.readouterr().err == ""
+
+    def fail() -> None:
+        with tensorflow_backend.quiet_start():
+            os.write(2, b"a library is missing\n")
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        fail()
+    assert capfd.readouterr().err == "a library is missing\n"
