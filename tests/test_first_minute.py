@@ -217,7 +217,9 @@ def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
     steps = [line.split()[2:4] for line in alone.out.splitlines() if line.startswith("next: ")]
     assert steps == [["convert", "agent.pt"], ["eval", "agent.pt"]]
     assert in_process(TF_SAMPLE).status == in_process("doctor", TF_SAMPLE).status
-    assert refused(in_process("absent.pt", cwd=tmp_path))
+    missing = in_process("agnt.pt", cwd=tmp_path)
+    refused(missing)
+    assert missing.err.endswith("agent.pt\n")
 
 
 def test_help_of_a_command() -> None:

@@ -254,8 +254,11 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
 
 
 def _is_checkpoint_path(word: str) -> bool:
-    """Return whether a word in place of a command is a path: of a file, a folder, or a TensorFlow prefix."""
-    return os.path.exists(word) or os.path.exists(f"{word}.index")
+    """Return whether a word in place of a command is a path: of a file, a folder, or a TensorFlow prefix.
+
+    No command has a dot or a slash: opening a missing file suggests similar names.
+    """
+    return bool(re.search(r"[./\\]", word)) or os.path.exists(word) or os.path.exists(f"{word}.index")
 
 
 def _join_paragraphs(text: str | None) -> str:
