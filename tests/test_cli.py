@@ -23,7 +23,7 @@ import pytest
 
 from ckpttool.cli import common
 from ckpttool.commands.save import save
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, ckpttool, in_process, refused
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -177,6 +177,8 @@ def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
     assert ran.status == 0
     assert "\x1b" not in ran.out
     assert re.search(r"^        kernel +float32\[4, 64\] +256 +1\.02 kB$", ran.out, re.MULTILINE)
+    assert re.search(r"  m of policy/[^…]*l3/kernel$", ran.out, re.MULTILINE)
+    ran = in_process("inspect", TF_SAMPLE, "-q", env={"LINES": "200", "NO_COLOR": "1"}, kind=Terminal)
     assert re.search(r"  m of policy/\S*…\S*l3/kernel$", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
     wide = in_process("inspect", TF_SAMPLE, env={"COLUMNS": "200"})
@@ -506,10 +508,8 @@ def test_a_folder_of_folders_offers_what_is_nearest_and_follows_no_link(tmp_path
     (deep / "later").mkdir()
     for folder in (deep, deep / "later"):
         shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
-    for verb in ("inspect", "doctor"):
-        ran = in_process(verb, "runs", cwd=tmp_path)
-        refused(ran)
-        assert ran.err.splitlines()[1].split()[-1] == "runs/td3/seed0/agent.pt"
+    assert in_process("inspect", "runs", "--json", cwd=tmp_path).json()["path"] == "runs/td3/seed0/agent.pt"
+    assert in_process("doctor", "runs", cwd=tmp_path).err == "using runs/td3/seed0/agent.pt\n"
     found = in_process("check", "runs", "--json", cwd=tmp_path).json()["checkpoints"]
     assert [each["path"] for each in found] == ["runs/td3/seed0/agent.pt", "runs/td3/seed0/later/agent.pt"]
 
@@ -561,6 +561,8 @@ def test_many_tensors_stay_many_lines(tmp_path: Path) -> None:
     save(torch_tree({f"block.{n}.w": np.zeros(1, np.float32) for n in range(3000)}), str(tmp_path / "x.pt"))
     ran = in_process("inspect", tmp_path / "x.pt")
     assert ran.status == 0
+    assert sum("float32[1]" in line for line in ran.out.splitlines()) == 1
+    ran = in_process("inspect", tmp_path / "x.pt", "--all")
     assert sum("float32[1]" in line for line in ran.out.splitlines()) == 3000
 
 

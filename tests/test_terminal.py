@@ -86,7 +86,9 @@ def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
 
 
 def test_a_wide_terminal_is_used(place: Path) -> None:
-    narrow, wide = (shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width).out for width in ("80", "200"))
+    narrow, wide = (
+        shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width, LINES="200").out for width in ("80", "200")
+    )
     assert "…" in narrow
     assert "policy/critic/q2/l2/kernel" in wide
     assert "…" not in wide
@@ -190,14 +192,13 @@ def test_a_pattern_without_a_match_is_refused_with_the_closest(
     ("words", "meant"),
     [
         (["insect", "agent.pt"], "inspect"),
-        (["agent.pt"], "ckpttool inspect agent.pt"),
         (["inspect", "agent.pt", "--dept", "2"], "--depth"),
         (["inspect", "agnt.pt"], "agent.pt"),
         (["inspect", "agent.pt", "--layout", "td3-torch"], "td3_torch"),
         (["inspect", "agent.pt", "--sort", "sise"], "size"),
         (["stats", "agent.pt", "--sort", "nrom"], "norm"),
         (["diff", "old.pt", "new.pt", "--by", "agnt"], "agent"),
-        (["convert", "agent.pt", "x", "--to", "tensorflow"], "tf"),
+        (["convert", "agent.pt", "x", "--to", "tensorfow"], "tf"),
         (["convert", "agent.pt", "x", "--to", "safetensor"], "safetensors"),
         (["eval", "agent.pt", "--env", "Pendulm-v1"], "Pendulum-v1"),
         (["eval", "agent.pt", "--backend", "trch"], "torch"),

@@ -100,6 +100,13 @@ class CommandEntry(NamedTuple):
         )
 
 
+# `ckpttool PATH`, without a command.
+_OVERVIEW = CommandEntry(
+    "PATH",
+    "ckpttool.cli.inspect:overview",
+    "Show a checkpoint, what doctor finds in it, and the next commands.",
+    "Example: ckpttool runs/ckpt-15000",
+)
 # In the order of --help.
 COMMANDS = (
     CommandEntry(
@@ -224,7 +231,17 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name of the chosen command, the command, and the remaining arguments."""
+        """Return the name of the chosen command, the command, and the remaining arguments.
+
+        `help COMMAND` is `COMMAND --help`; a path without a command is listed and diagnosed.
+        """
+        if args[0] == "help":
+            if len(args) == 1:
+                common.print_text(ctx.get_help())
+                ctx.exit()
+            args = [args[1], "--help"]
+        if args[0] not in self.commands and _is_checkpoint_path(args[0]):
+            return _OVERVIEW.name, _OVERVIEW.parser(), args
         name, command, rest = super().resolve_command(ctx, args)
         return name, next((each.parser() for each in COMMANDS if each.name == name), command), rest
 
@@ -244,6 +261,14 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
             raise before if isinstance(before, _SignalExit) else _SignalExit(signal.SIGINT) from None
 
 
+def _is_checkpoint_path(word: str) -> bool:
+    """Return whether a word in place of a command is a path: of a file, a folder, or a TensorFlow prefix.
+
+    No command has a dot or a slash: opening a missing file suggests similar names.
+    """
+    return bool(re.search(r"[./\\]", word)) or os.path.exists(word) or os.path.exists(f"{word}.index")
+
+
 def _join_paragraphs(text: str | None) -> str:
     """Return a docstring with each paragraph on one line, so that the terminal wraps it."""
     return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
@@ -255,7 +280,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Inspect, convert, verify and evaluate reinforcement-learning checkpoints without the program that "
     "wrote them. Code in a checkpoint is never executed.",
-    epilog="Start with: ckpttool inspect PATH",
+    epilog="Start with: ckpttool PATH",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -453,6 +478,23 @@ def _convert_error(error: BaseException) -> CkpttoolError:
     )
 
 
+# The command that takes several checkpoints, for one that takes a single one.
+_FOR_TWO = {"inspect": "diff", "digest": "diff", "stats": "diff", "doctor": "check", "PATH": "diff"}
+
+
+def _several_paths_error(context: Any, text: str) -> UsageError | None:
+    """Return the error for more paths than the command takes, with the command for several; else None."""
+    name = getattr(context, "info_name", None)
+    first = getattr(context, "params", {}).get("path")
+    if name not in _FOR_TWO or not first or "unexpected extra argument" not in text:
+        return None
+    at = sys.argv.index(first) if first in sys.argv else 0
+    words = [word for word in sys.argv[at:] if word == first or (word in text and not word.startswith("-"))]
+    other = _FOR_TWO[name] if len(words) == 2 else "check"
+    what = "ckpttool PATH" if name == "PATH" else name
+    return UsageError(f"{what} takes one checkpoint", hint=shlex.join((_NAME, other, *words)))
+
+
 def _convert_usage_error(error: Any, text: str) -> UsageError:
     """Return our own message for a usage error from typer, with a suggestion."""
     context = getattr(error, "ctx", None)
@@ -461,12 +503,6 @@ def _convert_usage_error(error: Any, text: str) -> UsageError:
     if getattr(error, "option_name", None) and near is not None:
         meant = f"did you mean {near[0]}? see " if near else ""
         return UsageError(f"unknown option '{error.option_name}'", hint=f"{meant}{command} --help")
-    word = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
-    if f"No such command {word!r}" in text and os.path.exists(word):
-        # A path without a command is probably meant for `inspect`.
-        from ckpttool.commands.inspect import format_command
-
-        return UsageError(
-            f"unknown command {word!r}", hint=f"to inspect it: {format_command('inspect', word)}"
-        )
+    if (several := _several_paths_error(context, text)) is not None:
+        return several
     return UsageError(text[:1].lower() + text[1:].rstrip("."), hint=f"{command} --help")

@@ -37,7 +37,13 @@ from typing import (
 import typer
 
 from ckpttool.core import text, urls
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import (
+    CkpttoolError,
+    LimitError,
+    NotACheckpointError,
+    UsageError,
+    abbreviate_list,
+)
 from ckpttool.core.text import clean, describe_error, shorten, truncate_text
 from ckpttool.version import __version__
 
@@ -143,6 +149,40 @@ def print_text(text: str) -> None:
     except OSError as error:
         silence_stdout()
         raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def page_text(text: str) -> None:
+    """Print the text; on a terminal that it does not fit, through $PAGER (less by default, cat for none)."""
+    height, keyboard = terminal_height(), sys.stdin is not None and sys.stdin.isatty()
+    long = height is not None and text.count("\n") >= height
+    command = shlex.split(os.environ.get("PAGER") or "less")
+    plain = command[:1] in ([], ["cat"])
+    if not (long and keyboard) or plain or not _run_pager(command, text):
+        print_text(text)
+
+
+def _run_pager(command: list[str], text: str) -> bool:
+    """Return whether the pager could be started; wait until the user leaves it."""
+    import subprocess
+
+    # F: leave at once if the text fits; R: show colors; X: leave the text on the screen.
+    environment = {"LESS": "FRX", **os.environ}
+    try:
+        pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603  # the user's own
+    except OSError:
+        return False
+    data = (escape_controls(text, styles=has_colors()) + "\n").encode("utf-8", "backslashreplace")
+    while True:
+        try:
+            pager.communicate(data)
+        except KeyboardInterrupt:
+            continue  # the pager handles Ctrl-C itself
+        return True
+
+
+def terminal_height() -> int | None:
+    """Return the number of lines of the terminal or of LINES; None if stdout is no terminal."""
+    return shutil.get_terminal_size((80, 24)).lines if sys.stdout.isatty() else None
 
 
 def require_stdout() -> None:
@@ -310,7 +350,7 @@ _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
 # A path shortened below this width is useless.
 _SHORTEST = 8
-BOLD, DIM, PLAIN = map(style_code, "120")
+BOLD, DIM, PLAIN, RED = map(style_code, ("1", "2", "0", "1;31"))
 
 
 class ColumnLine(NamedTuple):
@@ -364,18 +404,24 @@ def strip_line_end(line: str) -> str:
     return line.removesuffix(PLAIN).rstrip() + PLAIN if line.endswith(PLAIN) else line
 
 
-def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
-    """Return the lines in columns that fit the width."""
+def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> list[str]:
+    """Return the lines in columns that fit the width.
+
+    Without `cut`, longer names, types and notes are complete and make their line longer.
+    """
     if not lines:
         return []
+    fit = shorten if cut else _keep_whole
     lines = [_escape_line(line) for line in lines]
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
     names = max(2 * line.level + len(line.name) for line in lines)
-    # A value may extend into the empty columns after it, so it needs no width.
-    whats = max((len(line.what) for line in lines if line.nbytes), default=0)
+    # A value may extend into the empty columns after it, so it needs no width: a plain value, and that of
+    # a counter (`int64[] = 14000`).
+    whats = max((len(line.what.partition(" = ")[0]) for line in lines if line.nbytes), default=0)
     # A class name may extend into the next column if its module has no parameters, so it shrinks first.
-    types = max([_CLASS, *(len(line.what) for line in lines if line.nbytes and not line.module)])
+    typed = (line.what.partition(" = ")[0] for line in lines if line.nbytes and not line.module)
+    types = max([_CLASS, *map(len, typed)])
     notes = max((len(line.lead) + len(line.note) for line in lines if line.nbytes), default=0)
     spare = width - elements - nbytes - (8 if notes else 6)
     # Deep names start far to the right, so the column grows with the depth as far as the terminal allows.
@@ -391,20 +437,25 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
         indent = " " * min(2 * line.level, max(name // 2, name - len(line.name)))
         # Rows without numbers may use the number columns.
         room = name if line.nbytes else max(name, width // 2)
-        left = f"{indent + shorten(line.name, room - len(indent)):<{name}}"
+        left = f"{indent + fit(line.name, room - len(indent)):<{name}}"
         if line.nbytes:
             room = what if line.elements else what + elements
-            label = shorten(line.what, room)
-            numbers = what + 2 + elements - len(label)
+            label = fit(line.what, room)
+            numbers = max(what + 2 + elements - len(label), len(line.elements) + 2)
             middle = f"{label}{line.elements:>{numbers}}  {line.nbytes:>{nbytes}}"
         else:
             middle = shorten(line.what, width - len(left) - 2)
-        right = _fit_note(line, note if line.nbytes else width - len(left) - 4 - len(middle))
+        room = note if line.nbytes else width - len(left) - 4 - len(middle)
+        right = _fit_note(line, room) if cut else line.lead + line.note
         if colours:
             left = f"{BOLD}{left}{PLAIN}" if line.module else left
             right = f"{DIM}{right}{PLAIN}" if right else ""
         text.append(strip_line_end(f"{left}  {middle}  {right}"))
         text += [f"{indent}    {below}" for below in line.below]
+    return text
+
+
+def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
     return text
 
 
@@ -655,10 +706,69 @@ def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
         )
 
 
+def use_checkpoint(path: str, *, quiet: bool) -> str:
+    """Return the path to open for a command's path; a folder stands for one checkpoint, named on stderr.
+
+    Raise NotACheckpointError for a folder from whose checkpoints the user must choose.
+    """
+    if urls.is_url(path) or not os.path.isdir(path):
+        return path
+    from ckpttool.commands import folder
+
+    choice = folder.choose_checkpoint(path)
+    if choice.candidates:
+        paths = [each.path for each in choice.candidates]
+        words = [paths[-1] if word == path else word for word in sys.argv[1:]]
+        hint = shlex.join(("ckpttool", *words))
+        found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
+        raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
+    if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
+        _write_stderr([f"using {choice.location}"])
+    return choice.path
+
+
+# Checkpoints of a folder in an error.
+_CANDIDATES = 5
+# Maximum number of bytes that are copied from stdin, and how many at a time.
+_MOST_STDIN, _PIECE = 8 << 30, 1 << 20
+
+
+def spool_stdin(path: str) -> str:
+    """Return the path; for `-`, the path of a temporary copy of stdin, removed when the program ends.
+
+    Raise UsageError if stdin is a terminal or closed, and LimitError if it is too long.
+    """
+    if path != "-":
+        return path
+    import atexit
+    import tempfile
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError(
+            "'-' reads a checkpoint from stdin, which is a terminal", hint="ckpttool inspect - < FILE"
+        )
+    folder = tempfile.mkdtemp(prefix="ckpttool-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy_path, total = os.path.join(folder, "stdin"), 0
+    with open(copy_path, "wb") as copied:
+        while piece := sys.stdin.buffer.read(_PIECE):
+            total += len(piece)
+            if total > _MOST_STDIN:
+                raise LimitError("stdin is too long", expected=f"at most {_MOST_STDIN:,} bytes")
+            copied.write(piece)
+    return copy_path
+
+
 # Arguments and options shared by several commands.
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
+]
+PathOrStdin = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="File, TensorFlow prefix or folder; - for stdin.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]

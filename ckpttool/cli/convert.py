@@ -19,6 +19,7 @@ from ckpttool.cli.common import (
     Quiet,
     make_importable,
     show_progress,
+    use_checkpoint,
 )
 from ckpttool.core import sidecar
 from ckpttool.core.errors import UsageError
@@ -194,6 +195,7 @@ def convert(
     from ckpttool.commands import convert
 
     options = _conversion_options(what, selection, mapping, agent, model, output)
+    source = use_checkpoint(source, quiet=output.quiet or output.as_json)
     with show_progress("convert", quiet=output.quiet or output.as_json) as moving:
         done = convert.convert(source, target, options, progress=moving)
     done = replace(done, report=done.report.shown(output.glob))
@@ -369,6 +371,7 @@ def verify(
     from ckpttool.commands import verify
 
     like_a, like_b = models.specs()
+    first, second = (use_checkpoint(each, quiet=quiet or as_json) for each in (first, second))
     with show_progress("verify", quiet=quiet or as_json) as moving:
         found = verify.verify(
             first,

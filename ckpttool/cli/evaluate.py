@@ -268,6 +268,10 @@ def _require_output(output: OutputOptions) -> str | None:
     return lines
 
 
+# Other names of backends, accepted as they are.
+_BACKEND_ALIASES = {"pytorch": "torch", "tf": "tensorflow", "tf2": "tensorflow", "onnx": "onnxruntime"}
+
+
 def _protocol(environment: EnvironmentOptions, play: PlayOptions) -> Protocol:
     from ckpttool.commands.evaluate import Protocol, parse_float_type
 
@@ -276,7 +280,7 @@ def _protocol(environment: EnvironmentOptions, play: PlayOptions) -> Protocol:
         play.seed,
         environment.num_envs,
         play.device,
-        play.backend,
+        _BACKEND_ALIASES.get(play.backend, play.backend),
         play.network,
         parse_float_type(play.dtype),
         environment.engine,

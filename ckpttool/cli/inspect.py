@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -19,10 +19,12 @@ from ckpttool.cli.common import (
     ModelOptions,
     OptionPanel,
     PathArgument,
+    PathOrStdin,
     Quiet,
     fit_path,
     make_importable,
     show_progress,
+    use_checkpoint,
     wrap_sentence,
 )
 from ckpttool.cli.tables import TreeView
@@ -71,9 +73,7 @@ class TreeOptions(OptionPanel, title="Tree"):
     ] = "file"
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
     aliases: Annotated[bool, typer.Option("--aliases", help="Show all aliases of each tensor.")] = False
-    whole: Annotated[
-        bool, typer.Option("--all", help="Show all values, not only the first 20 of very many.")
-    ] = False
+    whole: Annotated[bool, typer.Option("--all", help="Show all levels, alike siblings and values.")] = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class GraphOptions(OptionPanel, title="Graph"):
 
 
 def inspect(
-    path: PathArgument,
+    path: PathOrStdin,
     tree: TreeOptions,
     pickle: PickleOptions,
     drawing: GraphOptions,
@@ -108,14 +108,16 @@ def inspect(
 ) -> int:
     """Show the contents of a checkpoint: module tree, shapes, types, roles, totals and layout.
 
-    For a folder, list its checkpoints and show the latest one.
+    For a folder, list its checkpoints and show the latest one. Siblings that differ only in their numbers
+    share a line. A terminal shows the levels that fit its height; longer output goes through $PAGER
+    (less by default, cat for none).
     """
     import gc
 
     # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
     gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
-    found = load_listing(path, tree.glob, layout)
+    found = load_listing(common.spool_stdin(path), tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
     drawn = None
     if drawing.graph is not None:
@@ -123,9 +125,34 @@ def inspect(
     if as_json:
         common.print_text(common.render_document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
-        common.print_text(render_listing(found, view, drawn))
+        common.page_text(render_listing(found, view, drawn))
         common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
     return status
+
+
+def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) -> int:
+    """Show a checkpoint as inspect does, what doctor finds in it, and the next commands.
+
+    Exits with 1 on a finding.
+    """
+    from ckpttool.commands import doctor
+
+    found = load_listing(path, None, None)
+    if as_json:
+        common.print_text(common.render_document(found.document()))
+        return 0
+    view = parse_view(TreeOptions(), names=False, quiet=quiet)
+    if not isinstance(found, CheckpointSummary):
+        common.page_text(render_listing(found, view, None))
+        return 0
+    with show_progress("doctor", quiet=quiet) as moving:
+        diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
+    verdict = tables.render_diagnosis(diagnosis, quiet=quiet)
+    if view.screen is not None:
+        view = replace(view, screen=view.screen - verdict.count("\n") - 2)
+    common.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
+    common.print_next_steps(common.after_inspect, found, quiet=quiet)
+    return 1 if diagnosis.findings else 0
 
 
 _SHOWN = 20
@@ -134,8 +161,17 @@ _SHOWN = 20
 def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return the tree view given by the options; raise UsageError for an unknown sort key."""
     _require_order(tree.sort, get_args(Sort))
+    # Below the tree come two suggested commands and the prompt.
+    screen = None if (height := common.terminal_height()) is None else height - (1 if quiet else 3)
     return TreeView(
-        tree.keys, tree.aliases, tree.depth, cast(Sort, tree.sort), quiet, names, whole=tree.whole
+        tree.keys,
+        tree.aliases,
+        tree.depth,
+        cast(Sort, tree.sort),
+        quiet,
+        names,
+        whole=tree.whole,
+        screen=screen,
     )
 
 
@@ -186,10 +222,12 @@ def render_listing(
         lines = [f"{format_count(drawn['modules'], 'module')}, {format_count(drawn['edges'], 'edge')}"]
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
-    tree = tables.render_tree(found, view)
     if view.quiet or len(found.checkpoints) < 2:
-        return tree
-    return "\n".join([*_checkpoint_table(found.checkpoints, _SHOWN), "", tree])
+        return tables.render_tree(found, view)
+    table = [*_checkpoint_table(found.checkpoints, _SHOWN), ""]
+    if view.screen is not None:
+        view = replace(view, screen=view.screen - len(table))
+    return "\n".join([*table, tables.render_tree(found, view)])
 
 
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
@@ -217,7 +255,7 @@ def _format_count(number: int | None) -> str:
 
 
 def digest(
-    path: PathArgument,
+    path: PathOrStdin,
     check: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
@@ -229,6 +267,7 @@ def digest(
     """Print the sha256 of every tensor and of the whole; verify the format's checksums."""
     from ckpttool.commands import digest
 
+    path = use_checkpoint(common.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
         found = digest.digest(path, moving)
     compared = digest.compare_with_saved(found, check) if check is not None else None
@@ -281,6 +320,7 @@ def stats(
     from ckpttool.commands import stats
 
     _require_order(sort, _ORDERS)
+    path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("stats", quiet=quiet or as_json) as moving:
         found = stats.stats(path, glob, layout, moving)
     if as_json:
@@ -331,6 +371,7 @@ def diff(
     """
     from ckpttool.commands import diff
 
+    left, right = (use_checkpoint(each, quiet=quiet or as_json) for each in (left, right))
     with show_progress("diff", quiet=quiet or as_json) as moving:
         found = diff.diff(
             left,
@@ -374,6 +415,7 @@ def doctor(
     """
     from ckpttool.commands import doctor
 
+    path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("doctor", quiet=quiet or as_json) as moving:
         found = doctor.diagnose(
             path,
@@ -439,6 +481,8 @@ def report(
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
+    path = use_checkpoint(path, quiet=quiet or as_json)
+    other = None if other is None else use_checkpoint(other, quiet=quiet or as_json)
     with show_progress("report", quiet=quiet or as_json) as moving:
         made = report.write_report(
             path,

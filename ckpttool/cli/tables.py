@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckpttool.cli import common
 from ckpttool.cli.common import (
     BOLD,
+    DIM,
     PLAIN,
+    RED,
     ColumnLine,
     align_columns,
     fit_path,
@@ -29,13 +32,22 @@ from ckpttool.commands.inspect import (
     describe_module_kind,
     format_audit,
     json_value,
-    module_entries,
     signature_lines,
     skip_wrapping_modules,
     summarize_audit,
     user_given_names,
 )
+from ckpttool.commands.outline import (
+    ListingOutline,
+    OmittedValues,
+    OutlineEntry,
+    ScalarReader,
+    SiblingGroup,
+    describe_group,
+    missing_shards,
+)
 from ckpttool.core import sidecar, urls
+from ckpttool.core.checkpoint import CODE, Checkpoint, worst_verdict
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
@@ -587,7 +599,8 @@ class TreeView:
 
     `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at
     `depth` are one line each. `names` adds what loading the file would import and call. `quiet` omits
-    everything but the tree. `whole` shows all values and tensors, however many.
+    everything but the tree. `whole` shows all values and tensors, however many. `screen` is the number of
+    lines that the text may have, if deeper levels are to be folded; None prints all levels.
     """
 
     keys: bool = False
@@ -597,28 +610,39 @@ class TreeView:
     quiet: bool = False
     names: bool = False
     whole: bool = False
+    screen: int | None = None
 
 
-# Modules with more than _MANY plain values show only the first ones; _MOST_* limit the rows in total.
-_MANY, _FIRST, _MOST_VALUES, _MOST_TENSORS = 100, 20, 1000, 10_000
+# Limits of the rows in total.
+_MOST_VALUES, _MOST_TENSORS = 1000, 10_000
+# Rows of the tree on the smallest screens.
+_FEWEST_ROWS = 4
 
 
 def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     """Return the tree with a header, the format's own details, and notes."""
-    lines = list(_tree_lines(found.modules[0], view)) if found.modules else []
-    body = align_columns(lines, terminal_width())
-    if view.quiet:
-        return "\n".join(body)
-    signatures = signature_lines(found.checkpoint.details, terminal_width())
+    around = [] if view.quiet else _surrounding_parts(found, view)
+    room = None
+    if view.screen is not None:
+        room = view.screen - sum(len(lines) + 1 for part in around if (lines := _screen_lines(part)))
+    body = _TreeRows(found, view, room).render()
+    parts = [*around[:1], body, *around[1:]]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[str]]:
+    """Return the header, and everything below the tree."""
     table = format_audit(found.checkpoint.code_references) if view.names else []
-    parts = [
+    return [
         _header_lines(found),
-        body,
-        signatures,
+        signature_lines(found.checkpoint.details, terminal_width()),
         table,
         [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _screen_lines(part: list[str]) -> list[str]:
+    return [line for text in part for line in text.split("\n")]
 
 
 def _header_lines(found: CheckpointSummary) -> list[str]:
@@ -626,9 +650,9 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
     layout = found.layout or "none recognised"
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
     written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
-    where = clean(urls.display_url(checkpoint.path))
     lines = [
-        f"{BOLD}{where}{PLAIN}" if has_colors() else where,
+        *_danger_lines(checkpoint),
+        _title_line(checkpoint),
         f"format {checkpoint.format} ({checks}){written}",
         f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
         f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}{_frozen_suffix(found)}, "  # noqa: E501
@@ -642,7 +666,26 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
             for role, n, elements, nbytes in rows
         ]
     audit = summarize_audit(checkpoint.code_references)
-    return [*lines, wrap_sentence(audit)] if audit else lines
+    return [*lines, wrap_sentence(audit)] if audit and not _danger_lines(checkpoint) else lines
+
+
+def _danger_lines(checkpoint: Checkpoint) -> list[str]:
+    """Return the sentence on code that loading would run, which comes first; none without such code."""
+    if worst_verdict(checkpoint.code_references) != CODE:
+        return []
+    sentence = wrap_sentence(f"danger: {summarize_audit(checkpoint.code_references)}")
+    return [f"{RED}{sentence}{PLAIN}" if has_colors() else sentence]
+
+
+def _title_line(checkpoint: Checkpoint) -> str:
+    """Return the path, and the shards that are missing."""
+    where = clean(urls.display_url(checkpoint.path))
+    lost = missing_shards(checkpoint)
+    title = f"{BOLD}{where}{PLAIN}" if has_colors() else where
+    if not lost:
+        return title
+    what = f"missing {abbreviate_list(list(map(clean, lost)), 3)}"
+    return f"{title}: {f'{RED}{what}{PLAIN}' if has_colors() else what}"
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:
@@ -652,68 +695,100 @@ def _frozen_suffix(found: CheckpointSummary) -> str:
     return f" ({frozen:,} frozen)" if frozen else ""
 
 
-def _tree_lines(root: ModuleSummary, view: TreeView) -> Iterator[ColumnLine]:
-    waiting = [(0, name, entry) for name, entry in reversed(_visible_entries(root, view))]
-    left = {TensorRow: _MOST_TENSORS, ValueRow: _MOST_VALUES}
-    over = dict.fromkeys(left, 0)
-    while waiting:
-        level, name, entry = waiting.pop()
-        if isinstance(entry, _OmittedValues):
-            yield ColumnLine(
-                level, f"and {entry.values:,} more", "values; use --all to show them", "", "", ""
-            )
-            continue
-        if not isinstance(entry, ModuleSummary):
-            left[type(entry)] -= 1
-            if view.whole or left[type(entry)] >= 0:
-                yield _entry_line(level, name, entry, view)
-            else:
-                over[type(entry)] += 1
-            continue
-        name, module = skip_wrapping_modules(name, entry)
-        folded = view.depth is not None and level + 1 >= view.depth
-        yield _module_line(level, name, module, folded=folded)
-        if not folded:
-            waiting += [(level + 1, name, each) for name, each in reversed(_visible_entries(module, view))]
-    hidden = [format_count(over[kind], word) for kind, word in _ROWS if over[kind]]
-    if hidden:
-        yield ColumnLine(
-            0,
-            f"not shown: {' and '.join(hidden)}",
-            "use --all to show them, --depth N to fold modules",
-            "",
-            "",
-            "",
-        )
+class _TreeRows:
+    """The rows of one tree: every level, or those that fit into `room` lines."""
+
+    def __init__(self, found: CheckpointSummary, view: TreeView, room: int | None) -> None:
+        details = view.whole or view.keys or view.aliases
+        self.outline = ListingOutline(found.modules, view.sort, whole=details)
+        self.view = view
+        self.scalars = ScalarReader(found.checkpoint)
+        self.most, self.depth = None, view.depth
+        if room is not None and not details and view.depth is None:
+            # The title of the columns and the line on hidden levels take one line each.
+            self.most = max(_FEWEST_ROWS, room - 2)
+            self.depth = self.outline.fitting_depth(self.most)
+
+    def render(self) -> list[str]:
+        """Return the lines in columns, and how to show more."""
+        lines = list(self.lines())
+        hidden = []
+        if self.most is not None and len(lines) > self.most:
+            hidden = [f"{len(lines) - self.most + 1:,} more entries: --all shows them"]
+            del lines[self.most - 1 :]
+        elif self.most is not None and self.depth is not None:
+            deeper = f"--depth {self.depth + 1} or --all"
+            hidden = [f"{format_count(self.depth, 'level')} shown: {deeper} shows more"]
+        if hidden and has_colors():
+            hidden = [f"{DIM}{hidden[0]}{PLAIN}"]
+        return [*align_columns(lines, terminal_width(), cut=sys.stdout.isatty()), *hidden]
+
+    def lines(self) -> Iterator[ColumnLine]:
+        """Yield the rows from top to bottom."""
+        if self.outline.root is None:
+            return
+        waiting = self._waiting(0, self.outline.entries(self.outline.root))
+        left = {TensorRow: _MOST_TENSORS, ValueRow: _MOST_VALUES}
+        over = dict.fromkeys(left, 0)
+        while waiting:
+            level, name, entry = waiting.pop()
+            if isinstance(entry, TensorRow | ValueRow):
+                left[type(entry)] -= 1
+                if not self.view.whole and left[type(entry)] < 0:
+                    over[type(entry)] += 1
+                    continue
+            folded = self.depth is not None and level + 1 >= self.depth
+            yield self._line(level, name, entry, folded=folded)
+            if not folded:
+                waiting += self._waiting(level + 1, self.outline.children(entry))
+        hidden = [format_count(over[kind], word) for kind, word in _ROWS if over[kind]]
+        if hidden:
+            what = "use --all to show them, --depth N to fold modules"
+            yield ColumnLine(0, f"not shown: {' and '.join(hidden)}", what, "", "", "")
+
+    def _waiting(
+        self, level: int, entries: list[tuple[str, OutlineEntry]]
+    ) -> list[tuple[int, str, OutlineEntry]]:
+        return [(level, name, entry) for name, entry in reversed(entries)]
+
+    def _line(self, level: int, name: str, entry: OutlineEntry, *, folded: bool) -> ColumnLine:
+        if isinstance(entry, SiblingGroup):
+            return _group_line(level, name, entry, folded=folded)
+        if isinstance(entry, OmittedValues):
+            what = "values; use --all to show them"
+            return ColumnLine(level, f"and {entry.values:,} more", what, "", "", "")
+        if isinstance(entry, ModuleSummary):
+            return _module_line(level, *skip_wrapping_modules(name, entry), folded=folded)
+        return _entry_line(level, name, entry, self.view, self.scalars)
 
 
 _ROWS: tuple[tuple[type[TensorRow | ValueRow], str], ...] = ((TensorRow, "tensor"), (ValueRow, "value"))
 
 
-@dataclass(frozen=True, slots=True)
-class _OmittedValues:
-    """Values of a module that are counted, not listed."""
-
-    values: int
-
-
-def _visible_entries(
-    module: ModuleSummary, view: TreeView
-) -> list[tuple[str, ModuleSummary | TensorRow | ValueRow | _OmittedValues]]:
-    """Return the entries of a module; of very many plain values, the first ones and the number left out."""
-    found: list[tuple[str, ModuleSummary | TensorRow | ValueRow | _OmittedValues]] = list(
-        module_entries(module, view.sort)
+def _group_line(level: int, name: str, group: SiblingGroup, *, folded: bool) -> ColumnLine:
+    """Return the row of alike siblings: the numbers are sums over all of them."""
+    what = f"{describe_group(group)} ({group.count:,} alike)".strip()
+    first = group.first
+    if isinstance(first, ValueRow):
+        return ColumnLine(level, clean(name), what, "", "", "")
+    if isinstance(first, TensorRow):
+        elements = group.count * first.leaf.size if first.leaf.role == "parameter" else 0
+        role = first.leaf.role if first.leaf.role != "parameter" else ""
+        note = f"slot {first.leaf.slot}" if first.leaf.slot is not None else role
+        nbytes = format_size(group.count * first.leaf.nbytes)
+        return ColumnLine(level, clean(name), what, f"{elements:,}" if elements else "", nbytes, clean(note))
+    shown, module = skip_wrapping_modules(name, first)
+    if folded:
+        what = f"{what.removesuffix(')')}, {format_count(group.count * module.tensors, 'tensor')})"
+    return ColumnLine(
+        level,
+        clean(shown),
+        what,
+        f"{group.count * module.parameters:,}" if module.parameters else "",
+        format_size(group.count * module.nbytes) if module.tensors else "",
+        "" if module.built else "not built",
+        module=True,
     )
-    values = sum(isinstance(entry, ValueRow) for _, entry in found)
-    if view.whole or values <= _MANY:
-        return found
-    kept = []
-    seen = 0
-    for name, entry in found:
-        seen += isinstance(entry, ValueRow)
-        if seen <= _FIRST or not isinstance(entry, ValueRow):
-            kept.append((name, entry))
-    return [*kept, ("", _OmittedValues(values - _FIRST))]
 
 
 def _module_line(level: int, name: str, module: ModuleSummary, *, folded: bool) -> ColumnLine:
@@ -735,7 +810,9 @@ def _module_line(level: int, name: str, module: ModuleSummary, *, folded: bool) 
     )
 
 
-def _entry_line(level: int, name: str, row: TensorRow | ValueRow, view: TreeView) -> ColumnLine:
+def _entry_line(
+    level: int, name: str, row: TensorRow | ValueRow, view: TreeView, scalars: ScalarReader
+) -> ColumnLine:
     if isinstance(row, ValueRow):
         shown = json_value(row.leaf)
         text = clean(str(shown["value"]))
@@ -746,10 +823,11 @@ def _entry_line(level: int, name: str, row: TensorRow | ValueRow, view: TreeView
     if view.aliases:
         below += tuple(f"also {clean(alias)}" for alias in row.aliases)
     lead, note = _tensor_note(row, recorded=not view.aliases)
+    what, value = _type_text(leaf.dtype, leaf.shape), scalars.read(leaf)
     return ColumnLine(
         level,
         clean(name),
-        _type_text(leaf.dtype, leaf.shape),
+        f"{what} = {value}" if value else what,
         f"{leaf.size:,}" if leaf.role == "parameter" else "",
         format_size(leaf.nbytes),
         clean(note),

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -148,10 +149,13 @@ def _without_latest(
     state, notes = _read_state_file(path)
     listed = _list_by_step(path, state, None)
     whole = [each for each in listed if each.complete and each.format is not None]
-    if state is None and (taken := _single_version(path, listed)) is not None:
-        found = summary(taken.path, glob, layout)
-        listed = [replace(each, latest=each is taken) for each in listed]
+    choice = choose_checkpoint(path) if state is None else CheckpointChoice(path, path)
+    if choice.location != path:
+        found = summary(choice.location, glob, layout)
+        listed = [replace(each, latest=each.path == choice.location) for each in listed]
         return replace(found, checkpoints=tuple(_add_training_counts(listed)))
+    if len(listed) < 2 and choice.candidates:
+        return CheckpointFolder(path, tuple(_add_training_counts([*choice.candidates])), (), choice.hint)
     if len(listed) < 2 or not whole:
         raise error
     if state is not None:
@@ -162,6 +166,108 @@ def _without_latest(
         tuple(notes),
         f"no checkpoint is marked as the latest; inspect {urls.display_url(whole[-1].path)}",
     )
+
+
+# The checkpoint that a folder stands for, in every command that reads one.
+
+# Names to examine in subfolders.
+_MOST_BELOW = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """The checkpoint that a path stands for, or those of a folder from which the user must choose.
+
+    `path` is the path to open, `location` the checkpoint that it leads to. With `candidates`, from
+    `folders` training runs, both are the given path.
+    """
+
+    path: str
+    location: str
+    candidates: tuple[CheckpointRow, ...] = ()
+    folders: int = 0
+
+    @property
+    def problem(self) -> str:
+        """Why there is no single checkpoint."""
+        if self.folders > 1:
+            return f"this folder contains {self.folders:,} training runs"
+        return f"this folder contains {len(self.candidates):,} checkpoints, and no file names the latest"
+
+    @property
+    def hint(self) -> str:
+        """How to choose one."""
+        last = urls.display_url(self.candidates[-1].path)
+        what = (
+            "the folder contains several training runs"
+            if self.folders > 1
+            else "no checkpoint is marked as the latest"
+        )
+        return f"{what}; inspect {last}"
+
+
+def choose_checkpoint(path: str) -> CheckpointChoice:
+    """Return the checkpoint that a path stands for.
+
+    A folder stands for the checkpoint that its files name as the latest, else for the only one in it or in
+    the nearest folders below that contain any. A path that leads nowhere is returned as it is: opening it
+    reports the error. Raise nothing.
+    """
+    given = CheckpointChoice(path, path)
+    if urls.is_url(path) or not filesystem.isdir(path):
+        return given
+    try:
+        return replace(given, location=resolve(path).location)
+    except NotACheckpointError:
+        found = _nearest_checkpoints(path)
+    except (CkpttoolError, OSError):
+        return given
+    if len(found) == 1 and next(iter(found)) != path:
+        (folder,) = found
+        with suppress(CkpttoolError, OSError):
+            location = resolve(folder).location
+            return CheckpointChoice(location, location)
+    if not found:
+        return given
+    if len(found) > 1:
+        latest = tuple(_latest_row(folder, rows) for folder, rows in found.items())
+        return CheckpointChoice(path, path, latest, len(found))
+    ((folder, rows),) = found.items()
+    taken = rows[0] if len(rows) == 1 else _single_version(folder, rows)
+    if taken is not None:
+        return CheckpointChoice(taken.path, taken.path)
+    return CheckpointChoice(path, path, tuple(rows), 1)
+
+
+def _latest_row(folder: str, rows: list[CheckpointRow]) -> CheckpointRow:
+    """Return the checkpoint of a run that its files name as the latest, else the one with the last name."""
+    with suppress(CkpttoolError, OSError):
+        latest = resolve(folder).location
+        return next((row for row in rows if row.path == latest), rows[-1])
+    return rows[-1]
+
+
+def _nearest_checkpoints(top: str) -> dict[str, list[CheckpointRow]]:
+    """Return the complete checkpoints of the folder, else of the nearest level below it, by folder."""
+    level, left = [top], _MOST_BELOW
+    while level and left > 0:
+        found: dict[str, list[CheckpointRow]] = {}
+        below: list[str] = []
+        for folder in level:
+            names = sorted(list_names(folder))
+            left -= len(names)
+            with suppress(CkpttoolError, OSError):
+                rows = _list_by_step(folder, _read_state_file(folder)[0], None)
+                # What a subfolder leads to is found in it, with the other checkpoints there.
+                direct = [row for row in rows if _is_directly_in(row.path, folder)]
+                if complete := [row for row in direct if row.complete and row.format is not None]:
+                    found[folder] = complete
+            inner = (os.path.join(folder, name) for name in names if not name.startswith("."))
+            below += [each for each in inner if filesystem.isdir(each) and not os.path.islink(each)]
+        if found:
+            return found
+        level = below
+    return {}
 
 
 def _single_version(folder: str, listed: list[CheckpointRow]) -> CheckpointRow | None:
@@ -382,13 +488,27 @@ def expand_paths(paths: Sequence[str]) -> tuple[CheckpointEntry, ...]:
 
 def _expand_path(path: str, *, alone: bool) -> Iterator[CheckpointEntry]:
     path = filesystem.resolve_path(path)
-    if filesystem.isdir(path) and (inside := list_checkpoints(path)):
+    if filesystem.isdir(path) and (inside := list_checkpoints(path) or _list_below(path)):
         for each in inside:
             yield CheckpointEntry(each.path, named=False, found=_resolve_listed(each))
     elif glob.has_magic(path) and not filesystem.lexists(path):
         yield from _expand_pattern(path)
     elif alone or not path.endswith(BESIDE):
         yield _resolve_named(path)
+
+
+def _list_below(path: str) -> tuple[CheckpointRow, ...]:
+    """Return the checkpoints of the only folder below that contains any; none if the path is a checkpoint."""
+    if urls.is_url(path):
+        return ()
+    try:
+        resolve(path)
+    except NotACheckpointError:
+        found = _nearest_checkpoints(path)
+        return tuple(next(iter(found.values()))) if len(found) == 1 else ()
+    except (CkpttoolError, OSError):
+        return ()
+    return ()
 
 
 def _resolve_listed(listed: CheckpointRow) -> CheckpointLocation | None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from ckpttool.core import checkpoint, limits, plugins, urls
 from ckpttool.core.checkpoint import By, Checkpoint, CodeReference
@@ -301,12 +301,12 @@ def count_training(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> d
 
 
 def _add_count(found: dict[str, int], name: str, leaf: Leaf | ValueLeaf) -> None:
-    plain = _read_number(leaf) if isinstance(leaf, Leaf) else leaf.value
+    plain = read_number(leaf) if isinstance(leaf, Leaf) else leaf.value
     if isinstance(plain, int | float) and not isinstance(plain, bool) and 0 <= plain < _LARGEST:
         found[name] = max(found.get(name, 0), int(plain))
 
 
-def _read_number(leaf: Leaf) -> int | float | None:
+def read_number(leaf: Leaf) -> int | float | None:
     """Return a one-element tensor as a number, read without NumPy; None if it is larger or damaged."""
     form = _FORMS.get(leaf.dtype)
     if form is None or leaf.size != 1:
@@ -466,6 +466,8 @@ _OWN_LISTS = re.compile(
 )
 Sort = Literal["file", "size", "name"]
 
+_DIGIT = re.compile("[0-9]")
+_Entry = TypeVar("_Entry", bound="TensorRow | ValueRow | ModuleSummary")
 _NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
 # A configuration may be nested to any depth; the displayed part is limited.
 _DEEPEST_FACT = 6
@@ -574,13 +576,26 @@ def user_given_names(names: Iterable[str]) -> list[str]:
 def module_entries(
     module: ModuleSummary, sort: Sort
 ) -> list[tuple[str, TensorRow | ValueRow | ModuleSummary]]:
-    """Return the module's contents by name: its own entries before modules, or in another order."""
+    """Return the module's contents by name: its own entries before modules, or in another order.
+
+    Where a file lists names alphabetically, numbers are in natural order (2 before 10).
+    """
+    if sort == "file":
+        return [*_in_natural_order(module.rows), *_in_natural_order([*module.below.items()])]
     found: list[tuple[str, TensorRow | ValueRow | ModuleSummary]] = [*module.rows, *module.below.items()]
     if sort == "name":
         found.sort(key=lambda entry: natural_sort_key(entry[0]))
     elif sort == "size":
         found.sort(key=lambda entry: -_nbytes(entry[1]))
     return found
+
+
+def _in_natural_order(entries: list[tuple[str, _Entry]]) -> list[tuple[str, _Entry]]:
+    """Return entries in alphabetical order in natural order; others as they are."""
+    names = [name for name, _ in entries]
+    if len(names) < 2 or not any(map(_DIGIT.search, names)) or names != sorted(names):
+        return entries
+    return sorted(entries, key=lambda entry: natural_sort_key(entry[0]))
 
 
 def _nbytes(entry: TensorRow | ValueRow | ModuleSummary) -> int:

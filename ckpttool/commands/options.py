@@ -749,6 +749,15 @@ _SUFFIXES = {
 }
 _INDEX = ".index"
 # Other names that users type for a target, in lower case without separators.
+# Other names of targets, accepted as they are.
+_ALIASES = {
+    "pytorch": "torch",
+    "tensorflow": "tf",
+    "tf2": "tf",
+    "hf": "safetensors",
+    "huggingface": "safetensors",
+    "onnxruntime": "onnx",
+}
 _MEANT = {
     "tensorflow": "tf",
     "tf2": "tf",
@@ -792,6 +801,7 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
 def infer_target_word(target: str, to: str | None) -> str:
     """Return the target's name: `to`, else the one implied by the target's suffix."""
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
+    chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
     if chosen is None:
         stem, suffix = os.path.splitext(target)
         hint = f"use --to with {_COMMON} or a library name; {_ALL}"

@@ -409,6 +409,11 @@ class MissingShard(NamedTuple):
 
     path: str
 
+    @property
+    def missing_path(self) -> str:
+        """Path of the missing shard."""
+        return self.path
+
     def read(self) -> bytes:
         """Raise TruncatedError."""
         raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)

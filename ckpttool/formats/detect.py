@@ -100,8 +100,16 @@ def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkp
     return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
 
 
-def note_other_shards(checkpoint: Checkpoint) -> str | None:
-    """Return a note that names the other shards, if the file is one shard of a Hugging Face model."""
+class OtherShards(NamedTuple):
+    """The number of a shard of a Hugging Face model, the total, and the names of the missing ones."""
+
+    number: int
+    total: int
+    missing: tuple[str, ...]
+
+
+def find_other_shards(checkpoint: Checkpoint) -> OtherShards | None:
+    """Return what the name of a single shard of a Hugging Face model implies; None for another file."""
     if len(checkpoint.files) != 1:
         return None
     folder, name = os.path.split(checkpoint.files[0].path)
@@ -116,14 +124,20 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
         f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
     ]
     missing = [each for each in others if not filesystem.isfile(os.path.join(folder, each))]
+    return OtherShards(int(shard["number"]), total, tuple(missing))
+
+
+def note_other_shards(checkpoint: Checkpoint) -> str | None:
+    """Return a note that names the other shards, if the file is one shard of a Hugging Face model."""
+    found = find_other_shards(checkpoint)
+    if found is None:
+        return None
     rest = (
-        f"missing: {abbreviate_list(missing, 3)}"
-        if missing
+        f"missing: {abbreviate_list(list(found.missing), 3)}"
+        if found.missing
         else "open the index or the folder to read all shards"
     )
-    return (
-        f"shard {int(shard['number'])} of {total}: the tensors of the other shards are not included ({rest})"
-    )
+    return f"shard {found.number} of {found.total}: the tensors of the other shards are not included ({rest})"
 
 
 def resolve(path: str) -> CheckpointLocation:
@@ -205,7 +219,8 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
             return error
         if filesystem.lexists(probe.path):
             return NotFoundError("broken symbolic link", file=probe.path)
-        return NotFoundError("checkpoint not found", file=probe.path, hint=_suggest_similar(probe))
+        hint = _explain_windows_path(probe.path) or _suggest_similar(probe)
+        return NotFoundError("checkpoint not found", file=probe.path, hint=hint)
     if probe.kind == "folder":
         names = sorted(probe.names)
         if _ORBAX & set(names):
@@ -237,6 +252,21 @@ def _latest_first(locations: list[str]) -> list[str]:
 
     found = sorted(locations, key=numbers, reverse=True)
     return sorted(found, key=lambda each: re.sub(r"[0-9]+", "0", os.path.basename(each)))
+
+
+# A drive or a network share, or backslashes instead of slashes.
+_WINDOWS_PATH = re.compile(r"(?P<drive>[A-Za-z]):[\\/]|\\\\[^\\]+\\|[^/\\]+\\[^/]+\Z")
+
+
+def _explain_windows_path(path: str) -> str | None:
+    """Return a hint for a Windows path on a POSIX system, with the path in WSL; None for another path."""
+    found = _WINDOWS_PATH.match(path) if os.name == "posix" else None
+    if found is None:
+        return None
+    drive, plain = found["drive"], path.replace("\\", "/")
+    if drive is not None:
+        return f"this is a Windows path; in WSL it is /mnt/{drive.lower()}{plain[2:]}"
+    return f"this is a Windows path; with slashes it is {plain}"
 
 
 def _suggest_similar(probe: Probe) -> str | None:
@@ -352,7 +382,21 @@ _OTHERS = (
     _FileSignature(b"\xff\xd8\xff", "a JPEG image", _NO_WEIGHTS),
     _FileSignature(b"GIF8", "a GIF image", _NO_WEIGHTS),
     _FileSignature(b"%PDF-", "a PDF document", _NO_WEIGHTS),
-    _FileSignature(b"ftyp", "a video", _NO_WEIGHTS, 4),
+    _FileSignature(b"ftyp", "a video (MP4)", _NO_WEIGHTS, 4),
+    _FileSignature(b"\x1a\x45\xdf\xa3", "a video (Matroska or WebM)", _NO_WEIGHTS),
+    _FileSignature(b"WEBP", "a WebP image", _NO_WEIGHTS, 8),
+    _FileSignature(b"AVI ", "a video (AVI)", _NO_WEIGHTS, 8),
+    _FileSignature(b"WAVE", "a sound file (WAV)", _NO_WEIGHTS, 8),
+    _FileSignature(b"OggS", "an Ogg media file", _NO_WEIGHTS),
+    _FileSignature(b"II*\0", "a TIFF image", _NO_WEIGHTS),
+    _FileSignature(b"MM\0*", "a TIFF image", _NO_WEIGHTS),
+    _FileSignature(b"\x7fELF", "a program or shared library (ELF)", _NO_WEIGHTS),
+    _FileSignature(b"MZ", "a Windows program or library", _NO_WEIGHTS),
+    _FileSignature(b"\xcf\xfa\xed\xfe", "a macOS program or library", _NO_WEIGHTS),
+    _FileSignature(b"\0asm", "a WebAssembly module", _NO_WEIGHTS),
+    _FileSignature(b"DUCK", "a DuckDB database", _NO_WEIGHTS, 8),
+    _FileSignature(b"\xff\xff\xff\xff\x10\0\0\0", "an Arrow stream", _NO_WEIGHTS),
+    _FileSignature(b"Obj\x01", "an Avro table", _NO_WEIGHTS),
     _FileSignature(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
     _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
 )
@@ -411,6 +455,8 @@ def _foreign_file_error(probe: Probe) -> NotACheckpointError | None:
     if not _is_text(head):
         return None
     what = _TEXTS.get(os.path.splitext(probe.name)[1].lower())
+    if what is None and head.startswith((b"<?xml", b"<svg")):
+        what = "XML"
     kind = f" ({what})" if what else ""
     message = f"this is a text file{kind}, not a checkpoint"
     return NotACheckpointError(message, file=probe.path, hint=_NO_WEIGHTS)

@@ -205,6 +205,11 @@ class MissingShardTensor(NamedTuple):
     path: str
     checksum: Checksum
 
+    @property
+    def missing_path(self) -> str:
+        """Path of the missing shard."""
+        return self.path
+
     def read(self) -> bytes:
         """Raise TruncatedError."""
         raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import reduce
@@ -46,7 +49,8 @@ Run = Callable[[Sequence[np.ndarray]], list[Tensor]]
 
 def versions() -> dict[str, str]:
     """Return TensorFlow's version."""
-    import tensorflow as tf
+    with quiet_start():
+        import tensorflow as tf
 
     return {"tensorflow": str(tf.__version__)}
 
@@ -57,15 +61,43 @@ def build(network: Network, device: str = "cpu", *, xla: bool = False) -> Tensor
     `xla` compiles the network for every new batch shape, which takes half a second each
     (docs/decisions/0014-network-backends.md lists the gain).
     """
-    _use_one_thread()
-    return TensorFlowPolicy(network, _resolve_device(device), xla=xla)
+    with quiet_start():
+        _use_one_thread()
+        return TensorFlowPolicy(network, _resolve_device(device), xla=xla)
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Buffer stderr while TensorFlow starts, and write it only if that fails.
+
+    Its libraries print notes about the processor before any log level applies (absl, oneDNN).
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(stderr, 2)
+            printed.seek(0)
+            if sys.stderr is not None:
+                sys.stderr.write(printed.read().decode("utf-8", "replace"))
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def learn(learner: Learner) -> TrainingEngine:
     """Return the learner for training on the CPU: gradients by a tape, steps by Keras's optimizer."""
-    from ckpttool.networks.tensorflow_training import TensorFlowEngine
+    with quiet_start():
+        from ckpttool.networks.tensorflow_training import TensorFlowEngine
 
-    return TensorFlowEngine(learner)
+        return TensorFlowEngine(learner)
 
 
 class TensorFlowPolicy:
