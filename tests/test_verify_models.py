@@ -432,6 +432,7 @@ def test_an_agent_against_an_own_model(tmp_path: Path, here: None) -> None:
         ((4, 4, 4), (4, 4, 4), ("last", "first"), None, "first"),
         ((4, 4, 4), (4, 4, 4), ("", ""), None, ""),
         ((7,), None, ("last", "first"), None, ""),
+        ((3, 2, 6, 5), (3, 6, 5, 2), ("first", "last"), None, "last in each frame"),
     ],
 )
 def test_the_order_of_axes(a: Any, b: Any, channels: Any, transpose: bool | None, moved: str) -> None:

@@ -131,7 +131,7 @@ COMMANDS = (
     CommandEntry(
         "verify",
         "ckpttool.cli.convert:verify",
-        "Verify that two checkpoints compute the same agent.",
+        "Verify that two checkpoints compute the same outputs.",
         "Example: ckpttool verify runs/ckpt-15000 agent.pt",
     ),
     CommandEntry(

@@ -677,7 +677,10 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
         for axis in range(a.ndim):
             if np.array_equal(np.flip(a, axis), b):
                 return Cause(f"{title} has axis {axis} in reverse order, e.g. BGR for RGB")
-        return Cause(f"{title} has the numbers of A's {known} in another order")
+        return Cause(
+            f"{title} has the numbers of A's {known} in another order",
+            "convert A again; --flatten states the image that a layer receives flattened",
+        )
     if not b.any():
         return Cause(f"{title} is zero, A's {known} is not")
     share = float(np.abs(a.astype(np.float64) - b).max() / (np.abs(a).max() or 1.0))

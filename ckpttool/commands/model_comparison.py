@@ -317,20 +317,30 @@ class InputPair:
         }
 
 
+# Where B has the channels of A's input, and how their axis moves there, batch included.
+_MOVES = {"first": (-1, 1), "last": (1, -1), "first in each frame": (-1, 2), "last in each frame": (2, -1)}
+_OPPOSITE = {
+    "first": "last",
+    "last": "first",
+    "first in each frame": "last in each frame",
+    "last in each frame": "first in each frame",
+    "": "",
+}
+
+
 def move_channels(array: np.ndarray, how: str) -> np.ndarray:
-    """Return the array with channels moved "first" (after the batch) or "last", or itself."""
-    if how == "first":
-        return np.ascontiguousarray(np.moveaxis(array, -1, 1))
-    return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if how == "last" else array
+    """Return the array with channels moved, or itself if `how` is empty."""
+    return np.ascontiguousarray(np.moveaxis(array, *_MOVES[how])) if how else array
 
 
 def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
-    if how == "first":
-        return (shape[-1], *shape[:-1])
-    return (*shape[1:], shape[0]) if how == "last" else tuple(shape)
-
-
-_OPPOSITE = {"first": "last", "last": "first", "": ""}
+    """Return a shape without batch after the move."""
+    found = list(shape)
+    if how:
+        start, end = (place if place < 0 else place - 1 for place in _MOVES[how])
+        extent = found.pop(start)
+        found.insert(len(found) if end < 0 else end, extent)
+    return tuple(found)
 
 
 class InputResolver:
@@ -396,9 +406,13 @@ class InputResolver:
         by_layers = self._by_channels(len(a.shape))
         if self._transpose is not None:
             return (by_layers or "first") if self._transpose else ""
-        fits = [how for how in ("", "first", "last") if _is_compatible(_moved(a.shape, how), b.shape)]
+        ways = ["", "first", "last", *(["first in each frame", "last in each frame"] * (len(a.shape) > 3))]
+        fits = [how for how in ways if _is_compatible(_moved(a.shape, how), b.shape)]
         if len(fits) != 1:
-            fits = [by_layers] if by_layers in fits else fits
+            preferred = [
+                how for how in (by_layers, f"{by_layers} in each frame") if by_layers and how in fits
+            ]
+            fits = preferred or fits
         how = fits[0] if fits else ""
         if how:
             self.assumed.append(
@@ -686,7 +700,8 @@ def _compare(
     exact = [_exact_outputs(side, session) for side in session.sides]
     progress(6, _STEPS)
     scale = _RoundingBound.of((*calls_a, *calls_b), max(a.layers(), b.layers(), key=len))
-    pairs, left = _pair_outputs(made_a, made_b, session)
+    layouts = [str(each.get("channels", "")) for each in opened]
+    pairs, left = _pair_outputs(made_a, made_b, session, layouts)
     outputs = []
     for name, (x, y, how) in pairs.items():
         references = tuple(
@@ -759,7 +774,7 @@ _Names = tuple[str, str, str]
 
 
 def _pair_outputs(
-    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], session: _Session
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], session: _Session, layouts: Sequence[str]
 ) -> tuple[dict[str, _Names], list[str]]:
     """Return by title the names on both sides and B's order of axes, and the outputs that B lacks."""
     if {*a} == {*b}:
@@ -772,6 +787,8 @@ def _pair_outputs(
     missing, extra = [*a][len(rows) :], [*b][len(rows) :]
     session.notes += [f"only B has output {name}" for name in extra]
     hows = {pair.transposed for pair in session.pairs} - {""}
+    if not hows and all(layouts) and layouts[0] != layouts[1]:
+        hows = {layouts[1]}
     how = hows.pop() if len(hows) == 1 else ""
     found = {}
     for x, y in rows:
@@ -781,7 +798,7 @@ def _pair_outputs(
         if turned and move_channels(b[y], _OPPOSITE[turned]).shape != a[x].shape:
             turned = ""
         if turned:
-            session.assumed.append(f"output {x} of B has channels {turned}, like its inputs")
+            session.assumed.append(f"output {x} of B has channels {turned}, like its convolutions")
         found[x] = x, y, _OPPOSITE[turned]
     return found, missing
 
@@ -929,7 +946,8 @@ class _LayerFinder:
         """Return the place of the first pair that differs and affects what follows.
 
         If the next pair has other inputs and these agree, the two layers are no counterparts: one of
-        them is merged with another layer, e.g. a convolution with its batch norm.
+        them is merged with another layer, e.g. a convolution with its batch norm. A layer before a
+        reshape may have its outputs in another order.
         """
         for place in [place for place in sorted(rows) if not rows[place].within]:
             path = pairs[place].a.path
@@ -938,10 +956,15 @@ class _LayerFinder:
                 each for each in sorted(rows) if each > place and not _is_inside(path, pairs[each].a.path)
             ]
             after = rest[0] if rest else None
-            if after is None or pairs[place].by == "weights" or rows[after].inputs > self._bound:
+            if after is None or rows[after].inputs > self._bound:
                 return place
-            captured = self._capture([pairs[place], pairs[after]])[0]
+            captured, other = self._capture([pairs[place], pairs[after]])
             here, later = captured[pairs[place].a.key], captured[pairs[after].a.key]
+            made = other[pairs[place].b.key].made[0]
+            if pairs[place].by == "weights" and not model_causes.is_reordered(
+                here.made[0], made, self._bound
+            ):
+                return place
             if not here.given or not later.given or np.array_equal(here.given[0], later.given[0]):
                 return place
         return None
