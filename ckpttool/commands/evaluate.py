@@ -201,7 +201,8 @@ class Evaluation:
     @property
     def judgement(self) -> Judgement | None:
         """The comparison with random and good policies, None without references for the environment."""
-        return judge_return(self.env, self.statistics, self.surroundings)
+        threshold = environments.find_reward_threshold(self.env)
+        return judge_return(self.env, self.statistics, self.surroundings, threshold)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""

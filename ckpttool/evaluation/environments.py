@@ -553,6 +553,14 @@ def import_gymnasium() -> Any:
     return importlib.import_module("gymnasium")
 
 
+def find_reward_threshold(env_id: str) -> float | None:
+    """Return the reward threshold that Gymnasium registers for an environment, None without Gymnasium."""
+    if not is_gymnasium_installed():
+        return None
+    spec = import_gymnasium().registry.get(env_id)
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
+
+
 def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
     """Raise UsageError for an argument that is not in the signature of the environment class.
 

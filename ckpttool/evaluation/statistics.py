@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -353,18 +352,21 @@ class Judgement:
         return asdict(self)
 
 
-def judge_return(env: str, found: ReturnStatistics, surroundings: Mapping[str, Any]) -> Judgement | None:
+def judge_return(
+    env: str, found: ReturnStatistics, surroundings: Mapping[str, Any], threshold: float | None = None
+) -> Judgement | None:
     """Compare a mean with the references of `env`; None if there are none for this environment.
 
-    `surroundings` has the `arguments` and `max_episode_steps` of the environment: other rewards or time
-    limits than those of the references make the comparison meaningless.
+    `threshold` is the registered reward threshold; without it, the stored one counts. `surroundings` has
+    the `arguments` and `max_episode_steps` of the environment: with other rewards or time limits than
+    those of the references, no comparison is possible.
     """
     table = _read_references()
     row = table["random"].get(env)
     if not _is_comparable(row, surroundings):
         return None
     published = _find_published(env)
-    goal = _find_goal(env, published)
+    goal = _find_goal(env, table["thresholds"].get(env) if threshold is None else threshold, published)
     chance = None if row is None else _parse_random(row)
     if goal is not None and chance is not None and goal.value <= chance.mean:
         goal = None
@@ -378,18 +380,6 @@ def judge_return(env: str, found: ReturnStatistics, surroundings: Mapping[str, A
     certain = None if found.ci95 is None else limit is None or found.ci95[0] >= limit
     sentence = _format_verdict(verdict, fraction, goal, certain=certain)
     return Judgement(verdict, sentence, fraction, certain, chance, goal, published)
-
-
-def find_reward_threshold(env: str) -> float | None:
-    """Return the reward threshold that Gymnasium registers for an environment, as stored without it."""
-    if importlib.util.find_spec("gymnasium") is not None:
-        import gymnasium
-
-        spec = gymnasium.registry.get(env)
-        found = None if spec is None else spec.reward_threshold
-    else:
-        found = _read_references()["thresholds"].get(env)
-    return None if found is None else float(found)
 
 
 @functools.cache
@@ -426,8 +416,7 @@ def _find_published(env: str) -> tuple[PublishedReturn, ...]:
     return tuple(sorted(found, key=lambda each: -each.mean))
 
 
-def _find_goal(env: str, published: Sequence[PublishedReturn]) -> ReturnGoal | None:
-    threshold = find_reward_threshold(env)
+def _find_goal(env: str, threshold: float | None, published: Sequence[PublishedReturn]) -> ReturnGoal | None:
     if threshold is not None:
         return ReturnGoal(threshold, "threshold", f"Gymnasium's registry, {env}")
     if not published:
