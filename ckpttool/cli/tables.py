@@ -557,6 +557,7 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     table = format_audit(found.checkpoint.code_references) if view.names else []
     parts = [
         _header_lines(found),
+        _dataflow_lines(found),
         body,
         signatures,
         table,
@@ -587,6 +588,14 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
         ]
     audit = summarize_audit(checkpoint.code_references)
     return [*lines, wrap_sentence(audit)] if audit else lines
+
+
+def _dataflow_lines(found: CheckpointSummary) -> list[str]:
+    """Return the dataflow of an agent's networks; empty without an agent."""
+    from ckpttool.commands.dataflow import build_listed_strips, strip_lines
+
+    strips = build_listed_strips(found.binding, found.checkpoint.tree)
+    return [clean(line) for line in strip_lines(strips, terminal_width())]
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:
