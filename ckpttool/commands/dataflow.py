@@ -169,9 +169,13 @@ HEADS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "tanh_clip_affine": (_TANH, _BY, ("clip", "-1 to 1"), _TO),
     "clip_tanh_affine": (("clip", "-2 to 2"), _TANH, _TO),
 }
+# The functions of networks/network.ActivationName, which imports NumPy.
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear")
 _TITLES = {"lstm": "LSTM", "gru": "GRU", "gru_before": "GRU", "layer_norm": "layer norm"}
 _WEIGHTS = ("kernel", "bias", "scale", "offset")
 _UNKNOWN = "not stored; pass --activation"
+# A checkpoint with more entries is not examined as a policy without a layout.
+_FEW = 200
 
 
 @dataclass(slots=True)
@@ -205,7 +209,8 @@ class _StripBuilder:
         hidden = self.facts.hidden
         if hidden:
             name = hidden[min(number, len(hidden) - 1)]
-            self.add("activation", name, assumed=self.facts.assumed.get("hidden", ""))
+            kind: StageKind = "activation" if name in ACTIVATIONS else "unknown"
+            self.add(kind, clean(name), assumed=self.facts.assumed.get("hidden", ""))
         else:
             self.add("unknown", "activation?", assumed=_UNKNOWN)
 
@@ -244,19 +249,35 @@ def build_agent_strips(agent: Agent) -> tuple[FlowStrip, ...]:
     return build_strips(agent.binding, agent.checkpoint.tree, agent_facts(agent))
 
 
-def restore_strips(checkpoint: Checkpoint, layout: str | None = None) -> tuple[FlowStrip, ...]:
+def restore_strips(
+    checkpoint: Checkpoint, layout: str | None = None, sha256: str | None = None
+) -> tuple[FlowStrip, ...]:
     """Return the strips of a checkpoint's agent or of a policy alone, with the facts of its sidecar.
 
-    Raise what restoring the agent raises, and UsageError if there is no network.
+    `sha256` is the checkpoint's digest, computed if needed. Raise what restoring the agent raises, and
+    UsageError if there is no network.
     """
     from ckpttool.commands import restore
 
     binding = restore.recognize_playable_agent(checkpoint, layout)
     if binding is None:
         raise restore.no_agent_error(checkpoint)
-    return build_agent_strips(
-        restore.build_agent(checkpoint, binding, restore.read_verified_sidecar(checkpoint))
-    )
+    own = restore.read_verified_sidecar(checkpoint, sha256)
+    return build_agent_strips(restore.build_agent(checkpoint, binding, own))
+
+
+def find_strips(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str
+) -> tuple[FlowStrip, ...]:
+    """Return the strips for a report: of the restored agent, else of the listing; none without an agent."""
+    if binding is None and len(checkpoint.tree) > _FEW:
+        return ()
+    try:
+        return restore_strips(checkpoint, None if binding is None else binding.layout, sha256)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return build_listed_strips(binding, checkpoint.tree)
 
 
 def _join_alike(strips: Sequence[FlowStrip]) -> tuple[FlowStrip, ...]:
@@ -295,23 +316,28 @@ def _strip(
         streams = _add_encoder(builder, part.component, front)
         _add_layers(builder, part, front, None)
     else:
-        act_dim = _add_inputs(builder, part, sizes)
+        act_dim = _add_inputs(builder, part, binding, sizes)
         _add_layers(builder, part, None, act_dim)
     left = binding.unplaced.get(part.component, ())
     if uncovered := [each for each in left if front is None or each not in front.covers]:
         names = abbreviate_list([clean(each) for each in uncovered], 3)
         notes.append(f"cannot be run: {names}")
+    if odd := sorted({s.name for s in builder.stages if s.kind == "unknown" and not s.assumed}):
+        notes.append(f"cannot be run: {abbreviate_list(odd, 3)}")
     notes += [f"further head: {name}" for name, _ in part.branches]
     _add_output(builder, part, binding)
     return FlowStrip(part.title, tuple(builder.stages), streams, tuple(notes))
 
 
-def _add_inputs(builder: _StripBuilder, part: AgentNetwork, sizes: tuple[int, int] | None) -> int | None:
+def _add_inputs(
+    builder: _StripBuilder, part: AgentNetwork, binding: RecognizedAgent, sizes: tuple[int, int] | None
+) -> int | None:
     """Add the observation, and the action of a Q-function; return the action's size if it joins later."""
     first = _dense_shapes(part, builder.shapes)[0][0]
     critic = part.component.startswith("critic")
     if not critic or sizes is None or first not in (sizes[0], sum(sizes)):
-        builder.add("input", "obs, action" if critic else "obs", (first,))
+        name = "features" if binding.fronts else "obs, action" if critic else "obs"
+        builder.add("input", name, (first,))
         builder.normalize()
         return None
     builder.add("input", "obs", (sizes[0],))
@@ -450,19 +476,23 @@ def strip_lines(strips: Sequence[FlowStrip], width: int) -> Iterator[str]:
     titles = [_format_title(strip) for strip in strips]
     indent = min(max(map(len, titles), default=0), 24) + 2
     for strip, title in zip(strips, titles, strict=True):
-        words = [" -> ".join(_words(stream)) for stream in strip.streams]
-        chain = [*_words(strip.stages)]
-        if words:
-            chain[0] = f"({' | '.join(words)}) -> {chain[0]}"
-        pieces = [f"{word} ->" for word in chain[:-1]] + [
-            chain[-1],
-            f"({format_count(strip.parameters, 'parameter')})",
-        ]
+        streams = [_arrows(_words(stream)) for stream in strip.streams]
+        for stream in streams:
+            stream[-1] += " |"
+        if streams:
+            streams[0][0] = f"({streams[0][0]}"
+            streams[-1][-1] = f"{streams[-1][-1][:-2]}) ->"
+        pieces = [*(piece for stream in streams for piece in stream), *_arrows(_words(strip.stages))]
+        pieces.append(f"({format_count(strip.parameters, 'parameter')})")
         yield from _wrap(title, pieces, indent, width)
         for note in strip.notes:
             yield f"{'':{indent}}note: {note}"
     for origin, names in _all_assumptions(strips).items():
         yield f"* assumed: {', '.join(names)} ({origin})"
+
+
+def _arrows(words: Sequence[str]) -> list[str]:
+    return [*(f"{word} ->" for word in words[:-1]), words[-1]]
 
 
 def _format_title(strip: FlowStrip) -> str:

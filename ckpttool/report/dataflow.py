@@ -19,7 +19,7 @@ LINE, PADDING, GAP, MARGIN = 17.0, 10.0, 28.0, 24.0
 BOX, PILL = 66.0, 28.0
 """Heights of a box with up to three lines, and of an activation."""
 _ROW = BOX + 26.0
-_NARROWEST, _LONGEST = 64.0, 26
+_NARROWEST, _LONGEST, _TITLE = 64.0, 26, 120
 _WIDTH = 1160.0
 _MOST = 120
 """Stages drawn of one network."""
@@ -52,7 +52,7 @@ class _Pen:
     bottom: float = 0.0
 
     def text(self, x: float, y: float, text: str, style: str) -> None:
-        shown = shorten(text, 150)
+        shown = shorten(text, _TITLE)
         self.parts.append(f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(shown)}</text>')
         self.bottom = max(self.bottom, y)
         if "stage-m" not in style:
@@ -114,10 +114,12 @@ def render_dataflow(
         y += 2 * LINE
     for strip in strips:
         y = _draw_strip(pen, strip, y, width) + 1.5 * LINE
-    wide, high = f"{pen.right + MARGIN:.0f}", f"{pen.bottom + MARGIN:.0f}"
+    # Inside a page, the page has the margins; the lines at the edge need two pixels.
+    edge = 0.0 if alone else MARGIN - 2
+    wide, high = (f"{end + MARGIN - 2 * edge:.0f}" for end in (pen.right, pen.bottom))
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}" '
-        f'role="img" aria-label="{escape(_describe(strips))}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
+        f'viewBox="{edge:.0f} {edge:.0f} {wide} {high}" role="img" aria-label="{escape(_describe(strips))}">'
     )
     first = [f"<title>{escape(clean(title))}</title><style>{_STYLE}</style>"] if alone else []
     paper = ['<rect class="paper" width="100%" height="100%"/>'] if alone else []
@@ -136,8 +138,9 @@ def _draw_strip(pen: _Pen, strip: FlowStrip, y: float, width: float) -> float:
     y += FONT + LINE + 10
     stages = _limit(strip.stages)
     if strip.streams:
-        x, middle = _draw_streams(pen, strip.streams, y)
-        y = max(pen.bottom, _draw_rows(pen, stages, (x, middle), width, pen.bottom + 26))
+        x, middle = _draw_streams(pen, strip.streams, y, width)
+        below = max(pen.bottom, middle + BOX / 2) + 26
+        y = max(pen.bottom, _draw_rows(pen, stages, (x, middle), width, below))
     else:
         y = _draw_rows(pen, stages, (MARGIN, y + BOX / 2), width, y + _ROW)
     lines = [clean(note) for note in strip.notes]
@@ -161,19 +164,27 @@ def _limit(stages: tuple[FlowStage, ...]) -> tuple[FlowStage, ...]:
     return (*stages[: _MOST // 2], rest, *stages[len(stages) - _MOST // 2 :])
 
 
-def _draw_streams(pen: _Pen, streams: Sequence[tuple[FlowStage, ...]], y: float) -> tuple[float, float]:
+def _draw_streams(
+    pen: _Pen, streams: Sequence[tuple[FlowStage, ...]], y: float, width: float
+) -> tuple[float, float]:
     """Draw one row per input and the lines that join them; return where the next stage begins."""
     ends = []
     for number, stream in enumerate(streams):
         middle = y + BOX / 2 + number * _ROW
-        x = _draw_chain(pen, stream, MARGIN, middle)
-        ends.append((x, middle))
+        ends.append((_draw_chain(pen, stream, MARGIN, middle), middle))
     bus = max(x for x, _ in ends) + GAP / 2
     centre = (ends[0][1] + ends[-1][1]) / 2
+    lowest = ends[-1][1]
     for x, middle in ends:
         pen.parts.append(f'<path class="flow" d="M{x:.1f} {middle:.1f}H{bus:.1f}V{centre:.1f}"/>')
-    pen.arrow(f"M{bus:.1f} {centre:.1f}", bus + GAP)
-    return bus + GAP, centre
+    pen.right = max(pen.right, bus)
+    if bus < width / 2:
+        pen.arrow(f"M{bus:.1f} {centre:.1f}", bus + GAP)
+        return bus + GAP, centre
+    lower = lowest + _ROW
+    bend, left = lower - BOX / 2 - 13, MARGIN + 4
+    pen.arrow(f"M{bus:.1f} {lowest:.1f}V{bend:.1f}H{left:.1f}V{lower:.1f}", MARGIN + GAP)
+    return MARGIN + GAP, lower
 
 
 def _draw_chain(pen: _Pen, stages: Sequence[FlowStage], x: float, middle: float) -> float:
