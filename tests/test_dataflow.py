@@ -19,6 +19,7 @@ from ckpttool.commands.dataflow import (
     FlowStrip,
     build_agent_strips,
     build_listed_strips,
+    find_recorded_facts,
     strip_lines,
 )
 from ckpttool.commands.inspect import summary
@@ -148,9 +149,22 @@ def test_a_listing_needs_no_tensor_and_agrees_with_the_agent() -> None:
     assert [(s.title, s.alike, s.parameters) for s in listed] == [
         (s.title, s.alike, s.parameters) for s in restored
     ]
-    # The sidecar records what the listing has to assume.
+    # The sidecar records what the listing would assume.
     assert any(strip.assumptions for strip in listed)
     assert not any(strip.assumptions for strip in restored)
+    assert (
+        build_listed_strips(found.binding, found.checkpoint.tree, find_recorded_facts(found.checkpoint))
+        == restored
+    )
+
+
+def test_a_damaged_sidecar_does_not_stop_a_listing(tmp_path: Path) -> None:
+    target = tmp_path / "agent.pt"
+    target.write_bytes(TORCH_SAMPLE.read_bytes())
+    (tmp_path / "agent.pt.ckpttool.json").write_text("{")
+    found = summary(str(target))
+    assert find_recorded_facts(found.checkpoint) is None
+    assert in_process("inspect", str(target)).status == 0
 
 
 def test_lines(golden: Golden) -> None:

@@ -592,10 +592,14 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
 
 def _dataflow_lines(found: CheckpointSummary) -> list[str]:
     """Return the dataflow of an agent's networks; empty without an agent."""
-    from ckpttool.commands.dataflow import build_listed_strips, strip_lines
+    from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
 
-    strips = build_listed_strips(found.binding, found.checkpoint.tree)
-    return [clean(line) for line in strip_lines(strips, terminal_width())]
+    if found.binding is None:
+        return []
+    recorded = find_recorded_facts(found.checkpoint)
+    strips = build_listed_strips(found.binding, found.checkpoint.tree, recorded)
+    lines = [clean(line) for line in strip_lines(strips, terminal_width())]
+    return [*lines, "with facts of the sidecar, not verified here"] if lines and recorded else lines
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool.core import urls
 from ckpttool.core.errors import CkpttoolError, abbreviate_list, is_system_error
+from ckpttool.core.sidecar import Sidecar, load_sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import clean, format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
@@ -117,22 +119,50 @@ class FlowFacts:
     assumed: Mapping[str, str] = field(default_factory=dict)
 
 
-def listed_facts(binding: RecognizedAgent, tree: Tree) -> FlowFacts:
-    """Return the facts of a recognised agent without reading a tensor."""
-    facts = binding.facts
+def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
+    """Return the sidecar beside a local checkpoint, unverified; None without a readable one."""
+    if urls.is_elsewhere(checkpoint.path):
+        return None
+    try:
+        return load_sidecar(checkpoint.path)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return None  # commands that use it report the error
+
+
+def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None = None) -> FlowFacts:
+    """Return the facts of a recognised agent without reading a tensor.
+
+    A sidecar's facts replace those that the checkpoint itself does not contain.
+    """
+    facts, own = binding.facts, recorded or Sidecar("")
     default = f"default of layout {binding.layout}"
-    names = {"head": "head", "hidden": "activations" if facts.activations else "hidden"}
-    assumed = {name: default for name, fact in names.items() if fact not in facts.origins}
-    bounds = None
-    if facts.action_low is not None and facts.action_high is not None:
-        bounds = (facts.action_low, facts.action_high)
+    hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
+    head, assumed = facts.head, {}
+    if ("activations" if facts.activations else "hidden") not in facts.origins:
+        hidden = tuple(own.activations or hidden)
+        assumed["hidden"] = _origin(own, "activations", default)
+    if "head" not in facts.origins:
+        head = own.head or head
+        assumed["head"] = _origin(own, "head", default)
+    low, high = facts.action_low or own.action_low, facts.action_high or own.action_high
     statistics = binding.statistics(tree)
     mean = facts.norm.mean if facts.norm is not None else statistics.get("mean")
     complete = facts.norm is not None or bool(statistics.keys() & {"var", "std"})
-    hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
     clip = facts.norm.clip if facts.norm is not None else None
     size = mean.size * facts.stacked if mean is not None and complete else 0
-    return FlowFacts(tuple(hidden), facts.head, bounds, size, clip, assumed)
+    if not size and own.obs_norm:
+        size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
+    bounds = None if low is None or high is None else (low, high)
+    return FlowFacts(hidden, head, bounds, size, clip, {name: why for name, why in assumed.items() if why})
+
+
+def _origin(recorded: Sidecar, fact: str, default: str) -> str:
+    """Return the default that a fact comes from; empty for a fact that a sidecar states."""
+    if getattr(recorded, fact) is None:
+        return default
+    return recorded.origin(fact) if recorded.is_assumed(fact) else ""
 
 
 def agent_facts(agent: Agent) -> FlowFacts:
@@ -232,12 +262,17 @@ def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tupl
     return _join_alike([each for each in strips if each is not None])
 
 
-def build_listed_strips(binding: RecognizedAgent | None, tree: Tree) -> tuple[FlowStrip, ...]:
-    """Return the strips of a listing's agent without reading a tensor; none without a runnable agent."""
+def build_listed_strips(
+    binding: RecognizedAgent | None, tree: Tree, recorded: Sidecar | None = None
+) -> tuple[FlowStrip, ...]:
+    """Return the strips of a listing's agent without reading a tensor; none without a runnable agent.
+
+    `recorded` is its sidecar.
+    """
     if binding is None:
         return ()
     try:
-        return build_strips(binding, tree, listed_facts(binding, tree))
+        return build_strips(binding, tree, listed_facts(binding, tree, recorded))
     except CkpttoolError as error:
         if is_system_error(error):
             raise
@@ -277,7 +312,7 @@ def find_strips(
     except CkpttoolError as error:
         if is_system_error(error):
             raise
-        return build_listed_strips(binding, checkpoint.tree)
+        return build_listed_strips(binding, checkpoint.tree, find_recorded_facts(checkpoint))
 
 
 def _join_alike(strips: Sequence[FlowStrip]) -> tuple[FlowStrip, ...]:
