@@ -556,8 +556,7 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     signatures = signature_lines(found.checkpoint.details, terminal_width())
     table = format_audit(found.checkpoint.code_references) if view.names else []
     parts = [
-        _header_lines(found),
-        _dataflow_lines(found),
+        [*_header_lines(found), *_dataflow_lines(found)],
         body,
         signatures,
         table,
@@ -591,7 +590,7 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
 
 
 def _dataflow_lines(found: CheckpointSummary) -> list[str]:
-    """Return the dataflow of an agent's networks; empty without an agent."""
+    """Return a blank line and the dataflow of an agent's networks; empty without an agent."""
     from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
 
     if found.binding is None:
@@ -599,7 +598,8 @@ def _dataflow_lines(found: CheckpointSummary) -> list[str]:
     recorded = find_recorded_facts(found.checkpoint)
     strips = build_listed_strips(found.binding, found.checkpoint.tree, recorded)
     lines = [clean(line) for line in strip_lines(strips, terminal_width())]
-    return [*lines, "with facts of the sidecar, not verified here"] if lines and recorded else lines
+    origin = ["with facts of the sidecar, not verified here"] if recorded is not None else []
+    return ["", *lines, *origin] if lines else []
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:
