@@ -24,7 +24,7 @@ from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.conftest import ckpttool as run
 
 PACKAGE = ROOT / "ckpttool"
-MOST_FILES = 165
+MOST_FILES = 164
 MOST_LINES = 80
 MOST_PARAMETERS = 8
 
@@ -624,6 +624,7 @@ def test_one_command_runs_every_benchmark(monkeypatch: pytest.MonkeyPatch) -> No
 
     runs = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text()}
     apart = {"conversion_floor"} | {"claims", "claims_mujoco_py"}  # converting starts it; need a corpus
+    apart |= {"random_returns"}  # writes a table of the package
     assert set(together.ALL) == runs - {"__main__"} - apart
     assert all(map(together.title, together.ALL))
     begun: list[str] = []

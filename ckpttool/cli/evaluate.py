@@ -498,6 +498,8 @@ def render_sweep(found: Sweep, *, quiet: bool) -> str:
     lines = _table_lines(found) if every else []
     if found.best is not None:
         lines += map(wrap_sentence, _verdict_lines(found, found.best))
+        best = next(each for each in every if each.checkpoint == found.best.checkpoint)
+        lines += _judgement_lines(best)
     return "\n".join([*lines, *([] if quiet else _remark_lines(found))])
 
 
@@ -602,6 +604,7 @@ def _evaluation_lines(one: Evaluation) -> list[str]:
         ]
     lines += [
         *_normalized_score_lines(one),
+        *_judgement_lines(one),
         f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
         f"{int(played.truncated.sum())} truncated",
         f"speed    {played.steps_per_s:,.0f} steps/s ({format_count(played.steps, 'step')}, "
@@ -639,6 +642,29 @@ def _normalized_score_lines(one: Evaluation) -> list[str]:
         f"score    {value:.1f} normalised (D4RL: random {known.random:.1f} is 0, expert {known.expert:.1f} "
         f"is 100, in {known.env})"
     ]
+
+
+def _judgement_lines(one: Evaluation) -> list[str]:
+    """Return lines with the references of the environment, and the verdict; empty without references."""
+    judged = one.judgement
+    if judged is None:
+        return []
+    lines = []
+    if (chance := judged.random) is not None:
+        low, high = chance.ci95
+        simulator = ", ".join(
+            f"{name} {clean(chance.versions[name])}"
+            for name in ("gymnasium", "mujoco")
+            if name in chance.versions
+        )
+        lines.append(
+            f"random   {chance.mean:.2f} (95 % CI {low:.2f} to {high:.2f}; {chance.episodes} episodes, "
+            f"{simulator})"
+        )
+    if (goal := judged.goal) is not None:
+        what = "reward threshold" if goal.kind == "threshold" else "best published mean"
+        lines.append(wrap_sentence(f"goal     {goal.value:.2f} ({what}: {clean(goal.source)})"))
+    return [*lines, f"verdict  {clean(judged.sentence)}"]
 
 
 def _interruption_note(one: Evaluation) -> str:

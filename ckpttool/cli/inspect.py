@@ -94,6 +94,9 @@ class GraphOptions(OptionPanel, title="Graph"):
         str | None,
         typer.Option(metavar="FILE", help="Draw the modules into a new .svg, .html or .dot file."),
     ] = None
+    dataflow: Annotated[
+        bool, typer.Option("--dataflow", help="Draw an agent's networks, from observation to action.")
+    ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False
 
 
@@ -120,10 +123,13 @@ def inspect(
     found = load_listing(common.spool_stdin(path), tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
     drawn = None
-    if drawing.graph is not None:
+    if drawing.dataflow:
+        drawn = draw_dataflow(found, drawing, layout)
+    elif drawing.graph is not None:
         drawn = draw_modules(found, drawing.graph, tree.depth, force=drawing.force)
     if as_json:
-        common.print_text(common.render_document({**found.document(), **({"graph": drawn} if drawn else {})}))
+        name = "dataflow" if drawing.dataflow else "graph"
+        common.print_text(common.render_document({**found.document(), **({name: drawn} if drawn else {})}))
     else:
         common.page_text(render_listing(found, view, drawn))
         common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
@@ -201,6 +207,19 @@ def draw_modules(
     return plots.write_drawing(found, target, depth, force=force)
 
 
+def draw_dataflow(
+    found: CheckpointSummary | CheckpointFolder, drawing: GraphOptions, layout: str | None
+) -> dict[str, Any]:
+    """Draw the dataflow of an agent's networks into a new file; return its JSON object."""
+    from ckpttool.cli import plots
+
+    if drawing.graph is None:
+        raise UsageError("--dataflow needs --graph FILE.svg", hint="add --graph dataflow.svg")
+    if not isinstance(found, CheckpointSummary):
+        raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
+    return plots.write_dataflow(found, drawing.graph, layout, force=drawing.force)
+
+
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
     """Return whether loading needs only plain data; raise UsageError without a single checkpoint."""
     if not isinstance(found, CheckpointSummary):
@@ -218,6 +237,9 @@ def render_listing(
         notes = [wrap_sentence(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
         table = _checkpoint_table(found.checkpoints, len(found.checkpoints))
         return "\n".join(table if view.quiet else [head, *table, *notes])
+    if drawn is not None and "networks" in drawn:
+        lines = [format_count(len(drawn["networks"]), "network")]
+        return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     if drawn is not None:
         lines = [f"{format_count(drawn['modules'], 'module')}, {format_count(drawn['edges'], 'edge')}"]
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]

@@ -519,6 +519,22 @@ def write_drawing(
     }
 
 
+def write_dataflow(
+    found: CheckpointSummary, target: str, layout: str | None = None, *, force: bool = False
+) -> dict[str, Any]:
+    """Draw the dataflow of an agent's networks into a new .svg file; return its JSON object."""
+    from ckpttool.commands.dataflow import restore_strips
+    from ckpttool.report.dataflow import render_dataflow
+
+    if os.path.splitext(target)[1].lower() != ".svg":
+        raise UsageError("a dataflow is drawn as SVG", file=target, hint="use a file name that ends in .svg")
+    require_new(target, found.checkpoint.files, force=force)
+    strips = restore_strips(found.checkpoint, layout)
+    title = os.path.basename(os.path.normpath(found.checkpoint.path))
+    write_file(target, render_dataflow(strips, title).encode(), force=force)
+    return {"file": target, "networks": [strip.document() for strip in strips]}
+
+
 _NAMES = f"use a file name that ends in {', '.join(_WRITERS)}"
 
 

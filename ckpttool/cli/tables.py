@@ -634,7 +634,7 @@ def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[st
     """Return the header, and everything below the tree."""
     table = format_audit(found.checkpoint.code_references) if view.names else []
     return [
-        _header_lines(found),
+        [*_header_lines(found), *_dataflow_lines(found)],
         signature_lines(found.checkpoint.details, terminal_width()),
         table,
         [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
@@ -686,6 +686,19 @@ def _title_line(checkpoint: Checkpoint) -> str:
         return title
     what = f"missing {abbreviate_list(list(map(clean, lost)), 3)}"
     return f"{title}: {f'{RED}{what}{PLAIN}' if has_colors() else what}"
+
+
+def _dataflow_lines(found: CheckpointSummary) -> list[str]:
+    """Return a blank line and the dataflow of an agent's networks; empty without an agent."""
+    from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
+
+    if found.binding is None:
+        return []
+    recorded = find_recorded_facts(found.checkpoint)
+    strips = build_listed_strips(found.binding, found.checkpoint.tree, recorded)
+    lines = [clean(line) for line in strip_lines(strips, terminal_width())]
+    origin = ["with facts of the sidecar, not verified here"] if recorded is not None else []
+    return ["", *lines, *origin] if lines else []
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:

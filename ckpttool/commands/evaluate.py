@@ -50,7 +50,14 @@ from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, O
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
 from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, Watch, rollouts
 from ckpttool.evaluation.simulators import DEVICE_ENGINE, HINT, is_factory
-from ckpttool.evaluation.statistics import SOURCE, ReturnStatistics, find_reference_scores, summarize
+from ckpttool.evaluation.statistics import (
+    SOURCE,
+    Judgement,
+    ReturnStatistics,
+    find_reference_scores,
+    judge_return,
+    summarize,
+)
 from ckpttool.evaluation.video import Camera, CutError, Show
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
@@ -191,9 +198,16 @@ class Evaluation:
         known = find_reference_scores(self.env)
         return None if known is None else known.normalized(self.statistics.mean)
 
+    @property
+    def judgement(self) -> Judgement | None:
+        """The comparison with random and good policies, None without references for the environment."""
+        threshold = environments.find_reward_threshold(self.env)
+        return judge_return(self.env, self.statistics, self.surroundings, threshold)
+
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         played, result = self.rollout, self.statistics
+        judged = self.judgement
         return {
             "checkpoint": urls.display_url(self.checkpoint),
             "env": self.env,
@@ -229,6 +243,7 @@ class Evaluation:
             "ci95": list(result.ci95) if result.ci95 is not None else None,
             "interval_over": "episodes",
             "normalized": self._normalized(),
+            "judgement": None if judged is None else judged.document(),
             "steps": played.steps,
             "seconds": played.seconds,
             "steps_per_s": played.steps_per_s,
@@ -401,13 +416,16 @@ def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action
     """Return the option that names the environment, as a full command of `verb`, or the candidates."""
     path = agent.checkpoint.path
     words = "/".join(path.rstrip("/").split("/")[-3:])
-    found = environments.candidate_environments(words, obs_dim or 0, action_dim)
+    known = agent.known
+    bound = max(known.action_high) if known.action_high and known.is_read("action_high") else None
+    found = environments.candidate_environments(words, obs_dim or 0, action_dim, bound)
     sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
-    if len(found) == 1:
-        return f"--env {found[0]}" if verb is None else format_command(verb, path, "--env", found[0])
-    if found:
-        return f"--env ID: {sizes} match {' and '.join(found)}"
-    return f"--env ID, where ID is an environment with {sizes}"
+    if not found:
+        return f"--env ID, where ID is an environment with {sizes}"
+    options = [
+        f"--env {each}" if verb is None else format_command(verb, path, "--env", each) for each in found
+    ]
+    return options[0] if len(options) == 1 else f"{sizes} match: {', or '.join(options)}"
 
 
 def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,10 @@ SIZES = {
 """Observation and action sizes of the tasks that published agents use."""
 
 
+_BOUNDS = {"Pendulum": 2.0, "Humanoid": 0.4, "HumanoidStandup": 0.4, "InvertedPendulum": 3.0, "Pusher": 2.0}
+"""Action bounds of tasks that do not have -1 to 1."""
+
+
 def task_family(env_id: str) -> str:
     """Return the name of a MuJoCo task of version 4 or 5, or an empty string."""
     found = re.fullmatch(r"(\w+)-v[45]", env_id)
@@ -158,14 +163,22 @@ def positions_explain_size(env_id: str, own: int, wanted: int) -> bool:
 _NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
 
 
-def candidate_environments(words: str, obs_dim: int, action_dim: int) -> tuple[str, ...]:
+def candidate_environments(
+    words: str, obs_dim: int, action_dim: int, bound: float | None = None
+) -> tuple[str, ...]:
     """Return the environments that an agent of these sizes may have been trained in.
 
     `words` is text that may name an environment, e.g. the last parts of a path; if it names a fitting
     one, only that is returned. A named task of other sizes is not a candidate; the version is the
-    newest with these sizes.
+    newest with these sizes. `bound` is the largest action that the agent's files record, None without a
+    record.
     """
-    fitting = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
+    fitting = [
+        name
+        for name, sizes in SIZES.items()
+        if sizes == (obs_dim, action_dim)
+        and (bound is None or math.isclose(bound, _BOUNDS.get(name.rpartition("-v")[0], 1.0), rel_tol=1e-5))
+    ]
     for name, version in reversed(_NAMED.findall(words)):
         versions = {each: sizes for each, sizes in SIZES.items() if each.rpartition("-v")[0] == name}
         own = [each for each in versions if each in fitting]
@@ -538,6 +551,14 @@ def import_gymnasium() -> Any:
     if not is_gymnasium_installed():
         raise MissingExtraError("environments need gymnasium, which is not installed", hint=HINT)
     return importlib.import_module("gymnasium")
+
+
+def find_reward_threshold(env_id: str) -> float | None:
+    """Return the reward threshold that Gymnasium registers for an environment, None without Gymnasium."""
+    if not is_gymnasium_installed():
+        return None
+    spec = import_gymnasium().registry.get(env_id)
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
 
 
 def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.resources
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -280,3 +282,184 @@ def find_reference_scores(env: str) -> ReferenceScores | None:
     """Return the pair for any version of an environment, e.g. `Hopper-v5`; None if there is none."""
     named = re.fullmatch(r"([A-Za-z0-9]+)-v\d+", env)
     return _TABLE.get(named[1]) if named else None
+
+
+# Reference returns, and the comparison of a mean with them: is the agent any good?
+#
+# `reference_returns.json` is written by benchmarks/random_returns.py. A random policy's return is measured in
+# exactly this environment; published means may be those of another version of the task, which is recorded.
+
+Verdict = Literal["solved", "published", "between", "better", "random", "worse", "below", "uncertain"]
+"""`solved`: the mean reaches the reward threshold; `published`: without a threshold, the CI reaches the best
+published mean; `between` random and that goal; `better` than random, without a goal; `random`: the CIs
+overlap; `worse` than random; `below` the threshold, without a random return; `uncertain`: one episode."""
+
+# Arguments that change the observations or the policy's interface, not the rewards.
+_SAME_REWARDS = frozenset({"exclude_current_positions_from_observation", "wrappers"})
+
+
+@dataclass(frozen=True, slots=True)
+class RandomReturn:
+    """Return of a uniformly random policy, and its measurement; `seeds` are the first and the last."""
+
+    mean: float
+    std: float
+    ci95: tuple[float, float]
+    episodes: int
+    seeds: tuple[int, int]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedReturn:
+    """Mean return that an agent's authors publish; `measured_in` is the environment they played in."""
+
+    algorithm: str
+    mean: float
+    std: float
+    episodes: int
+    measured_in: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnGoal:
+    """Return to reach: the environment's reward threshold, or else the best published mean."""
+
+    value: float
+    kind: Literal["threshold", "published"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Comparison of a mean return with the references of its environment.
+
+    `fraction` is the position between random (0) and the goal (1); `certain` is whether the CI of the
+    mean excludes the next lower verdict, None without a CI.
+    """
+
+    verdict: Verdict
+    sentence: str
+    fraction: float | None
+    certain: bool | None
+    random: RandomReturn | None
+    goal: ReturnGoal | None
+    published: tuple[PublishedReturn, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return asdict(self)
+
+
+def judge_return(
+    env: str, found: ReturnStatistics, surroundings: Mapping[str, Any], threshold: float | None = None
+) -> Judgement | None:
+    """Compare a mean with the references of `env`; None if there are none for this environment.
+
+    `threshold` is the registered reward threshold; without it, the stored one counts. `surroundings` has
+    the `arguments` and `max_episode_steps` of the environment: with other rewards or time limits than
+    those of the references, no comparison is possible.
+    """
+    table = _read_references()
+    row = table["random"].get(env)
+    if not _is_comparable(row, surroundings):
+        return None
+    published = _find_published(env)
+    goal = _find_goal(env, table["thresholds"].get(env) if threshold is None else threshold, published)
+    chance = None if row is None else _parse_random(row)
+    if goal is not None and chance is not None and goal.value <= chance.mean:
+        goal = None
+    if goal is None and chance is None:
+        return None
+    verdict = _reach_verdict(found, chance, goal)
+    fraction = None
+    if goal is not None and chance is not None:
+        fraction = (found.mean - chance.mean) / (goal.value - chance.mean)
+    limit = goal.value if verdict in ("solved", "published") and goal is not None else None
+    certain = None if found.ci95 is None else limit is None or found.ci95[0] >= limit
+    sentence = _format_verdict(verdict, fraction, goal, certain=certain)
+    return Judgement(verdict, sentence, fraction, certain, chance, goal, published)
+
+
+@functools.cache
+def _read_references() -> dict[str, Any]:
+    file = importlib.resources.files(__package__) / "reference_returns.json"
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def _is_comparable(row: Mapping[str, Any] | None, surroundings: Mapping[str, Any]) -> bool:
+    def rewarding(arguments: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in arguments.items() if name not in _SAME_REWARDS}
+
+    given = rewarding(surroundings.get("arguments") or {})
+    if row is None:
+        return not given
+    limits = (row["max_episode_steps"], surroundings.get("max_episode_steps", row["max_episode_steps"]))
+    return given == rewarding(row["arguments"]) and limits[0] == limits[1]
+
+
+def _parse_random(row: Mapping[str, Any]) -> RandomReturn:
+    low, high = row["ci95"]
+    first, last = row["seeds"]
+    return RandomReturn(row["mean"], row["std"], (low, high), row["episodes"], (first, last), row["versions"])
+
+
+def _find_published(env: str) -> tuple[PublishedReturn, ...]:
+    """Return the published means of this version of a task, else those of its other versions; best first."""
+    rows = _read_references()["published"]
+    task = env.rpartition("-v")[0]
+    own = [row for row in rows if row["env"] == env]
+    own = own or [row for row in rows if task and row["env"].rpartition("-v")[0] == task]
+    found = [PublishedReturn(**{name: row[name] for name in row if name != "env"}) for row in own]
+    return tuple(sorted(found, key=lambda each: -each.mean))
+
+
+def _find_goal(env: str, threshold: float | None, published: Sequence[PublishedReturn]) -> ReturnGoal | None:
+    if threshold is not None:
+        return ReturnGoal(threshold, "threshold", f"Gymnasium's registry, {env}")
+    if not published:
+        return None
+    best = published[0]
+    return ReturnGoal(best.mean, "published", f"{best.algorithm} in {best.measured_in}, {best.source}")
+
+
+def _reach_verdict(found: ReturnStatistics, chance: RandomReturn | None, goal: ReturnGoal | None) -> Verdict:
+    if found.ci95 is None:
+        return "uncertain"
+    low, high = found.ci95
+    if goal is not None and goal.kind == "threshold" and found.mean >= goal.value:
+        return "solved"
+    if chance is None:
+        return "below"
+    if high < chance.ci95[0]:
+        return "worse"
+    if low <= chance.ci95[1]:
+        return "random"
+    if goal is None:
+        return "better"
+    return "published" if goal.kind == "published" and high >= goal.value else "between"
+
+
+def _format_verdict(
+    verdict: Verdict, fraction: float | None, goal: ReturnGoal | None, *, certain: bool | None
+) -> str:
+    match verdict:
+        case "solved":
+            return "solved" if certain else "solved by the mean, but the 95 % CI reaches below the threshold"
+        case "published":
+            return "as good as the best published mean" + ("" if certain else " (not significantly worse)")
+        case "between" if goal is not None and fraction is not None:
+            end = "solved" if goal.kind == "threshold" else "the best published mean"
+            return f"between random and {end}: {100 * fraction:.0f} %"
+        case "random":
+            return "not distinguishable from random: the 95 % CIs overlap"
+        case "worse":
+            return "no better than random: significantly worse"
+        case "below":
+            return "below the reward threshold"
+        case "uncertain":
+            return "one episode is too few to compare with random"
+        case _:
+            return "better than random"

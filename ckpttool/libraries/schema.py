@@ -241,6 +241,21 @@ class AgentNetwork(NamedTuple):
         return self.component in ("actor", "actor_target")
 
     @property
+    def activation_numbers(self) -> tuple[int | None, ...]:
+        """The number of the hidden activation after each layer, None where none follows.
+
+        The last dense layer has none; a layer norm comes before the activation.
+        """
+        kinds = [layer.kind for layer in self.layers]
+        dense = [position for position, kind in enumerate(kinds) if kind == "dense"]
+        return tuple(
+            sum(each <= position for each in dense) - 1
+            if position < dense[-1] and kinds[position + 1 : position + 2] != ["layer_norm"]
+            else None
+            for position in range(len(kinds))
+        )
+
+    @property
     def title(self) -> str:
         """The network's display name, e.g. `critic/q1`."""
         return f"{self.component}/{self.head}" if self.head else self.component

@@ -563,10 +563,9 @@ def _add_layers(
             width = kernel.shape[1]
         else:
             builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
-        before_norm = position + 1 < len(part.layers) and part.layers[position + 1].kind == "layer_norm"
-        if position < dense[-1] and not before_norm:
-            done = sum(1 for p in dense if p <= position) - 1
-            builder.add(_make_activation(wiring.hidden, done))
+        number = part.activation_numbers[position]
+        if number is not None:
+            builder.add(_make_activation(wiring.hidden, number))
 
 
 def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ckpttool.commands import inspect
+from ckpttool.commands.dataflow import FlowStrip, find_strips
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment, recognize_side
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import Diagnosis, examine_agent
@@ -54,6 +55,7 @@ from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
+from ckpttool.report.dataflow import render_dataflow
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
@@ -802,6 +804,7 @@ class ReportContents:
     pictures: str
     signs: int
     files: tuple[File, ...]
+    networks: tuple[FlowStrip, ...] = ()
 
 
 def gather_contents(
@@ -847,6 +850,7 @@ def gather_contents(
         pictures.encoded(),
         sum(1 for each in values.tensors if each.signs),
         files,
+        find_strips(checkpoint, listing.binding, sha256),
     )
 
 
@@ -1034,6 +1038,8 @@ _SCRIPTS = ("pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "sear
 _TITLE, _SENTENCE, _SHOWN = 200, 600, 100
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
+# Width of the networks' dataflow, in pixels.
+_FLOW = 1120.0
 
 
 def render_page(found: ReportContents) -> bytes:
@@ -1051,6 +1057,7 @@ def render_page(found: ReportContents) -> bytes:
         chart_height=HEIGHT,
         strips=strips,
         strip_ends=ends,
+        networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         most=_SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file

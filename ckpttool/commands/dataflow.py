@@ -1,0 +1,575 @@
+"""Describe the dataflow of an agent's networks: observation, normaliser, layers, activations, action."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckpttool.core import urls
+from ckpttool.core.errors import CkpttoolError, abbreviate_list, is_system_error
+from ckpttool.core.sidecar import Sidecar, load_sidecar
+from ckpttool.core.source import Shape
+from ckpttool.core.text import clean, format_count
+from ckpttool.core.tree import Leaf, Path, Tree, attr
+from ckpttool.libraries import schema
+from ckpttool.libraries.schema import AgentNetwork, EncoderInput, PolicyEncoder, RecognizedAgent
+
+if TYPE_CHECKING:
+    from ckpttool.commands.restore import Agent
+    from ckpttool.core.checkpoint import Checkpoint
+
+# A strip is a network as a row of stages. Shapes come from unread tensors, the order of layers and
+# activations from the records that networks/build.py follows (AgentNetwork, PolicyEncoder);
+# tests/test_dataflow.py compares both. Facts that no file contains name the default that they come from.
+
+StageKind = Literal["input", "normalizer", "layer", "activation", "join", "map", "output", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStage:
+    """One step: its name, the shape of its output without the batch, the number of its parameters.
+
+    `detail` is a short addition ("-2 to 2"), `note` one that has no place in the picture, e.g. all action
+    bounds. `assumed` is the origin of an assumed fact ("default of layout td3"), empty for facts of the
+    files.
+    """
+
+    kind: StageKind
+    name: str
+    shape: Shape
+    parameters: int = 0
+    detail: str = ""
+    note: str = ""
+    assumed: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "shape": list(self.shape),
+            "parameters": self.parameters,
+            "detail": self.detail or None,
+            "note": self.note or None,
+            "assumed": self.assumed or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStrip:
+    """The stages of one network; `streams` are those of several inputs, which the first stage joins.
+
+    `alike` are the titles of further networks of the same structure.
+    """
+
+    title: str
+    stages: tuple[FlowStage, ...]
+    streams: tuple[tuple[FlowStage, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+
+    @property
+    def every(self) -> tuple[FlowStage, ...]:
+        """All stages, those of the streams first."""
+        return (*(stage for stream in self.streams for stage in stream), *self.stages)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters of all stages."""
+        return sum(stage.parameters for stage in self.every)
+
+    @property
+    def assumptions(self) -> dict[str, list[str]]:
+        """The names of assumed stages by the origin of the assumption, each once."""
+        found: dict[str, dict[str, None]] = {}
+        for stage in self.every:
+            if stage.assumed:
+                found.setdefault(stage.assumed, {})[stage.name] = None
+        return {origin: list(names) for origin, names in found.items()}
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "title": self.title,
+            "alike": list(self.alike),
+            "parameters": self.parameters,
+            "streams": [[stage.document() for stage in stream] for stream in self.streams],
+            "stages": [stage.document() for stage in self.stages],
+            "notes": list(self.notes),
+        }
+
+
+# Facts besides the weights, of a listing (nothing is read) or of a restored agent (sidecar, options).
+
+
+@dataclass(frozen=True, slots=True)
+class FlowFacts:
+    """Activations, action map, action bounds and statistics; `assumed` has the origin of those by default.
+
+    `normalizer` is the number of normalised observation values, 0 without statistics; `clip` limits them.
+    """
+
+    hidden: tuple[str, ...] = ()
+    head: str = ""
+    bounds: tuple[Sequence[float], Sequence[float]] | None = None
+    normalizer: int = 0
+    clip: float | None = None
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
+    """Return the sidecar beside a local checkpoint, unverified; None without a readable one."""
+    if urls.is_elsewhere(checkpoint.path):
+        return None
+    try:
+        return load_sidecar(checkpoint.path)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return None  # commands that use it report the error
+
+
+def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None = None) -> FlowFacts:
+    """Return the facts of a recognised agent without reading a tensor.
+
+    A sidecar's facts replace those that the checkpoint itself does not contain.
+    """
+    facts, own = binding.facts, recorded or Sidecar("")
+    default = f"default of layout {binding.layout}"
+    hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
+    head, assumed = facts.head, {}
+    if ("activations" if facts.activations else "hidden") not in facts.origins:
+        hidden = tuple(own.activations or hidden)
+        assumed["hidden"] = _origin(own, "activations", default)
+    if "head" not in facts.origins:
+        head = own.head or head
+        assumed["head"] = _origin(own, "head", default)
+    low, high = facts.action_low or own.action_low, facts.action_high or own.action_high
+    statistics = binding.statistics(tree)
+    mean = facts.norm.mean if facts.norm is not None else statistics.get("mean")
+    complete = facts.norm is not None or bool(statistics.keys() & {"var", "std"})
+    clip = facts.norm.clip if facts.norm is not None else None
+    size = mean.size * facts.stacked if mean is not None and complete else 0
+    if not size and own.obs_norm:
+        size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
+    bounds = None if low is None or high is None else (low, high)
+    return FlowFacts(hidden, head, bounds, size, clip, {name: why for name, why in assumed.items() if why})
+
+
+def _origin(recorded: Sidecar, fact: str, default: str) -> str:
+    """Return the default that a fact comes from; empty for a fact that a sidecar states."""
+    if getattr(recorded, fact) is None:
+        return default
+    return recorded.origin(fact) if recorded.is_assumed(fact) else ""
+
+
+def agent_facts(agent: Agent) -> FlowFacts:
+    """Return the facts of a restored agent, with those of its sidecar."""
+    known, facts = agent.known, agent.binding.facts
+    names = {"head": "head", "hidden": "activations"}
+    assumed = {name: known.origin(fact) for name, fact in names.items() if known.is_assumed(fact)}
+    bounds = None
+    if known.action_low is not None and known.action_high is not None:
+        bounds = (known.action_low, known.action_high)
+    norm = known.obs_norm or {}
+    return FlowFacts(
+        tuple(known.activations or ((facts.hidden,) if facts.hidden else ())),
+        str(known.head or facts.head),
+        bounds,
+        len(norm.get("mean", ())),
+        norm.get("clip"),
+        assumed,
+    )
+
+
+# From records to stages.
+
+# Names and details of the stages of each action map, as networks/build.HEADS builds them.
+_BY, _TO = ("scale", "by upper bound"), ("scale", "to bounds")
+_TANH, _CLIP = ("tanh", ""), ("clip", "to bounds")
+HEADS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "tanh": (_TANH, _BY),
+    "affine": (_TANH, _TO),
+    "unit_tanh": (_TANH,),
+    "identity": (),
+    "clip": (_CLIP,),
+    "clip_affine": (("clip", "-1 to 1"), _TO),
+    "tanh_clip_affine": (_TANH, _BY, ("clip", "-1 to 1"), _TO),
+    "clip_tanh_affine": (("clip", "-2 to 2"), _TANH, _TO),
+}
+# The functions of networks/network.ActivationName, which imports NumPy.
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear")
+_TITLES = {"lstm": "LSTM", "gru": "GRU", "gru_before": "GRU", "layer_norm": "layer norm"}
+_WEIGHTS = ("kernel", "bias", "scale", "offset")
+_UNKNOWN = "not stored; pass --activation"
+# A checkpoint with more entries is not examined as a policy without a layout.
+_FEW = 200
+
+
+@dataclass(slots=True)
+class _StripBuilder:
+    """The stages of one network under construction; `shapes` are those of canonical tensors."""
+
+    shapes: Mapping[Path, Shape]
+    facts: FlowFacts
+    stages: list[FlowStage] = field(default_factory=list)
+
+    @property
+    def last(self) -> Shape:
+        return self.stages[-1].shape
+
+    def add(self, kind: StageKind, name: str, shape: Shape | None = None, **more: Any) -> None:
+        self.stages.append(FlowStage(kind, name, self.last if shape is None else shape, **more))
+
+    def size(self, place: Path, names: Iterable[str]) -> int:
+        """Return the number of values of a layer's tensors."""
+        held = (self.shapes.get((*place, attr(name))) for name in names)
+        return sum(math.prod(shape) for shape in held if shape is not None)
+
+    def normalize(self) -> None:
+        """Add the statistics of observations, if their size is that of the last value."""
+        if self.facts.normalizer and (self.facts.normalizer,) == self.last:
+            clip = self.facts.clip
+            self.add("normalizer", "normalize", detail="" if clip is None else f"clip {clip:g}")
+
+    def activate(self, number: int) -> None:
+        """Add the hidden activation with that number; a single one repeats."""
+        hidden = self.facts.hidden
+        if hidden:
+            name = hidden[min(number, len(hidden) - 1)]
+            kind: StageKind = "activation" if name in ACTIVATIONS else "unknown"
+            self.add(kind, clean(name), assumed=self.facts.assumed.get("hidden", ""))
+        else:
+            self.add("unknown", "activation?", assumed=_UNKNOWN)
+
+
+def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tuple[FlowStrip, ...]:
+    """Return a strip per network, those of equal structure once; `tree` is the checkpoint's."""
+    moves = [*binding.moves.moves, *(move for front in binding.fronts.values() for move in front.moves)]
+    shapes: dict[Path, Shape] = {}
+    for move in moves:
+        if move.target[0].value in schema.RUN:
+            leaf = move.rule.leaf(tree[move.source])
+            if isinstance(leaf, Leaf):
+                shapes.setdefault(move.target, leaf.shape)
+    policy = next(
+        (part for part in binding.parts if part.acts and part.program is None and part.layers), None
+    )
+    sizes = None if policy is None else _policy_sizes(policy, shapes)
+    strips = [_strip(binding, part, _StripBuilder(shapes, facts), sizes) for part in binding.parts]
+    return _join_alike([each for each in strips if each is not None])
+
+
+def build_listed_strips(
+    binding: RecognizedAgent | None, tree: Tree, recorded: Sidecar | None = None
+) -> tuple[FlowStrip, ...]:
+    """Return the strips of a listing's agent without reading a tensor; none without a runnable agent.
+
+    `recorded` is its sidecar.
+    """
+    if binding is None:
+        return ()
+    try:
+        return build_strips(binding, tree, listed_facts(binding, tree, recorded))
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return ()  # commands that run the agent report the error
+
+
+def build_agent_strips(agent: Agent) -> tuple[FlowStrip, ...]:
+    """Return the strips of a restored agent."""
+    return build_strips(agent.binding, agent.checkpoint.tree, agent_facts(agent))
+
+
+def restore_strips(
+    checkpoint: Checkpoint, layout: str | None = None, sha256: str | None = None
+) -> tuple[FlowStrip, ...]:
+    """Return the strips of a checkpoint's agent or of a policy alone, with the facts of its sidecar.
+
+    `sha256` is the checkpoint's digest, computed if needed. Raise what restoring the agent raises, and
+    UsageError if there is no network.
+    """
+    from ckpttool.commands import restore
+
+    binding = restore.recognize_playable_agent(checkpoint, layout)
+    if binding is None:
+        raise restore.no_agent_error(checkpoint)
+    own = restore.read_verified_sidecar(checkpoint, sha256)
+    return build_agent_strips(restore.build_agent(checkpoint, binding, own))
+
+
+def find_strips(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str
+) -> tuple[FlowStrip, ...]:
+    """Return the strips for a report: of the restored agent, else of the listing; none without an agent."""
+    if binding is None and len(checkpoint.tree) > _FEW:
+        return ()
+    try:
+        return restore_strips(checkpoint, None if binding is None else binding.layout, sha256)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return build_listed_strips(binding, checkpoint.tree, find_recorded_facts(checkpoint))
+
+
+def _join_alike(strips: Sequence[FlowStrip]) -> tuple[FlowStrip, ...]:
+    found: dict[Any, FlowStrip] = {}
+    for strip in strips:
+        key = (strip.stages, strip.streams, strip.notes)
+        first = found.setdefault(key, strip)
+        if first is not strip:
+            found[key] = replace(first, alike=(*first.alike, strip.title))
+    return tuple(found.values())
+
+
+def _dense_shapes(part: AgentNetwork, shapes: Mapping[Path, Shape]) -> list[Shape]:
+    places = [schema.canonical_weight_path(part, n, "kernel") for n in range(len(part.layers))]
+    return [shapes[place] for place in places if len(shapes.get(place, ())) == 2]
+
+
+def _policy_sizes(part: AgentNetwork, shapes: Mapping[Path, Shape]) -> tuple[int, int] | None:
+    dense = _dense_shapes(part, shapes)
+    return (dense[0][0], dense[-1][1]) if dense else None
+
+
+def _strip(
+    binding: RecognizedAgent, part: AgentNetwork, builder: _StripBuilder, sizes: tuple[int, int] | None
+) -> FlowStrip | None:
+    """Return the strip of one network, None if it has no layer."""
+    front = binding.fronts.get(part.component)
+    streams: tuple[tuple[FlowStage, ...], ...] = ()
+    notes = [] if front is None else [*front.assumed]
+    act_dim = None
+    if part.program is not None:
+        _add_program(builder, part.program)
+    elif not _dense_shapes(part, builder.shapes):
+        return None
+    elif front is not None and part.acts:
+        streams = _add_encoder(builder, part.component, front)
+        _add_layers(builder, part, front, None)
+    else:
+        act_dim = _add_inputs(builder, part, binding, sizes)
+        _add_layers(builder, part, None, act_dim)
+    left = binding.unplaced.get(part.component, ())
+    if uncovered := [each for each in left if front is None or each not in front.covers]:
+        names = abbreviate_list([clean(each) for each in uncovered], 3)
+        notes.append(f"cannot be run: {names}")
+    if odd := sorted({s.name for s in builder.stages if s.kind == "unknown" and not s.assumed}):
+        notes.append(f"cannot be run: {abbreviate_list(odd, 3)}")
+    notes += [f"further head: {name}" for name, _ in part.branches]
+    _add_output(builder, part, binding)
+    return FlowStrip(part.title, tuple(builder.stages), streams, tuple(notes))
+
+
+def _add_inputs(
+    builder: _StripBuilder, part: AgentNetwork, binding: RecognizedAgent, sizes: tuple[int, int] | None
+) -> int | None:
+    """Add the observation, and the action of a Q-function; return the action's size if it joins later."""
+    first = _dense_shapes(part, builder.shapes)[0][0]
+    critic = part.component.startswith("critic")
+    if not critic or sizes is None or first not in (sizes[0], sum(sizes)):
+        name = "features" if binding.fronts else "obs, action" if critic else "obs"
+        builder.add("input", name, (first,))
+        builder.normalize()
+        return None
+    builder.add("input", "obs", (sizes[0],))
+    builder.normalize()
+    if first == sum(sizes):
+        builder.add("join", "+ action", (first,))
+    return sizes[1]
+
+
+def _add_layers(
+    builder: _StripBuilder, part: AgentNetwork, front: PolicyEncoder | None, act_dim: int | None
+) -> None:
+    norms = {} if front is None else {norm.number: norm for norm in front.norms}
+    dense = 0
+    for position, number in enumerate(part.activation_numbers):
+        place = schema.canonical_weight_path(part, position, "kernel")[:-1]
+        size = builder.size(place, _WEIGHTS)
+        if part.layers[position].kind == "dense":
+            rows, columns = builder.shapes[(*place, attr("kernel"))]
+            if act_dim is not None and dense and (rows,) == (builder.last[0] + act_dim,):
+                builder.add("join", "+ action", (rows,))
+            if dense in norms:
+                held = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
+                builder.add("layer", "batch norm", parameters=held)
+            builder.add("layer", "dense", (columns,), parameters=size)
+            dense += 1
+        else:
+            builder.add("layer", "layer norm", parameters=size)
+        if number is not None:
+            builder.activate(number)
+
+
+def _add_encoder(
+    builder: _StripBuilder, component: str, front: PolicyEncoder
+) -> tuple[tuple[FlowStage, ...], ...]:
+    """Add an encoder; return the stages of each input if there are several, which are then joined."""
+    streams = []
+    for stream in front.streams:
+        builder.stages = []
+        builder.add("input", clean(stream.name), stream.shape)
+        if stream.image:
+            _add_image(builder, component, stream)
+        elif len(stream.shape) > 1:
+            builder.add("map", "flatten", (stream.size,))
+        if len(front.streams) == 1 and not stream.image:
+            builder.normalize()
+        streams.append(tuple(builder.stages))
+    if len(streams) > 1:
+        builder.stages = []
+        builder.add("join", "concat", (sum(stream[-1].shape[0] for stream in streams),))
+    for number, kind in enumerate(front.cells):
+        place = schema.recurrent_layer_path(component, number)
+        units = builder.shapes[(*place, schema.RECURRENT)][0]
+        names = ("kernel", "recurrent_kernel", "bias_input", "bias_recurrent")
+        builder.add("layer", _TITLES[kind], (units,), parameters=builder.size(place, names))
+    return tuple(streams) if len(streams) > 1 else ()
+
+
+def _add_image(builder: _StripBuilder, component: str, stream: EncoderInput) -> None:
+    """Add the convolutions of an image [channels, height, width], and the dense layers after them."""
+    if stream.scale != 1:
+        name = f"/ {1 / stream.scale:g}" if stream.scale < 1 else f"* {stream.scale:g}"
+        builder.add("normalizer", name)
+    for number in range(len(stream.strides) + stream.dense):
+        place = schema.stream_layer_path(component, stream.name, number)
+        kernel = builder.shapes[(*place, schema.KERNEL)]
+        size = builder.size(place, _WEIGHTS)
+        if number < len(stream.strides):
+            height, width, _, made = kernel
+            step = stream.strides[number]
+            rest = ((n - k) // step + 1 for n, k in zip(builder.last[1:], (height, width), strict=True))
+            builder.add("layer", f"conv {height}x{width}/{step}", (made, *rest), parameters=size)
+        else:
+            builder.add("layer", "dense", (kernel[1],), parameters=size)
+        builder.add("activation", "relu")
+        if number == len(stream.strides) - 1:
+            builder.add("map", "flatten", (math.prod(builder.last),))
+
+
+def _add_program(builder: _StripBuilder, program: schema.Program) -> None:
+    """Add the operations of a model's own graph, in its order."""
+    ((name, shape),) = program.inputs
+    builder.add("input", clean(name), shape)
+    builder.normalize()
+    for operation in program.operations:
+        value = operation.value
+        size = sum(math.prod(each.shape) for each in value.values() if hasattr(each, "shape"))
+        match operation.kind:
+            case "activation":
+                builder.add("activation", str(value["name"]))
+            case "dense":
+                builder.add("layer", "dense", (value["kernel"].shape[1],), parameters=size)
+            case "lstm" | "gru":
+                size += sum(math.prod(each.shape) for each in value["biases"])
+                units = value["recurrent"].shape[0]
+                builder.add("layer", _TITLES[operation.kind], (units,), parameters=size)
+            case "layer_norm":
+                builder.add("layer", "layer norm", parameters=size)
+            case other:
+                builder.add("map", other.replace("_", " "))
+
+
+def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedAgent) -> None:
+    """Add the action map and the action with its bounds, or the value."""
+    if not part.acts:
+        builder.add("output", "value" if part.component in schema.VALUES else "Q")
+        return
+    if schema.DISCRETE_CHOICE in "".join(binding.unplaced.get(part.component, ())):
+        builder.add("output", "one score per action")
+        return
+    facts = builder.facts
+    origin = facts.assumed.get("head", "")
+    if not facts.head:
+        builder.add("unknown", "action map?", assumed="not stored; pass --head")
+    for name, detail in HEADS.get(facts.head, ()):
+        builder.add("activation" if name == "tanh" else "map", name, detail=detail, assumed=origin)
+    bounds = "environment's bounds" if facts.bounds is None else format_bounds(*facts.bounds)
+    whole = "" if facts.bounds is None else f"low {list(facts.bounds[0])}, high {list(facts.bounds[1])}"
+    if facts.head in ("identity", "unit_tanh"):
+        bounds = "" if facts.head == "identity" else "-1 to 1"
+    builder.add("output", "action", detail=bounds, note=whole)
+
+
+def format_bounds(low: Sequence[float], high: Sequence[float]) -> str:
+    """Return action bounds, in short if every dimension has the same."""
+    if len(set(low)) == len(set(high)) == 1:
+        return f"{low[0]:g} to {high[0]:g}"
+    return f"{min(low):g} to {max(high):g} (per dimension)"
+
+
+# Strips as text: one paragraph per network.
+
+
+def strip_lines(strips: Sequence[FlowStrip], width: int) -> Iterator[str]:
+    """Yield the strips as lines of at most `width` characters; assumed stages have an asterisk."""
+    titles = [_format_title(strip) for strip in strips]
+    indent = min(max(map(len, titles), default=0), 24) + 2
+    for strip, title in zip(strips, titles, strict=True):
+        streams = [_arrows(_words(stream)) for stream in strip.streams]
+        for stream in streams:
+            stream[-1] += " |"
+        if streams:
+            streams[0][0] = f"({streams[0][0]}"
+            streams[-1][-1] = f"{streams[-1][-1][:-2]}) ->"
+        pieces = [*(piece for stream in streams for piece in stream), *_arrows(_words(strip.stages))]
+        pieces.append(f"({format_count(strip.parameters, 'parameter')})")
+        yield from _wrap(title, pieces, indent, width)
+        for note in strip.notes:
+            yield f"{'':{indent}}note: {note}"
+    for origin, names in _all_assumptions(strips).items():
+        yield f"* assumed: {', '.join(names)} ({origin})"
+
+
+def _arrows(words: Sequence[str]) -> list[str]:
+    return [*(f"{word} ->" for word in words[:-1]), words[-1]]
+
+
+def _format_title(strip: FlowStrip) -> str:
+    return f"{strip.title} (+{len(strip.alike)} alike)" if strip.alike else strip.title
+
+
+def _all_assumptions(strips: Sequence[FlowStrip]) -> dict[str, list[str]]:
+    found: dict[str, dict[str, None]] = {}
+    for strip in strips:
+        for origin, names in strip.assumptions.items():
+            found.setdefault(origin, {}).update(dict.fromkeys(names))
+    return {origin: list(names) for origin, names in found.items()}
+
+
+def _words(stages: Sequence[FlowStage]) -> list[str]:
+    """Return a word per stage; an activation follows its layer without an arrow."""
+    found: list[str] = []
+    for stage in stages:
+        mark = "*" if stage.assumed else ""
+        if stage.kind == "activation" and found:
+            found[-1] += f" {stage.name}{mark}"
+        elif stage.kind in ("input", "join", "layer") and "norm" not in stage.name:
+            found.append(f"{stage.name} {format_shape(stage.shape)}")
+        elif stage.kind == "output":
+            found.append(
+                f"{stage.name} {format_shape(stage.shape)}" + f" in {stage.detail}" * bool(stage.detail)
+            )
+        else:
+            found.append(" ".join(filter(None, (f"{stage.name}{mark}", stage.detail))))
+    return found
+
+
+def format_shape(shape: Shape) -> str:
+    """Return a shape without the batch, e.g. `[3]` or `[4, 84, 84]`."""
+    return str(list(shape))
+
+
+def _wrap(title: str, pieces: Sequence[str], indent: int, width: int) -> Iterator[str]:
+    line = f"{title:<{indent - 1}}"
+    for piece in pieces:
+        if len(line) + 1 + len(piece) > max(width, indent + 20) and line.strip() != title:
+            yield line
+            line = " " * (indent - 1)
+        line += f" {piece}"
+    yield line
