@@ -27,7 +27,7 @@ _FAMILIES = (
     ("flatten", r"flatten|reshape"),
     ("activation", r"relu|gelu|elu|tanh|sigmoid|softmax|silu|swish|softplus|activation|mish"),
 )
-# What a user's class above a framework class, e.g. Module or Layer, says nothing about.
+# Base classes that do not show what a user's class computes.
 _PLAIN = ("Module", "Layer", "Model", "Functional", "Sequential")
 
 

@@ -33,7 +33,7 @@ ROOT = "(model)"
 
 
 def to_array(value: Any) -> Any:
-    """Return a tensor of any framework as an array of its own; bfloat16 as float32."""
+    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return np.array(value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy())
@@ -140,7 +140,7 @@ class CallRecorder:
 
 
 class ModelRunner:
-    """A model that can be called; subclasses know one framework each."""
+    """A model that can be called; one subclass per framework."""
 
     framework = ""
     observable = True
@@ -1104,7 +1104,7 @@ class _EmbeddingRecorder(CallRecorder):
 
 
 def _exact(session: RunnerSession, message: Message) -> Message:
-    """Create the float64 form of the model; say whether there is one."""
+    """Create the float64 form of the model and return whether it exists."""
     try:
         session.runner.make_exact(message["names"], session.given(len(message["names"])))
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
