@@ -433,7 +433,8 @@ def test_a_result_is_read_as_it_was_written(whole: Sweep, strange: float, tmp_pa
     assert isinstance(found, Evaluation)
     np.testing.assert_array_equal(found.rollout.returns, played.returns)
     read, wrote = found.document(), given.document()
-    derived = ("returns", "mean", "std", "median", "iqm", "min", "max", "ci95", "normalized", "steps_per_s")
+    derived = ("returns", "mean", "std", "median", "iqm", "min", "max", "ci95", "normalized", "judgement")
+    derived += ("steps_per_s",)
     assert {k: v for k, v in read.items() if k not in derived} == {
         k: v for k, v in wrote.items() if k not in derived
     }
