@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def test_the_fraction_lies_between_random_and_the_goal() -> None:
     found = judge_return("HalfCheetah-v5", around(random + 0.63 * (goal - random)), PLAIN)
     assert found is not None
     assert found.fraction == pytest.approx(0.63)
+
+
+def test_an_infinite_mean_has_no_verdict() -> None:
+    for value in (float("inf"), float("nan")):
+        statistics = replace(around(0.0), mean=value)
+        assert judge_return("Pendulum-v1", statistics, PLAIN) is None
 
 
 def test_one_episode_has_no_verdict() -> None:

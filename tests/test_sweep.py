@@ -207,7 +207,8 @@ def test_few_episodes_are_never_certain(golden: Golden) -> None:
     assert enough.best is not None
     assert (few.best.certain, enough.best.certain) == (False, True)
     for found in (few, enough):
-        golden(scores.render_sweep(found, quiet=True).splitlines()[-1])
+        lines = scores.render_sweep(found, quiet=True).splitlines()
+        golden(next(line for line in lines if line.startswith("best")))
 
 
 def test_different_environments_are_not_ranked(whole: Sweep) -> None:
@@ -433,7 +434,8 @@ def test_a_result_is_read_as_it_was_written(whole: Sweep, strange: float, tmp_pa
     assert isinstance(found, Evaluation)
     np.testing.assert_array_equal(found.rollout.returns, played.returns)
     read, wrote = found.document(), given.document()
-    derived = ("returns", "mean", "std", "median", "iqm", "min", "max", "ci95", "normalized", "steps_per_s")
+    derived = ("returns", "mean", "std", "median", "iqm", "min", "max", "ci95", "normalized", "judgement")
+    derived += ("steps_per_s",)
     assert {k: v for k, v in read.items() if k not in derived} == {
         k: v for k, v in wrote.items() if k not in derived
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -363,7 +364,7 @@ def judge_return(
     """
     table = _read_references()
     row = table["random"].get(env)
-    if not _is_comparable(row, surroundings):
+    if not math.isfinite(found.mean) or not _is_comparable(row, surroundings):
         return None
     published = _find_published(env)
     goal = _find_goal(env, table["thresholds"].get(env) if threshold is None else threshold, published)
