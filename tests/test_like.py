@@ -73,8 +73,8 @@ class InThisProcess:
     def number(self) -> bool:
         return bool(self._ask("number")["done"])
 
-    def load(self, file: str, form: str) -> None:
-        self._ask("load", file=file, form=form)
+    def load(self, file: str, form: str, optimizers: Any = ()) -> None:
+        self._ask("load", file=file, form=form, optimizers=list(optimizers))
 
 
 def fill(

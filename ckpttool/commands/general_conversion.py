@@ -52,9 +52,6 @@ _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 _MODEL = "model"
 _COUNTS = 1 << 63
 _MOST_OPTIONS = 24
-# Edges between a Keras model and its layers: their targets belong to the model itself
-# (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
-_INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
 _EDGES = frozenset(("_functional", "_layers", "_operations"))
 _LISTED = frozenset(("Sequential", "Functional", "Model"))
 # Variable names that identify the class of their layer (formats/keras_h5.py).
@@ -430,7 +427,7 @@ class _TorchPlanner(KerasStates):
         placed = flattening.convert_to_torch(tree, given)
         placed = placed._replace(done=tuple((a, b, _strip_keras_edges(c)) for a, b, c in placed.done))
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
-        self.root = self._is_root(sources)
+        self.root = self.is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
         self.networks = _TreeNetworks(tree, placed, state, self._inside)
         self._order_units()
@@ -444,13 +441,6 @@ class _TorchPlanner(KerasStates):
             ranks.append(min(own) if own else ranks[-1] if ranks else -1)
         found = sorted(zip(ranks, range(len(ranks)), strict=True))
         self.networks.units = [self.networks.units[at] for _, at in found]
-
-    def _is_root(self, sources: Sequence[Path]) -> bool:
-        """Return whether the root itself is a model, not a tf.train.Checkpoint with attributes."""
-        held = self.tree.containers.get(())
-        if held is not None and held.kind == "module":
-            return True
-        return any(len(path) < 3 or _INNER.fullmatch(str(path[0].value)) for path in sources)
 
     def _inside(self, path: Path) -> bool:
         leaf = self.tree[path]

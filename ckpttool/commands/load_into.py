@@ -14,6 +14,8 @@ from ckpttool.commands import evidence, receipt, restore, save
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
+from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
+from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
@@ -21,8 +23,10 @@ from ckpttool.commands.options import (
     PreparationOptions,
     PreparedTree,
     TargetKind,
+    parse_optimizer_options,
     parse_target_kind,
     prepare_tree,
+    sidecar_settings,
     target_stem,
 )
 from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
@@ -133,23 +137,25 @@ class TargetModel:
         self._require_all(modules, places)
         return build_model_skeleton(tree, modules, places, framework)
 
-    def prove(self, written: Checkpoint) -> None:
-        """Load the output into the model strictly, save it again and compare every tensor.
+    def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
+        """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
 
-        Raise WorkerError if the model does not load it, MappingError if values differ afterwards.
+        Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
         file = os.path.abspath(written.path)
         if self._form == "keras":
             # Keras uses the suffix, which a file gets only with its final name.
             os.symlink(file, file := os.path.join(self._folder.name, f"written{WEIGHTS}"))
-        self._beside.load(file, self._form)
+        self._beside.load(file, self._form, moved.documents)
         again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
         held = dict(open_checkpoint(again).tree.tensors())
-        for path, leaf in written.tree.tensors():
-            if leaf.role == "counter":  # TensorFlow counts each time it saves
-                continue
+        cut = len(moved.prefix)
+        for place, leaf in written.tree.tensors():
+            path = place[cut:]
+            if leaf.role == "counter" or display(place[:1]) in moved.names:
+                continue  # TensorFlow counts each time it saves; the model has no optimizer of its own
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
-                name = written.tree.names[path]
+                name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
 
     def _require_all(self, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path]) -> None:
@@ -192,7 +198,9 @@ def build_model_skeleton(
     their paths in `tree`.
     """
     parts = [_part(module, places, framework) for module in modules]
-    return Skeleton(_FRAMEWORKS[framework], tree, parts)
+    order = {path: number for number, path in places.items() if isinstance(number, int)}
+    order = order or {path: number for number, (path, _) in enumerate(tree.tensors())}
+    return Skeleton(_FRAMEWORKS[framework], tree, parts, order)
 
 
 def _call_order(module: Mapping[str, Any]) -> tuple[int, int]:
@@ -862,7 +870,10 @@ def convert_into_model(
     axes = options.from_ or ("torch" if every else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
-        made, filling = _plan_for_model(checkpoint, given, beside.skeleton(given.guessed()), matching)
+        skeleton = beside.skeleton(given.guessed())
+        made, filling = _plan_for_model(checkpoint, given, skeleton, matching)
+        moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
+        made = _with_optimizers(made, given.ready, moved)
         left = evidence.unconverted_entries(checkpoint, source_names(given.ready, filling))
         done = ConversionResult(
             urls.display_url(checkpoint.path),
@@ -871,7 +882,7 @@ def convert_into_model(
             matched=filling.matched,
             ambiguous=filling.ambiguous,
             loaded=False,
-            ledger=merge_entries((*_optimizer_entries(given.ready), *left)),
+            ledger=merge_entries((*_optimizer_entries(given.ready, moved), *left)),
         )
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
@@ -882,7 +893,7 @@ def convert_into_model(
 
         def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:
             if options.verify:  # before anything gets its final name
-                beside.prove(found)
+                beside.prove(found, moved)
             known = receipt.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
             more = {"cast": True} if options.cast else {}
             return receipt.conversion_receipt(checkpoint, made, known, written, back, options.part, more)
@@ -929,10 +940,54 @@ def _plan_for_model(
     return made, filling
 
 
-def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
-    """Yield an entry for optimizer state, which a file for filling a model does not have."""
-    tree = ready.tree
-    slots = [path for path, leaf in tree.tensors() if leaf.role == "slot"]
+def _convert_optimizers(
+    given: ModelSource,
+    filling: FillResult,
+    skeleton: Skeleton,
+    target: tuple[str, Sequence[str]],
+    known: Sidecar | None,
+) -> ConvertedOptimizers:
+    """Return the model with the source's optimizers; `target` are its form and the `--optimizer` options."""
+    form, stated = target
+    none, settings = parse_optimizer_options((), stated)
+    if none:
+        return ConvertedOptimizers(filling.tree)
+    known = settings.into(known, None, given.tree)
+    settled = OptimizerSettings(sidecar_settings(known), settings.settings())
+    return convert_optimizers(given.tree, filling, skeleton, form, settled)
+
+
+def _with_optimizers(made: ConversionPlan, ready: PreparedTree, moved: ConvertedOptimizers) -> ConversionPlan:
+    """Return the plan with the optimizers' part."""
+    plan, report = moved.plan, made.report
+    if not plan.moves and not plan.added:
+        return replace(made, report=replace(report, notes=(*report.notes, *moved.reasons)))
+    names = {move.target: display((*moved.prefix, *move.target)) for move in made.moves}
+    mapped = tuple(
+        replace(line, target=names[move.target]) for line, move in zip(report.mapped, made.moves, strict=True)
+    )
+    moves = tuple(replace(move, target=(*moved.prefix, *move.target)) for move in made.moves)
+    report = replace(
+        report,
+        mapped=(*mapped, *report_moves(ready, moved.tree, plan.moves)),
+        missing=(*report.missing, *plan.missing),
+        assumed=(*report.assumed, *plan.assumed),
+        notes=(*report.notes, *plan.notes),
+    )
+    kept = tuple(ready.names[path] for path in plan.kept)
+    return replace(
+        made,
+        tree=moved.tree,
+        report=report,
+        moves=(*moves, *plan.moves),
+        settings=plan.settings or None,
+        kept=(*made.kept, *kept),
+    )
+
+
+def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Iterator[LedgerEntry]:
+    """Yield an entry for optimizer state that the target does not have."""
+    tree, slots = ready.tree, moved.left
     if not slots:
         return
     weights = [path for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
@@ -943,5 +998,6 @@ def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
     hint = (
         f"use --part {head} to convert only the network" if apart else "use --allow-missing to leave it out"
     )
-    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {hint}"
+    why = moved.reasons[0] if moved.reasons else hint
+    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {why}"
     yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -18,11 +18,13 @@ from ckpttool.core.tree import Leaf, Path, Tree, attr, display, index
 from ckpttool.formats.tf_object_graph import slot_path
 from ckpttool.libraries import optimizers_read, optimizers_write, schema
 from ckpttool.libraries.optimizers_read import (
+    ADAM,
     ADAMW,
     FAMILIES,
     MORE_SLOTS,
     OTHERS,
     POWERS,
+    VELOCITY,
     WITHOUT,
     CanonicalOptimizer,
     make_unconverted_note,
@@ -61,6 +63,9 @@ _SPARSE = (
     "for embeddings, Keras updates only the rows that a batch reads, PyTorch all rows (unless "
     "Embedding is sparse)"
 )
+# Edges between a Keras model and its layers: their targets belong to the model itself
+# (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
+_INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
 _AVERAGE = "average"  # slot kind (formats/tf_common.py)
 _SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 
@@ -139,6 +144,33 @@ class OptimizerSettings(NamedTuple):
                 )
 
 
+class WrittenOptimizer(NamedTuple):
+    """One optimizer of the target: its framework's class, arguments that decide which slots it has, weights.
+
+    `groups` are the weights' paths in the target, in the optimizer's order; Keras has one group.
+    """
+
+    cls: str
+    arguments: Mapping[str, float | bool]
+    groups: Sequence[Sequence[Path]]
+
+
+def _describe_torch(writer: optimizers_write.TorchOptimizerWriter) -> WrittenOptimizer:
+    decoupled = writer.family is ADAM and writer.known.value("decoupled_weight_decay") is True
+    groups = [[parameter.target for parameter in group] for group in writer.groups]
+    return WrittenOptimizer("AdamW" if decoupled else writer.family.name, {}, groups)
+
+
+def _describe_keras(writer: optimizers_write.KerasOptimizerWriter) -> WrittenOptimizer:
+    has = set(writer.slots)
+    wanted: dict[str, float | bool] = {"amsgrad": "vhat" in has, "centered": "mg" in has}
+    arguments = {name: value for name, value in wanted.items() if value}
+    if VELOCITY in has:
+        arguments["momentum"] = 0.5
+    cls = "AdamW" if writer.arguments.decoupled else writer.family.name
+    return WrittenOptimizer(cls, arguments, [list(writer.numbers)])
+
+
 # PyTorch's state_dicts.
 
 
@@ -149,6 +181,7 @@ class TorchStates:
         self.tree, self.settings = tree, settings
         self.tops = list_torch_optimizers(tree)
         self.canonical: Mapping[Path, Path] = {}
+        self.written: dict[str, WrittenOptimizer] = {}
 
     def bind_states(
         self, rows: Sequence[tuple[Path, Name, Rule]]
@@ -190,9 +223,11 @@ class TorchStates:
 
         def write(agent: Tree) -> Plan:
             self.settings.require_free(state.name, agent)
-            made = optimizers_write.KerasOptimizerWriter(
+            writer = optimizers_write.KerasOptimizerWriter(
                 CanonicalOptimizer(state.name, agent, facts, state.moves.defaults), variable, weights, top
-            ).plan()
+            )
+            self.written[state.name] = _describe_keras(writer)
+            made = writer.plan()
             extra = tuple(self._unread(agent, made, state.name))
             epsilon_notes = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
             own = {title: made.settings.get(state.name, {})}
@@ -212,6 +247,7 @@ class TorchStates:
             writer = optimizers_write.TorchOptimizerWriter(
                 state.name, weights, agent, facts, state.moves.defaults
             )
+            self.written[state.name] = _describe_torch(writer)
             made = writer.plan(place)
             return replace(made, kept=tuple(self._unread(agent, made, state.name)))
 
@@ -324,6 +360,7 @@ class KerasStates:
     def __init__(self, tree: Tree, settings: OptimizerSettings) -> None:
         self.tree, self.settings = tree, settings
         self.canonical: Mapping[Path, Path] = {}
+        self.written: dict[str, WrittenOptimizer] = {}
         self.stored = list_keras_optimizers(tree)
         tops = self.stored
         # A wrapping optimizer (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
@@ -339,6 +376,13 @@ class KerasStates:
         }
         # Entries of optimizers without slots: counters and settings, which belong to no parameter.
         self.idle: set[Path] = {path for top in self.around for path in tops[top]} | self.averages
+
+    def is_root(self, sources: Sequence[Path]) -> bool:
+        """Return whether the root itself is a model, not a tf.train.Checkpoint with attributes."""
+        held = self.tree.containers.get(())
+        if held is not None and held.kind == "module":
+            return True
+        return any(len(path) < 3 or _INNER.fullmatch(str(path[0].value)) for path in sources)
 
     def bind_states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[BoundOptimizer], list[str]]:
         """Return the optimizers with the parameters that they train, and notes; `rows` are the weights."""
@@ -471,9 +515,11 @@ class KerasStates:
         def write(agent: Tree) -> Plan:
             self.settings.require_free(state.name, agent)
             agent = self._named(agent, state)
-            made = optimizers_write.TorchOptimizerWriter(
+            writer = optimizers_write.TorchOptimizerWriter(
                 state.name, weights, agent, facts, state.moves.defaults
-            ).plan(place)
+            )
+            self.written[state.name] = _describe_torch(writer)
+            made = writer.plan(place)
             epsilon_notes = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
             return replace(made, notes=(*made.notes, *epsilon_notes))
 
@@ -497,13 +543,15 @@ class KerasStates:
         def write(agent: Tree) -> Plan:
             self.settings.require_free(state.name, agent)
             agent = self._named(agent, state)
-            made = optimizers_write.KerasOptimizerWriter(
+            writer = optimizers_write.KerasOptimizerWriter(
                 CanonicalOptimizer(state.name, agent, facts, state.moves.defaults),
                 "adam",
                 weights,
                 top,
                 scheduled=scheduled,
-            ).plan()
+            )
+            self.written[state.name] = _describe_keras(writer)
+            made = writer.plan()
             return replace(made, settings={display(top): made.settings.get(state.name, {})})
 
         return build_state_plan(self.tree, state, self.canonical, write)
