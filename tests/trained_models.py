@@ -20,13 +20,19 @@ _ADAM, _ADAM_TORCH = (
     {"beta_1": 0.875, "beta_2": 0.9921875, "epsilon": 1e-14},
     {"betas": (0.875, 0.9921875), "eps": 1e-14},
 )
-_RMS, _RMS_TORCH = {"rho": 0.75, "epsilon": 1e-14}, {"alpha": 0.75, "eps": 1e-14}
+# TensorFlow adds RMSprop's epsilon inside the root: only a tiny one means the same in PyTorch.
+_RMS, _RMS_TORCH = {"rho": 0.75, "epsilon": 1e-22}, {"alpha": 0.75, "eps": 1e-22}
 _ALL = {"momentum": 0.5, "centered": True}
 _GRADIENTS = {"initial_accumulator_value": 0.125}
+_NESTEROV = {"momentum": 0.875, "nesterov": True}
+_DECAY = {"weight_decay": 0.125}
 
 
 class OptimizerCase(NamedTuple):
-    """One optimizer: its class and arguments in Keras and in PyTorch; `masked` exempts biases from decay."""
+    """One optimizer: its class and arguments in Keras and in PyTorch.
+
+    `masked` exempts biases from weight decay; `limit` is that of the relative error of updates.
+    """
 
     keras: str
     settings: dict[str, Any]
@@ -35,58 +41,40 @@ class OptimizerCase(NamedTuple):
     rate: float = RATE
     masked: bool = False
     dtype: str = "float64"
+    limit: float = 1e-10
+
+
+def _in_float32(case: OptimizerCase, limit: float = 1e-4) -> OptimizerCase:
+    return case._replace(dtype="float32", limit=limit)
 
 
 # Numbers that float32 holds: Keras rounds settings to it even for weights of float64.
+_WITH_ADAM = OptimizerCase("Adam", _ADAM, "Adam", _ADAM_TORCH, RATE / 8)
+_WITH_ADAMW = OptimizerCase("AdamW", {**_ADAM, **_DECAY}, "AdamW", {**_ADAM_TORCH, **_DECAY}, RATE / 8)
+_WITH_RMSPROP = OptimizerCase("RMSprop", _RMS, "RMSprop", _RMS_TORCH, RATE / 64)
+_WITH_NESTEROV = OptimizerCase("SGD", _NESTEROV, "SGD", _NESTEROV)
 CASES = {
-    "adam": OptimizerCase("Adam", _ADAM, "Adam", _ADAM_TORCH, RATE / 8),
-    "adam32": OptimizerCase("Adam", {}, "Adam", {}, 0.001, dtype="float32"),
-    "amsgrad": OptimizerCase(
-        "Adam", {**_ADAM, "amsgrad": True}, "Adam", {**_ADAM_TORCH, "amsgrad": True}, RATE / 8
+    "adam": _WITH_ADAM,
+    "adam32": _in_float32(_WITH_ADAM),
+    # Both defaults of epsilon, which is added before the bias correction in Keras and after it in PyTorch.
+    "default_epsilon": _in_float32(OptimizerCase("Adam", {}, "Adam", {}, 0.001), 1e-3),
+    "amsgrad": _WITH_ADAM._replace(
+        settings={**_ADAM, "amsgrad": True}, arguments={**_ADAM_TORCH, "amsgrad": True}
     ),
-    "adamw": OptimizerCase(
-        "AdamW", {**_ADAM, "weight_decay": 0.125}, "AdamW", {**_ADAM_TORCH, "weight_decay": 0.125}, RATE / 8
-    ),
-    "masked": OptimizerCase(
-        "AdamW",
-        {**_ADAM, "weight_decay": 0.125},
-        "AdamW",
-        {**_ADAM_TORCH, "weight_decay": 0.125},
-        RATE / 8,
-        masked=True,
-    ),
-    "adamw32": OptimizerCase(
-        "AdamW",
-        {"weight_decay": 0.01, "epsilon": 1e-8},
-        "AdamW",
-        {"weight_decay": 0.01},
-        0.001,
-        dtype="float32",
-    ),
-    "rmsprop": OptimizerCase("RMSprop", _RMS, "RMSprop", _RMS_TORCH, RATE / 64),
+    "adamw": _WITH_ADAMW,
+    "adamw32": _in_float32(_WITH_ADAMW),
+    "masked": _WITH_ADAMW._replace(masked=True),
+    "rmsprop": _WITH_RMSPROP,
+    "rmsprop32": _in_float32(_WITH_RMSPROP),
     "centered": OptimizerCase("RMSprop", {**_RMS, **_ALL}, "RMSprop", {**_RMS_TORCH, **_ALL}, RATE / 256),
-    "rmsprop32": OptimizerCase(
-        "RMSprop", {"epsilon": 1e-8, "rho": 0.9}, "RMSprop", {"alpha": 0.9}, 0.001, dtype="float32"
-    ),
     "sgd": OptimizerCase("SGD", {}, "SGD", {}),
     "momentum": OptimizerCase("SGD", {"momentum": 0.875}, "SGD", {"momentum": 0.875}),
-    "nesterov": OptimizerCase(
-        "SGD", {"momentum": 0.875, "nesterov": True}, "SGD", {"momentum": 0.875, "nesterov": True}
-    ),
-    "nesterov32": OptimizerCase(
-        "SGD",
-        {"momentum": 0.9, "nesterov": True},
-        "SGD",
-        {"momentum": 0.9, "nesterov": True},
-        0.01,
-        dtype="float32",
-    ),
+    "nesterov": _WITH_NESTEROV,
+    "nesterov32": _in_float32(_WITH_NESTEROV),
     "adagrad": OptimizerCase(
         "Adagrad", {**_GRADIENTS, "epsilon": 1e-14}, "Adagrad", {**_GRADIENTS, "eps": 1e-14}
     ),
-    "adamax": OptimizerCase(
-        "Adamax", {**_ADAM, "epsilon": 1e-14}, "Adamax", {**_ADAM_TORCH, "eps": 1e-14}, RATE / 8
-    ),
+    "adamax": OptimizerCase("Adamax", _ADAM, "Adamax", _ADAM_TORCH, RATE / 8),
 }
 FORMS = {name: "tf" if number % 2 else "keras" for number, name in enumerate(CASES)}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -14,7 +15,12 @@ from ckpttool.commands import evidence, receipt, restore, save
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
-from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
+from ckpttool.commands.model_optimizers import (
+    ConvertedOptimizers,
+    build_torch_state,
+    convert_optimizers,
+    stage_keras_optimizer,
+)
 from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
@@ -485,9 +491,7 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
     for by, word in _BY.items():
         found = [f"{m.source} -> {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {abbreviate_list(found, _SHOWN)}"] if found else []
-    others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
-    if others:
-        notes.append(f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}")
+    notes += _left_out_notes(ready)
     names = skeleton.tree.names
     lines = report_moves(ready, filling.tree, filling.moves)
     return MappingReport(
@@ -500,6 +504,17 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
         filling.assumed,
         (*ready.notes, *notes, *(a.sentence for a in filling.ambiguous), *filling.notes),
     )
+
+
+def _left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator[str]:
+    """Yield a note on tensors that are neither part of a model nor used otherwise."""
+    others = [
+        ready.names[path]
+        for path, leaf in ready.tree.tensors()
+        if leaf.role not in (*STATES, "counter") and path not in used
+    ]
+    if others:
+        yield f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}"
 
 
 def _count_matches(filling: FillResult) -> dict[str, int]:
@@ -599,6 +614,7 @@ class ModelFillPlan(NamedTuple):
     filling: FillResult
     values: Mapping[Path, Leaf]
     report: MappingReport
+    optimizers: ConvertedOptimizers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,6 +637,8 @@ class FillOptions:
         accept_order: pair layers by order where no other evidence decides.
         from_: orientation of the checkpoint's matrices ("torch" or "tf") where it has no evidence.
         dry_run: return the report and change nothing.
+        optimizer: the model's optimizer (of PyTorch, or a built one of Keras), to be given the state of
+            the checkpoint's optimizer.
 
     """
 
@@ -635,6 +653,7 @@ class FillOptions:
     accept_order: bool = False
     from_: str | None = None
     dry_run: bool = False
+    optimizer: Any = None
 
     def matching(self) -> MatchOptions:
         """Return how layers are matched; raise UsageError for an invalid statement."""
@@ -687,7 +706,7 @@ def load_into(
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
     if not options.dry_run:
-        assign((names[place], target.tensors[place], leaf) for place, leaf in met.values.items())
+        _assign_values(target, met, options.optimizer)
     return ModelLoadResult(
         target.title,
         checkpoint.path,
@@ -716,9 +735,46 @@ def plan_model_fill(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _plan_fill(target.title, given, skeleton, target.tensors, matching)
+        met = _plan_fill(target.title, given, skeleton, target.tensors, matching)
+        return met if options.optimizer is None else _plan_optimizer(met, given, skeleton)
     with TargetModel(target) as beside:
         return _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
+
+
+def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:
+    """Return the plan with the checkpoint's optimizers in the form of the model's framework."""
+    form = "torch" if skeleton.framework == "torch" else "tf"
+    settings = OptimizerSettings(sidecar_settings(None))
+    made = convert_optimizers(given.tree, met.filling, skeleton, form, settings)
+    plan, report = made.plan, met.report
+    if plan.missing:
+        raise MappingError("the checkpoint lacks optimizer state", path=abbreviate_list(plan.missing, _SHOWN))
+    notes = (*report.notes, *(plan.notes or made.reasons))
+    return met._replace(
+        optimizers=made, report=replace(report, assumed=(*report.assumed, *plan.assumed), notes=notes)
+    )
+
+
+def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> None:
+    """Put the values into the model, and the state into its optimizer if there is one."""
+    names = met.skeleton.names
+    values = [(names[place], target.tensors[place], leaf) for place, leaf in met.values.items()]
+    if optimizer is None or met.optimizers is None:
+        assign(values)
+    elif target.framework == "torch":
+        parameters = {id(each): name for name, each in target.model.named_parameters()}
+        state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
+        assign(values)
+        optimizer.load_state_dict(state)
+    else:
+        assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
+
+
+def _make_torch_tensor(leaf: Leaf) -> Any:
+    torch: Any = sys.modules["torch"]
+    made = torch.zeros(leaf.shape, dtype=getattr(torch, leaf.dtype))
+    assign([("state", made, leaf)])
+    return made
 
 
 def _plan_fill(
@@ -967,12 +1023,15 @@ def _with_optimizers(made: ConversionPlan, ready: PreparedTree, moved: Converted
         replace(line, target=names[move.target]) for line, move in zip(report.mapped, made.moves, strict=True)
     )
     moves = tuple(replace(move, target=(*moved.prefix, *move.target)) for move in made.moves)
+    unused = frozenset(_left_out_notes(ready))
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept}
+    notes = [note for note in report.notes if note not in unused]
     report = replace(
         report,
         mapped=(*mapped, *report_moves(ready, moved.tree, plan.moves)),
         missing=(*report.missing, *plan.missing),
         assumed=(*report.assumed, *plan.assumed),
-        notes=(*report.notes, *plan.notes),
+        notes=(*notes, *_left_out_notes(ready, used), *plan.notes),
     )
     kept = tuple(ready.names[path] for path in plan.kept)
     return replace(
@@ -998,6 +1057,6 @@ def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Itera
     hint = (
         f"use --part {head} to convert only the network" if apart else "use --allow-missing to leave it out"
     )
-    why = moved.reasons[0] if moved.reasons else hint
+    why = hint if moved.written else next(iter(moved.reasons), hint)
     what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {why}"
     yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -6,7 +6,7 @@ with the layer pairs and rules of the weights that it trains, into the form that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from ckpttool.commands.optimizer_states import (
     path_texts,
     trained_order,
 )
-from ckpttool.core.tree import Alias, Container, Path, Tree, attr, display, key
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, attr, display, key
 from ckpttool.libraries.optimizers_write import BoundOptimizer, list_torch_optimizers
 from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping.fill_model import Skeleton
@@ -32,6 +33,10 @@ from ckpttool.mapping.solver import FillResult
 _MODEL = "model"
 _VARIABLES = attr("_variables")
 _DICT = Container("dict")
+_MASK = (
+    "no file of Keras lists the variables exempt from weight decay (exclude_from_weight_decay); exempt them "
+    "in your program as well"
+)
 _Row = tuple[Path, Name, Rule]
 
 
@@ -180,6 +185,8 @@ class _OptimizerPlanner:
                 plan = states.write_keras(state, self._plain_moves(state, states.canonical), top)
                 plans.append(_in_weights_file(plan, top) if self.form == "keras" else plan)
             self.written[display(top)] = states.written[state.name]
+            if states.written[state.name].cls == "AdamW":
+                notes.append(f"{state.name}: {_MASK}")
         return plans, notes
 
     def _unit(self) -> ConversionUnit:
@@ -258,3 +265,121 @@ def _beside_model(model: Tree, made: Tree, plan: Plan, prefix: Path) -> Tree:
     if prefix:
         containers = {(): _DICT, prefix: Container("OrderedDict"), **containers}
     return Tree(leaves, aliases, containers)
+
+
+# Optimizers in this process: the state that a conversion would write, put into an object of the user's.
+
+
+def stage_keras_optimizer(
+    optimizer: Any, tensors: Mapping[Path, Any], made: ConvertedOptimizers
+) -> Iterator[tuple[str, Any, Leaf]]:
+    """Yield the optimizer's variables with their next values; `tensors` are the model's variables by path.
+
+    Raise UsageError for an optimizer of another class, or one without a variable that the state needs.
+    """
+    name, written = _only_optimizer(optimizer, made)
+    own = [id(_variable(each)) for each in getattr(optimizer, "_trainable_variables", ())]
+    order = [id(_variable(tensors[path])) for path in written.groups[0]]
+    if not own or not set(order) <= set(own):
+        raise UsageError(
+            "the optimizer has no variables for these weights",
+            hint="call optimizer.build(model.trainable_variables) before",
+        )
+    for path, leaf in made.tree.tensors():
+        if path[0] != attr(name):
+            continue
+        held: Any = getattr(optimizer, str(path[1].value), None)
+        if held is not None and len(path) > 2:
+            at = own.index(order[int(path[2].value)])
+            held = held[at] if at < len(held) else None
+        if held is None:
+            raise UsageError(
+                "the optimizer has no such state; create it with the settings of the checkpoint",
+                path=display(path),
+                hint=next((note for note in made.plan.notes if "restore into" in note), None),
+            )
+        yield display(path), held, leaf
+
+
+def _variable(held: Any) -> Any:
+    """Return TensorFlow's variable inside one of Keras 3."""
+    return getattr(held, "value", held) if hasattr(held, "_value") else held
+
+
+def build_torch_state(
+    optimizer: Any, names: Mapping[int, str], tensor: Callable[[Leaf], Any], made: ConvertedOptimizers
+) -> dict[str, Any]:
+    """Return the state_dict for a PyTorch optimizer, with its own groups of parameters.
+
+    Args:
+        optimizer: the optimizer of the filled model.
+        names: the names of the model's parameters by id.
+        tensor: creates a tensor with a value.
+        made: the optimizers of the checkpoint, converted for the model.
+
+    """
+    top, written = _only_optimizer(optimizer, made)
+    numbers: dict[str, tuple[int, int]] = {}
+    for group, paths in enumerate(written.groups):
+        for path in paths:
+            numbers[str(path[-1].value)] = (len(numbers), group)
+    held: dict[str, Any] = _nested(made.tree, key(top), tensor)
+    state: dict[int, Any] = {}
+    groups: list[dict[str, Any]] = []
+    missing = set(numbers)
+    for own in optimizer.param_groups:
+        first = sum(len(each["params"]) for each in groups)
+        called = [names.get(id(parameter), "") for parameter in own["params"]]
+        missing -= set(called)
+        mine = [held["param_groups"][numbers[name][1]] for name in called if name in numbers]
+        settings = [{k: v for k, v in each.items() if k not in ("params", "param_names")} for each in mine]
+        if any(each != settings[0] for each in settings):
+            raise UsageError(
+                f"parameter group {len(groups)} of the optimizer has parameters with different settings",
+                hint="create the optimizer with the parameter groups of the checkpoint",
+            )
+        for position, name in enumerate(called):
+            found = held["state"].get(numbers[name][0]) if name in numbers else None
+            if found is not None:
+                state[first + position] = found
+        kept = {k: v for k, v in own.items() if k != "params"}
+        params = list(range(first, first + len(called)))
+        groups.append({**kept, **(settings[0] if settings else {}), "params": params})
+    if missing:
+        raise UsageError(
+            f"the optimizer does not train {len(missing)} parameters that have state in the checkpoint",
+            path=min(missing),
+        )
+    return {"state": state, "param_groups": groups}
+
+
+def _nested(tree: Tree, top: PathStep, tensor: Callable[[Leaf], Any]) -> dict[str, Any]:
+    """Return the state_dict under a key as nested dicts, with settings as plain values."""
+    found: dict[str, Any] = {"state": {}, "param_groups": {}}
+    for path, leaf in tree.items():
+        if path[0] != top or len(path) < 4:
+            continue
+        number, name = int(path[2].value), str(path[3].value)
+        own = found[str(path[1].value)].setdefault(number, {})
+        value = tensor(leaf) if isinstance(leaf, Leaf) else leaf.value
+        own[name] = (*own.get(name, ()), value) if len(path) > 4 else value
+    return found
+
+
+def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, WrittenOptimizer]:
+    """Return the only converted optimizer; raise UsageError unless it is of the given object's class."""
+    if len(made.written) != 1:
+        raise UsageError(
+            "the checkpoint has no optimizer for this model"
+            if not made.written
+            else f"the checkpoint has {len(made.written)} optimizers for this model",
+            found=next(iter(made.reasons), None),
+        )
+    ((name, written),) = made.written.items()
+    if type(optimizer).__name__ != written.cls:
+        raise UsageError(
+            "the optimizer is of another class than that of the checkpoint",
+            expected=written.cls,
+            found=type(optimizer).__name__,
+        )
+    return name, written

@@ -618,6 +618,11 @@ def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves
     kinds = {str(leaf.slot) for leaf in slots}
     if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
         return ""
+    if kinds == {"None"}:
+        return (
+            f"{title}: the file numbers its variables and does not show which weights they belong to; save "
+            f"the model as .keras or with tf.train.Checkpoint, or {WITHOUT}"
+        )
     more = [MORE_SLOTS[kind] for kind in sorted(kinds) if kind in MORE_SLOTS]
     if more:
         return f"{title} has {' and '.join(more)}; its state is not converted; {WITHOUT}"

@@ -111,7 +111,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
     for layer in found:
         if layer.part:
             directions.setdefault(layer.name, set()).add(layer.part.endswith("_reverse"))
-    keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key]
+    keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key and leaf.role in STATES]
     candidates = [
         LayerCandidate(
             (*layer.name, *steps_of_part(layer.part, both=len(directions.get(layer.name, ())) > 1)),

@@ -913,8 +913,9 @@ def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: Torc
         trace.border(made, 1)
 
     with torch.no_grad(), _note_functions(torch, calls):
+        weights = (each.dtype for each in model.parameters() if each.is_floating_point())
         try:
-            call(torch.get_default_dtype())
+            call(next(weights, torch.get_default_dtype()))
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
             try:  # a model with embeddings requires integers
                 call(torch.int64)
