@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained_in_torch(place)
     tensorflow_child.run_each(__file__, {"trained_in_keras": place, "resumed_in_keras": place})
     return place
+
+
+def test_the_lines_that_load_create_the_optimizer(folder: Path) -> None:
+    found = json.loads((folder / "resumed_in_keras.json").read_text())
+    for name in CASES:
+        assert found[name]["load"][0].startswith(f"optimizer = keras.optimizers.{CASES[name].keras}(")
+        assert found[name]["load"][1] == "optimizer.build(model.trainable_variables)"
+        line = found[name]["load"][2]
+        assert line == "model.compile(optimizer)" if FORMS[name] == "keras" else "optimizer=optimizer" in line
 
 
 @pytest.mark.parametrize("name", CASES)

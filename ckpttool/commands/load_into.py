@@ -943,7 +943,8 @@ def convert_into_model(
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
         back = ReverseRecord(why="the target is your own model")
-        sentence = f"verified: {model.factory} loads the output strictly, and all values match"
+        who = f"{model.factory} and its optimizer load" if moved.written else f"{model.factory} loads"
+        sentence = f"verified: {who} the output strictly, and all values match"
         notes = (*made.report.notes, *((sentence,) if options.verify else ()), str(back.note))
         made = replace(made, report=replace(made.report, notes=notes))
 
@@ -962,7 +963,7 @@ def convert_into_model(
             digest=put.sha256,
             written=True,
             loaded=options.verify,
-            load=format_loading_code(stem, kind, made.tree),
+            load=moved.loading_code(format_loading_code(stem, kind, made.tree), form),
         )
 
 

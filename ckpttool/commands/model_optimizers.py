@@ -33,6 +33,7 @@ from ckpttool.mapping.solver import FillResult
 _MODEL = "model"
 _VARIABLES = attr("_variables")
 _DICT = Container("dict")
+_RESTORE = "restore into "
 _MASK = (
     "no file of Keras lists the variables exempt from weight decay (exclude_from_weight_decay); exempt them "
     "in your program as well"
@@ -73,6 +74,21 @@ class ConvertedOptimizers(NamedTuple):
             }
             for name, each in self.written.items()
         ]
+
+    def loading_code(self, lines: Sequence[str], form: str) -> tuple[str, ...]:
+        """Return the lines that load the model, with those that create and load its optimizers."""
+        if form == "torch" or not self.written:
+            return tuple(lines)
+        made = []
+        stated = [note.partition(_RESTORE)[2] for note in self.plan.notes if _RESTORE in note]
+        for name, each in self.written.items():
+            alone = stated and len(self.written) == 1
+            made.append(f"{name} = {stated[0] if alone else f'keras.optimizers.{each.cls}(...)'}")
+            made.append(f"{name}.build(model.trainable_variables)")
+        if form == "keras":
+            return (*made, f"model.compile({next(iter(self.written))})", *lines)
+        both = f"tf.train.Checkpoint(model, {', '.join(f'{name}={name}' for name in self.written)})"
+        return (*made, *(line.replace("tf.train.Checkpoint(model)", both) for line in lines))
 
     def _weight(self, path: Path) -> int | str:
         own = path[len(self.prefix) :]
@@ -290,7 +306,7 @@ def stage_keras_optimizer(
             continue
         held: Any = getattr(optimizer, str(path[1].value), None)
         if held is not None and len(path) > 2:
-            at = own.index(order[int(path[2].value)])
+            at = own.index(order[_number(path[2])])
             held = held[at] if at < len(held) else None
         if held is None:
             raise UsageError(
@@ -359,11 +375,16 @@ def _nested(tree: Tree, top: PathStep, tensor: Callable[[Leaf], Any]) -> dict[st
     for path, leaf in tree.items():
         if path[0] != top or len(path) < 4:
             continue
-        number, name = int(path[2].value), str(path[3].value)
+        number, name = _number(path[2]), str(path[3].value)
         own = found[str(path[1].value)].setdefault(number, {})
         value = tensor(leaf) if isinstance(leaf, Leaf) else leaf.value
         own[name] = (*own.get(name, ()), value) if len(path) > 4 else value
     return found
+
+
+def _number(step: PathStep) -> int:
+    assert isinstance(step.value, int)  # noqa: S101 - the writers number weights, groups and parameters
+    return step.value
 
 
 def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, WrittenOptimizer]:
