@@ -706,6 +706,32 @@ def test_an_optimizer_has_the_order_of_the_filled_model(trained: str, tmp_path: 
 
 
 @pytest.mark.torch
+def test_an_optimizer_follows_a_model_with_another_order(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    def moments(net: Any, optimizer: Any) -> dict[str, Any]:
+        return {name: optimizer.state[each]["exp_avg"] for name, each in net.named_parameters()}
+
+    net, other = like_small.Critics(), like_small.CriticsTurned()
+    optimizer = torch.optim.Adam(net.parameters())
+    for each in net.parameters():
+        each.grad = torch.randn_like(each)
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:CriticsTurned")
+    assert not done.ledger
+    held = torch.load(tmp_path / "out.pt", weights_only=True)
+    mine = torch.optim.Adam(other.parameters())
+    other.load_state_dict(held["model"])
+    mine.load_state_dict(held["optimizer"])
+    wanted, found = moments(net, optimizer), moments(other, mine)
+    assert list(wanted) != list(found)
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+@pytest.mark.torch
 def test_a_live_optimizer_of_another_class_is_refused(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     sys.path.insert(0, str(HERE))
