@@ -74,8 +74,8 @@ class InThisProcess:
     def number(self) -> bool:
         return bool(self._ask("number")["done"])
 
-    def load(self, file: str, form: str) -> None:
-        self._ask("load", file=file, form=form)
+    def load(self, file: str, form: str, optimizers: Any = ()) -> None:
+        self._ask("load", file=file, form=form, optimizers=list(optimizers))
 
 
 def fill(
@@ -662,7 +662,13 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("how", "named"), [({}, True), ({"part": "model"}, False), ({"dry_run": True}, True)]
+    ("how", "named"),
+    [
+        ({}, True),
+        ({"part": "model"}, False),
+        ({"dry_run": True}, True),
+        ({"optimizer": ("none",)}, False),
+    ],
 )
 def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: bool, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -670,7 +676,7 @@ def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: b
     import like_small
 
     net = like_small.Named()
-    optimizer = torch.optim.Adam(net.parameters())
+    optimizer = torch.optim.NAdam(net.parameters())
     net.fc(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
@@ -679,6 +685,75 @@ def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: b
         [("not used", "optimizer", True)] if named else []
     )
     assert (done.digest is None) == ("dry_run" in how)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("trained", ["all", "bias"])
+def test_an_optimizer_has_the_order_of_the_filled_model(trained: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    net = like_small.Named()
+    optimizer = torch.optim.Adam(net.parameters() if trained == "all" else [net.fc.bias])
+    (net.fc(torch.ones(2, 4)) ** 2).sum().backward()
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    assert not done.ledger
+    assert len(done.load) == 3
+    held = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert str(held["optimizer"]) == str(optimizer.state_dict())
+
+
+@pytest.mark.torch
+def test_an_optimizer_follows_a_model_with_another_order(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    def moments(net: Any, optimizer: Any) -> dict[str, Any]:
+        return {name: optimizer.state[each]["exp_avg"] for name, each in net.named_parameters()}
+
+    net, other = like_small.Critics(), like_small.CriticsTurned()
+    optimizer = torch.optim.Adam(net.parameters())
+    for each in net.parameters():
+        each.grad = torch.randn_like(each)
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:CriticsTurned")
+    assert not done.ledger
+    held = torch.load(tmp_path / "out.pt", weights_only=True)
+    mine = torch.optim.Adam(other.parameters())
+    other.load_state_dict(held["model"])
+    mine.load_state_dict(held["optimizer"])
+    wanted, found = moments(net, optimizer), moments(other, mine)
+    assert list(wanted) != list(found)
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+@pytest.mark.torch
+def test_a_live_optimizer_of_another_class_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    net = like_small.Named()
+    optimizer = torch.optim.SGD(net.parameters(), 0.5, momentum=0.5)
+    (net.fc(torch.ones(2, 4)) ** 2).sum().backward()
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    other = like_small.Named()
+    before = str(other.state_dict())
+    with pytest.raises(UsageError):
+        load_into.load_into(other, str(tmp_path / "run.pt"), optimizer=torch.optim.Adam(other.parameters()))
+    assert str(other.state_dict()) == before
+    groups = [{"params": [each]} for each in other.parameters()]
+    mine = torch.optim.SGD(groups, 0.1)
+    load_into.load_into(other, str(tmp_path / "run.pt"), optimizer=mine)
+    assert [group["momentum"] for group in mine.param_groups] == [0.5] * len(groups)
+    for one, same in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(optimizer.state[one]["momentum_buffer"], mine.state[same]["momentum_buffer"])
 
 
 # Transformers' models for TensorFlow: a table is a variable of its own, TFConv1D has a bias [1, out].

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -14,6 +15,13 @@ from ckpttool.commands import evidence, receipt, restore, save
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
+from ckpttool.commands.model_optimizers import (
+    ConvertedOptimizers,
+    build_torch_state,
+    convert_optimizers,
+    stage_keras_optimizer,
+)
+from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
@@ -21,8 +29,10 @@ from ckpttool.commands.options import (
     PreparationOptions,
     PreparedTree,
     TargetKind,
+    parse_optimizer_options,
     parse_target_kind,
     prepare_tree,
+    sidecar_settings,
     target_stem,
 )
 from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
@@ -134,23 +144,25 @@ class TargetModel:
         self._require_all(modules, places)
         return build_model_skeleton(tree, modules, places, framework)
 
-    def prove(self, written: Checkpoint) -> None:
-        """Load the output into the model strictly, save it again and compare every tensor.
+    def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
+        """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
 
-        Raise WorkerError if the model does not load it, MappingError if values differ afterwards.
+        Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
         file = os.path.abspath(written.path)
         if self._form == "keras":
             # Keras uses the suffix, which a file gets only with its final name.
             os.symlink(file, file := os.path.join(self._folder.name, f"written{WEIGHTS}"))
-        self._beside.load(file, self._form)
+        self._beside.load(file, self._form, moved.documents)
         again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
         held = dict(open_checkpoint(again).tree.tensors())
-        for path, leaf in written.tree.tensors():
-            if leaf.role == "counter":  # TensorFlow counts each time it saves
-                continue
+        cut = len(moved.prefix)
+        for place, leaf in written.tree.tensors():
+            path = place[cut:]
+            if leaf.role == "counter" or display(place[:1]) in moved.names:
+                continue  # TensorFlow counts each time it saves; the model has no optimizer of its own
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
-                name = written.tree.names[path]
+                name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
 
     def _require_all(self, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path]) -> None:
@@ -193,7 +205,9 @@ def build_model_skeleton(
     their paths in `tree`.
     """
     parts = [_part(module, places, framework) for module in modules]
-    return Skeleton(_FRAMEWORKS[framework], tree, parts)
+    order = {path: number for number, path in places.items() if isinstance(number, int)}
+    order = order or {path: number for number, (path, _) in enumerate(tree.tensors())}
+    return Skeleton(_FRAMEWORKS[framework], tree, parts, order)
 
 
 def _call_order(module: Mapping[str, Any]) -> tuple[int, int]:
@@ -478,9 +492,7 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
     for by, word in _BY.items():
         found = [f"{m.source} -> {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {abbreviate_list(found, _SHOWN)}"] if found else []
-    others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
-    if others:
-        notes.append(f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}")
+    notes += _left_out_notes(ready)
     names = skeleton.tree.names
     lines = report_moves(ready, filling.tree, filling.moves)
     return MappingReport(
@@ -493,6 +505,17 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
         filling.assumed,
         (*ready.notes, *notes, *(a.sentence for a in filling.ambiguous), *filling.notes),
     )
+
+
+def _left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator[str]:
+    """Yield a note on tensors that are neither part of a model nor used otherwise."""
+    others = [
+        ready.names[path]
+        for path, leaf in ready.tree.tensors()
+        if leaf.role not in (*STATES, "counter") and path not in used
+    ]
+    if others:
+        yield f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}"
 
 
 def _count_matches(filling: FillResult) -> dict[str, int]:
@@ -592,6 +615,7 @@ class ModelFillPlan(NamedTuple):
     filling: FillResult
     values: Mapping[Path, Leaf]
     report: MappingReport
+    optimizers: ConvertedOptimizers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,6 +638,8 @@ class FillOptions:
         accept_order: pair layers by order where no other evidence decides.
         from_: orientation of the checkpoint's matrices ("torch" or "tf") where it has no evidence.
         dry_run: return the report and change nothing.
+        optimizer: the model's optimizer (of PyTorch, or a built one of Keras), to be given the state of
+            the checkpoint's optimizer.
 
     """
 
@@ -628,6 +654,7 @@ class FillOptions:
     accept_order: bool = False
     from_: str | None = None
     dry_run: bool = False
+    optimizer: Any = None
 
     def matching(self) -> MatchOptions:
         """Return how layers are matched; raise UsageError for an invalid statement."""
@@ -680,7 +707,7 @@ def load_into(
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
     if not options.dry_run:
-        assign((names[place], target.tensors[place], leaf) for place, leaf in met.values.items())
+        _assign_values(target, met, options.optimizer)
     return ModelLoadResult(
         target.title,
         checkpoint.path,
@@ -709,9 +736,46 @@ def plan_model_fill(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _plan_fill(target.title, given, skeleton, target.tensors, matching)
+        met = _plan_fill(target.title, given, skeleton, target.tensors, matching)
+        return met if options.optimizer is None else _plan_optimizer(met, given, skeleton)
     with TargetModel(target) as beside:
         return _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
+
+
+def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:
+    """Return the plan with the checkpoint's optimizers in the form of the model's framework."""
+    form = "torch" if skeleton.framework == "torch" else "tf"
+    settings = OptimizerSettings(sidecar_settings(None))
+    made = convert_optimizers(given.tree, met.filling, skeleton, form, settings)
+    plan, report = made.plan, met.report
+    if plan.missing:
+        raise MappingError("the checkpoint lacks optimizer state", path=abbreviate_list(plan.missing, _SHOWN))
+    notes = (*report.notes, *(plan.notes or made.reasons))
+    return met._replace(
+        optimizers=made, report=replace(report, assumed=(*report.assumed, *plan.assumed), notes=notes)
+    )
+
+
+def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> None:
+    """Put the values into the model, and the state into its optimizer if there is one."""
+    names = met.skeleton.names
+    values = [(names[place], target.tensors[place], leaf) for place, leaf in met.values.items()]
+    if optimizer is None or met.optimizers is None:
+        assign(values)
+    elif target.framework == "torch":
+        parameters = {id(each): name for name, each in target.model.named_parameters()}
+        state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
+        assign(values)
+        optimizer.load_state_dict(state)
+    else:
+        assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
+
+
+def _make_torch_tensor(leaf: Leaf) -> Any:
+    torch: Any = sys.modules["torch"]
+    made = torch.zeros(leaf.shape, dtype=getattr(torch, leaf.dtype))
+    assign([("state", made, leaf)])
+    return made
 
 
 def _plan_fill(
@@ -863,7 +927,10 @@ def convert_into_model(
     axes = options.from_ or ("torch" if every else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
-        made, filling = _plan_for_model(checkpoint, given, beside.skeleton(given.guessed()), matching)
+        skeleton = beside.skeleton(given.guessed())
+        made, filling = _plan_for_model(checkpoint, given, skeleton, matching)
+        moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
+        made = _with_optimizers(made, given.ready, moved)
         left = evidence.unconverted_entries(checkpoint, source_names(given.ready, filling))
         done = ConversionResult(
             urls.display_url(checkpoint.path),
@@ -872,18 +939,19 @@ def convert_into_model(
             matched=filling.matched,
             ambiguous=filling.ambiguous,
             loaded=False,
-            ledger=merge_entries((*_optimizer_entries(given.ready), *left)),
+            ledger=merge_entries((*_optimizer_entries(given.ready, moved), *left)),
         )
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
         back = ReverseRecord(why="the target is your own model")
-        sentence = f"verified: {model.factory} loads the output strictly, and all values match"
+        who = f"{model.factory} and its optimizer load" if moved.written else f"{model.factory} loads"
+        sentence = f"verified: {who} the output strictly, and all values match"
         notes = (*made.report.notes, *((sentence,) if options.verify else ()), str(back.note))
         made = replace(made, report=replace(made.report, notes=notes))
 
         def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:
             if options.verify:  # before anything gets its final name
-                beside.prove(found)
+                beside.prove(found, moved)
             known = receipt.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
             more = {"cast": True} if options.cast else {}
             return receipt.conversion_receipt(checkpoint, made, known, written, back, options.part, more)
@@ -896,7 +964,7 @@ def convert_into_model(
             digest=put.sha256,
             written=True,
             loaded=options.verify,
-            load=format_loading_code(stem, kind, made.tree),
+            load=moved.loading_code(format_loading_code(stem, kind, made.tree), form),
         )
 
 
@@ -930,10 +998,57 @@ def _plan_for_model(
     return made, filling
 
 
-def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
-    """Yield an entry for optimizer state, which a file for filling a model does not have."""
-    tree = ready.tree
-    slots = [path for path, leaf in tree.tensors() if leaf.role == "slot"]
+def _convert_optimizers(
+    given: ModelSource,
+    filling: FillResult,
+    skeleton: Skeleton,
+    target: tuple[str, Sequence[str]],
+    known: Sidecar | None,
+) -> ConvertedOptimizers:
+    """Return the model with the source's optimizers; `target` are its form and the `--optimizer` options."""
+    form, stated = target
+    none, settings = parse_optimizer_options((), stated)
+    if none:
+        return ConvertedOptimizers(filling.tree)
+    known = settings.into(known, None, given.tree)
+    settled = OptimizerSettings(sidecar_settings(known), settings.settings())
+    return convert_optimizers(given.tree, filling, skeleton, form, settled)
+
+
+def _with_optimizers(made: ConversionPlan, ready: PreparedTree, moved: ConvertedOptimizers) -> ConversionPlan:
+    """Return the plan with the optimizers' part."""
+    plan, report = moved.plan, made.report
+    if not plan.moves and not plan.added:
+        return replace(made, report=replace(report, notes=(*report.notes, *moved.reasons)))
+    names = {move.target: display((*moved.prefix, *move.target)) for move in made.moves}
+    mapped = tuple(
+        replace(line, target=names[move.target]) for line, move in zip(report.mapped, made.moves, strict=True)
+    )
+    moves = tuple(replace(move, target=(*moved.prefix, *move.target)) for move in made.moves)
+    unused = frozenset(_left_out_notes(ready))
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept}
+    notes = [note for note in report.notes if note not in unused]
+    report = replace(
+        report,
+        mapped=(*mapped, *report_moves(ready, moved.tree, plan.moves)),
+        missing=(*report.missing, *plan.missing),
+        assumed=(*report.assumed, *plan.assumed),
+        notes=(*notes, *_left_out_notes(ready, used), *plan.notes),
+    )
+    kept = tuple(ready.names[path] for path in plan.kept)
+    return replace(
+        made,
+        tree=moved.tree,
+        report=report,
+        moves=(*moves, *plan.moves),
+        settings=plan.settings or None,
+        kept=(*made.kept, *kept),
+    )
+
+
+def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Iterator[LedgerEntry]:
+    """Yield an entry for optimizer state that the target does not have."""
+    tree, slots = ready.tree, moved.left
     if not slots:
         return
     weights = [path for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
@@ -944,5 +1059,6 @@ def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
     hint = (
         f"use --part {head} to convert only the network" if apart else "use --allow-missing to leave it out"
     )
-    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {hint}"
+    why = hint if moved.written else next(iter(moved.reasons), hint)
+    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {why}"
     yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -940,7 +940,7 @@ EXCLUSIONS = (
     Exclusion(lambda _, exported: not exported, ("network",), "applies only to --to onnx"),
     Exclusion(
         lambda options, _: options.like is not None,
-        ("weights", "layout", "restore", "facts", "l2", "optimizer", "fold_normalizer"),
+        ("weights", "layout", "restore", "facts", "l2", "fold_normalizer"),
         "cannot be used with --like",
     ),
     Exclusion(

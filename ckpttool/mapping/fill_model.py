@@ -111,7 +111,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
     for layer in found:
         if layer.part:
             directions.setdefault(layer.name, set()).add(layer.part.endswith("_reverse"))
-    keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key]
+    keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key and leaf.role in STATES]
     candidates = [
         LayerCandidate(
             (*layer.name, *steps_of_part(layer.part, both=len(directions.get(layer.name, ())) > 1)),
@@ -224,11 +224,15 @@ class ModelModule:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A model as saved by its own framework: `tree` is the saved tree, `parts` its modules in order."""
+    """A model as saved by its own framework: `tree` is the saved tree, `parts` its modules in order.
+
+    `order` are its weights' paths with their positions in the framework's own list.
+    """
 
     framework: str
     tree: Tree
     parts: Sequence[ModelModule]
+    order: Mapping[Path, int] = field(default_factory=dict)
 
     def named(self) -> tuple[Tree, Mapping[Path, Path]]:
         """Return the tensors by module and own name, each with its class, and their paths in `tree`."""

@@ -913,8 +913,9 @@ def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: Torc
         trace.border(made, 1)
 
     with torch.no_grad(), _note_functions(torch, calls):
+        weights = (each.dtype for each in model.parameters() if each.is_floating_point())
         try:
-            call(torch.get_default_dtype())
+            call(next(weights, torch.get_default_dtype()))
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
             try:  # a model with embeddings requires integers
                 call(torch.int64)
@@ -982,7 +983,59 @@ def load_torch(model: Any, file: str, form: str) -> None:
     """Load the file strictly."""
     del form
     torch: Any = sys.modules["torch"]
-    model.load_state_dict(torch.load(file, map_location="cpu"), strict=True)
+    held = torch.load(file, map_location="cpu")
+    # A file with optimizers has the state_dict of the model beside theirs.
+    model.load_state_dict(held["model"] if isinstance(held.get("model"), dict) else held, strict=True)
+
+
+# Optimizers that continue training, created as a program would and loaded strictly.
+
+
+def resume_torch(model: Any, file: str, optimizers: list[dict[str, Any]]) -> None:
+    """Load the state_dicts of optimizers; raise ValueError for a state of another shape."""
+    torch: Any = sys.modules["torch"]
+    if "tensorflow" in sys.modules:
+        return  # both frameworks in one process: creating an optimizer can abort it
+    held, named = torch.load(file, map_location="cpu"), dict(model.named_parameters())
+    for each in optimizers:
+        groups = [{"params": [named[name] for name in group]} for group in each["groups"]]
+        made = getattr(torch.optim, each["class"])(groups, lr=0.0)
+        made.load_state_dict(held[each["name"]])
+        for parameter, state in made.state.items():
+            for name, value in state.items():
+                if getattr(value, "ndim", 0) and value.shape != parameter.shape:
+                    raise ValueError(f"the optimizer's {name} has the shape of another parameter")
+
+
+def resume_keras(model: Any, framework: str, message: Message, optimizers: list[dict[str, Any]]) -> None:
+    """Load the model with its optimizers; raise the framework's error if something does not match."""
+    weights = list(model.weights) if framework == "keras" else model_variables(model)
+    library = _keras_library(model, framework)
+    made = {}
+    for each in optimizers:
+        trained = [weights[number] for number in each["groups"][0]]
+        made[each["name"]] = getattr(library.optimizers, each["class"])(
+            learning_rate=0.0, **each["arguments"]
+        )
+        made[each["name"]].build(trained)
+    if message["form"] == "keras":
+        model.compile(optimizer=next(iter(made.values())))
+        model.load_weights(message["file"])
+        return
+    tensorflow: Any = sys.modules["tensorflow"]
+    if getattr(model, "optimizer", None) is not None and "optimizer" in made:
+        model.compile(optimizer=made.pop("optimizer"))
+    tensorflow.train.Checkpoint(model, **made).restore(message["file"]).assert_consumed()
+
+
+def _keras_library(model: Any, framework: str) -> Any:
+    """Return the Keras that the model's class comes from; that of TensorFlow for its modules."""
+    if framework == "keras":
+        for base in type(model).__mro__:
+            library = sys.modules.get(base.__module__.partition(".")[0])
+            if base.__name__ == "Layer" and hasattr(library, "optimizers"):
+                return library
+    return sys.modules["tensorflow"].keras
 
 
 # Program of the process with a user's model (see worker.py). It also imports messages and tracing.
@@ -1072,7 +1125,13 @@ def _number(session: ModelSession, message: Message) -> Message:
 
 def _load(session: ModelSession, message: Message) -> Message:
     try:
-        session.functions.load(session.model, message["file"], message["form"])
+        optimizers = message.get("optimizers") or []
+        if optimizers and session.framework != "torch":
+            resume_keras(session.model, session.framework, message, optimizers)
+        else:
+            session.functions.load(session.model, message["file"], message["form"])
+        if optimizers and session.framework == "torch":
+            resume_torch(session.model, message["file"], optimizers)
     except Exception as error:
         raise WorkerError("the model cannot load the written file: " + last_error_line(error)) from error
     return {}

@@ -326,9 +326,13 @@ class ModelProcess:
         """Fill every weight with its own number; return False if names identify the tensors."""
         return bool(self._process.request("number", {})["done"])
 
-    def load(self, file: str, form: str) -> None:
-        """Load the file strictly with the framework; raise WorkerError if that fails."""
-        self._process.request("load", {"file": file, "form": form})
+    def load(self, file: str, form: str, optimizers: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Load the file strictly with the framework; raise WorkerError if that fails.
+
+        `optimizers` are the model's optimizers in the file: their `name`, `class`, `arguments`, and the
+        weights of each of their `groups`, by key or number.
+        """
+        self._process.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
 
 
 # Worker: a separate process per framework, with one protocol for all.
