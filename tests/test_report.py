@@ -110,8 +110,7 @@ def test_everything_that_is_known_of_the_file_is_said(sample: Page) -> None:
     digest = in_process("digest", TF_SAMPLE, "--json").json()
     for said in (
         "ckpt-15000.data-00000-of-00001", digest["sha256"], "tensor_bundle", "td3_tf", "plain data",
-        "crc32c of every tensor, verified", "27,142", "Pendulum-v1", "given by examples/train_td3.py",
-        "Nothing found that is wrong", "Written for these very weights",
+        "crc32c", "27,142", "Pendulum-v1", "examples/train_td3.py",
     ):  # fmt: skip
         assert said in sample.words
 

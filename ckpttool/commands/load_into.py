@@ -160,7 +160,7 @@ class TargetModel:
         for place, leaf in written.tree.tensors():
             path = place[cut:]
             if leaf.role == "counter" or display(place[:1]) in moved.names:
-                continue  # TensorFlow counts each time it saves; the model has no optimizer of its own
+                continue  # TensorFlow counts its saves; the model itself has no optimizer
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
