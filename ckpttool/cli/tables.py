@@ -617,17 +617,24 @@ class TreeView:
 _MOST_VALUES, _MOST_TENSORS = 1000, 10_000
 # Rows of the tree on the smallest screens.
 _FEWEST_ROWS = 4
+_LEAST_ROOM = 10  # lines for the tree on a terminal; with fewer, the dataflow is left out
 
 
 def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     """Return the tree with a header, the format's own details, and notes."""
     around = [] if view.quiet else _surrounding_parts(found, view)
-    room = None
-    if view.screen is not None:
-        room = view.screen - sum(len(lines) + 1 for part in around if (lines := _screen_lines(part)))
+    room = None if view.screen is None else _remaining_lines(view.screen, around)
+    if around and room is not None and room < _LEAST_ROOM:
+        # The tree comes before the dataflow, which `report` and `--graph --dataflow` draw as well.
+        around = [_header_lines(found), *around[1:]]
+        room = _remaining_lines(view.screen or 0, around)
     body = _TreeRows(found, view, room).render()
     parts = [*around[:1], body, *around[1:]]
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _remaining_lines(screen: int, around: Sequence[list[str]]) -> int:
+    return screen - sum(len(lines) + 1 for part in around if (lines := _screen_lines(part)))
 
 
 def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[str]]:
