@@ -38,6 +38,7 @@ LINES = [
     "convert torch/ckpt-12500.pt agent.pt",
     "convert torch/ckpt-12500.pt agent.pt --force",
     "convert torch/ckpt-12500.pt back-1 --to tf --force",
+    "diff torch/ckpt-12500.pt back-1",
     "inspect agent.h5",
     "digest agent.safetensors",
     "stats chunked.h5",
@@ -97,7 +98,9 @@ def fill(folder: Path) -> None:
     shutil.copytree(Path(TORCH_SAMPLE).parent, folder / "torch", copy_function=shutil.copy2)
     with h5py.File(folder / "chunked.h5", "w", track_order=True) as file:
         values = np.arange(4096, dtype="f4").reshape(64, 64)
-        file.create_dataset("layer/kernel", data=values, chunks=(16, 16), compression="gzip")
+        file.create_dataset(
+            "layer/kernel", data=values, chunks=(16, 16), compression="gzip", track_times=False
+        )
 
 
 def archive(folder: Path) -> None:
@@ -111,8 +114,13 @@ def archive(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
+    """Return digests of all files but the replaced bundle: without hard links its parts keep interim names."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not path.name.startswith("back-1.")
+    }
 
 
 def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path) -> None:
