@@ -98,9 +98,7 @@ def fill(folder: Path) -> None:
     shutil.copytree(Path(TORCH_SAMPLE).parent, folder / "torch", copy_function=shutil.copy2)
     with h5py.File(folder / "chunked.h5", "w", track_order=True) as file:
         values = np.arange(4096, dtype="f4").reshape(64, 64)
-        file.create_dataset(
-            "layer/kernel", data=values, chunks=(16, 16), compression="gzip", track_times=False
-        )
+        file.create_dataset("layer/kernel", data=values, chunks=(16, 16), compression="gzip")
 
 
 def archive(folder: Path) -> None:
@@ -114,7 +112,7 @@ def archive(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return digests of all files but the replaced bundle: without hard links its parts keep interim names."""
+    """Return digests of files; without hard links the parts of a replaced bundle have other names."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -126,10 +124,10 @@ def content(folder: Path) -> dict[str, str]:
 def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path) -> None:
     first = next(at for at, line in enumerate(LINES) if "zip://" in line)
     found: dict[str, Any] = {}
+    fill(tmp_path / "samples")
     for platform in ("here", "windows"):
         folder = tmp_path / platform
-        folder.mkdir()
-        fill(folder)
+        shutil.copytree(tmp_path / "samples", folder)
         answers = run(platform, folder, PROGRAM, LINES[:first])
         assert (folder / "agent.h5").exists(), answers
         archive(folder)
