@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -140,6 +141,36 @@ def test_the_pinned_environment_has_no_conflicts() -> None:
     command = [sys.executable, "-I", "-m", "pip", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def works(python: str) -> bool:
+    """Return whether there is such an interpreter; a shim of an absent version fails."""
+    name = shutil.which(python)
+    return (
+        name is not None
+        and subprocess.run([name, "-c", ""], capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["python3.11", "python3.12", "python3.13"])
+def test_the_wheel_works_in_a_fresh_environment(built: Built, tmp_path: Path, python: str) -> None:
+    if not works(python):
+        pytest.skip(f"{python} is not installed")
+    folder = tmp_path / "venv"
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    install = [folder / "bin" / "pip", "install", "--quiet", built.wheel]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the dependencies cannot be installed: {done.stderr[-200:]}")
+    program = folder / "bin" / "ckpttool"
+    for line in ("--version", f"inspect {TF_SAMPLE}", f"convert {TF_SAMPLE} agent.npz --to npz"):
+        done = subprocess.run(
+            [program, *line.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, line
+    assert (tmp_path / "agent.npz").exists()
 
 
 # --- A machine that has the core and nothing else ---------------------------------------------------

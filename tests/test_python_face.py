@@ -477,6 +477,18 @@ def on_a_terminal(shown: Any, width: int) -> str:
     return caught.get()
 
 
+def test_a_difference_is_a_table_of_text() -> None:
+    checkpoint = hostile()
+    same = ckpttool.diff(checkpoint, checkpoint)._repr_html_()
+    other = ckpttool.Checkpoint("<b>other</b>", "pytorch", Tree({}), ())
+    shown = ckpttool.diff(checkpoint, other, by="path")._repr_html_()
+    for table in (same, shown):
+        assert tags(table) <= {"table", "caption", "tr", "th", "td"}
+        assert table.isprintable()
+    assert shown.count("<tr>") > same.count("<tr>")
+    assert "&lt;b&gt;other" in shown
+
+
 def test_hostile_names_are_text_everywhere() -> None:
     checkpoint = hostile()
     branch = next(

@@ -34,6 +34,7 @@ from ckpttool.core import (
     TargetExistsError,
     UsageError,
     atomic_write,
+    filesystem,
     is_hidden_name,
     require_new,
     sidecar,
@@ -521,7 +522,7 @@ def test_every_error_of_the_disk_is_a_sentence(
 
 
 def test_room_is_asked_for_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_write, "_free_bytes", lambda _: 1000)
+    monkeypatch.setattr(filesystem, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(atomic_write, "create_file", None)
     for to in ("torch", "tf", "npz", "safetensors"):
         said = refused(in_process("convert", TF_SAMPLE, tmp_path / "x", "--to", to))
@@ -552,7 +553,7 @@ def test_a_full_disk_leaves_the_old_one(
     known = {path.name: path.read_bytes() for path in small.iterdir()}
     (small / "ballast").write_bytes(bytes(200 << 10))
     if not asked:
-        monkeypatch.setattr(atomic_write, "_free_bytes", lambda _: None)
+        monkeypatch.setattr(filesystem, "free_bytes", lambda _: None)
     said = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
     assert str(target) in said
     golden(without_free_space(said))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import fcntl
 import hashlib
 import io
 import json
@@ -44,7 +43,7 @@ from ckpttool.commands.restore import (
     read_verified_sidecar,
     recognize_playable_agent,
 )
-from ckpttool.core import plugins, sidecar, urls
+from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
 from ckpttool.core.checkpoint import Checkpoint
@@ -450,7 +449,7 @@ class ResultsFile:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            filesystem.lock_file(self._file.fileno())
         except OSError:
             raise UsageError("another evaluation is writing to this results file", file=self.path) from None
 

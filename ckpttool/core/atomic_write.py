@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from functools import partial
 from io import FileIO
 from typing import IO, NamedTuple, Protocol, Self, cast
 
-from ckpttool.core import urls
+from ckpttool.core import filesystem, urls
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.core.source import File
 
@@ -164,12 +163,12 @@ def create_file(path: str, disk: WorkerThread | None = None) -> Iterator[IO[byte
         yield cast(IO[bytes], stream)
         stream.flush()
         if disk is not None:
-            disk.do(partial(fsync_path, path))
+            disk.do(partial(filesystem.fsync_path, path))
 
 
 def _open_exclusive(path: str, flags: int) -> int:
     # A file or link that another program created meanwhile must not be filled.
-    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | filesystem.BINARY, 0o666)
 
 
 def keep_freed_memory() -> None:
@@ -182,15 +181,6 @@ def keep_freed_memory() -> None:
     import numpy as np
 
     np.empty(_KEPT, np.uint8)
-
-
-def fsync_path(path: str) -> None:
-    """Flush a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _BackgroundFile:
@@ -236,7 +226,7 @@ class _BackgroundFile:
                 piece = piece[self._file.write(piece) :]
         self._unsynced += len(data)
         if self._disk is not None and self._unsynced >= _UNSYNCED and self._disk.idle:
-            self._disk.do(partial(fsync_path, self.name))
+            self._disk.do(partial(filesystem.fsync_path, self.name))
             self._unsynced = 0
 
 
@@ -297,7 +287,7 @@ class Output(NamedTuple):
     @property
     def inside(self) -> bool:
         """Return whether the target is a folder that contains the file."""
-        return self.suffix.startswith(os.sep)
+        return self.suffix.startswith(("/", os.sep))
 
 
 # Temporary names, and publishing a complete file: by a link that fails if the name exists, or by a rename.
@@ -325,7 +315,8 @@ def is_hidden_name(name: str) -> bool:
 def hidden_path(file: str, mark: str, end: str) -> str:
     """Return a hidden name in the file's folder that identifies the file it belongs to."""
     folder, name = os.path.split(os.path.abspath(file))
-    short = os.fsdecode(os.fsencode(name)[:_LONGEST])
+    # Windows counts characters, and its encoding cannot represent half of one.
+    short = name[:_LONGEST] if filesystem.WINDOWS else os.fsdecode(os.fsencode(name)[:_LONGEST])
     return os.path.join(folder, f".{short}{mark}{end}")
 
 
@@ -396,10 +387,10 @@ class PendingFile:
         if self.output.inside:
             # Never replaced, because a folder may contain other files; `rename` would replace an empty one.
             require_free(target, "choose another name")
-            os.rename(temporary, target)
+            filesystem.rename(temporary, target, replace=False)
         elif force or self.output.replaces:
             copy_mode(temporary, target)
-            os.replace(temporary, target)
+            filesystem.rename(temporary, target, replace=True)
         else:
             _link(temporary, target)
         self.waits = False
@@ -473,20 +464,19 @@ def copy_mode(temporary: str, target: str) -> None:
 def _link(temporary: str, target: str) -> None:
     try:
         # A hard link fails if the name exists: of two writers exactly one wins.
-        os.link(temporary, target)
+        if not try_link(temporary, target):
+            # No hard links on this file system: check, then rename, which fails too on Windows.
+            require_free(target)
+            filesystem.rename(temporary, target, replace=not filesystem.WINDOWS)
     except FileExistsError:
         require_free(target)
         raise
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # No hard links on this file system: check, then rename.
-        require_free(target)
-        os.replace(temporary, target)
 
 
 def try_link(file: str, name: str) -> bool:
-    """Hard-link a file; return False if the file system has no hard links."""
+    """Hard-link a file; return False if the file system has no hard links, and on Windows."""
+    if filesystem.WINDOWS:
+        return False
     try:
         os.link(file, name, follow_symlinks=False)
     except OSError as error:
@@ -505,10 +495,26 @@ def lock_folders(folders: Iterable[str]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as opened:
         for folder in sorted(set(folders)):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = _open_lock(folder)
             opened.callback(os.close, descriptor)
             _lock(descriptor, folder)
         yield
+
+
+def _open_lock(folder: str) -> int:
+    """Open what represents a folder's lock: the folder or, where folders cannot be opened, a lock file.
+
+    Lock files are in the user's folder for temporary files, so that none is left beside an output.
+    """
+    if hasattr(os, "O_DIRECTORY"):
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    import hashlib
+    import tempfile
+
+    name = os.path.normcase(os.path.realpath(folder))
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
+    path = os.path.join(tempfile.gettempdir(), f"ckpttool-{digest}.lock")
+    return os.open(path, os.O_RDWR | os.O_CREAT | filesystem.BINARY, 0o600)
 
 
 def _lock(descriptor: int, folder: str) -> None:
@@ -516,7 +522,7 @@ def _lock(descriptor: int, folder: str) -> None:
     end = time.monotonic() + _LOCKED_S
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            filesystem.lock_file(descriptor)
         except BlockingIOError:
             if time.monotonic() > end:
                 raise UsageError(
@@ -589,7 +595,7 @@ def publish(
 def flush_names(files: Sequence[PendingFile], *, sync: bool) -> None:
     """Flush the folders that contain the files to the disk."""
     for folder in {file.folder for file in files} if sync else ():
-        fsync_path(folder)
+        filesystem.fsync_path(folder)
 
 
 def _commit(
@@ -652,7 +658,7 @@ def _add_second_name(file: PendingFile, other: PendingFile) -> bool:
     """Also give a part's bytes the other temporary name; return whether it has both names."""
     if try_link(file.temporary, other.temporary):
         return True
-    os.rename(file.temporary, other.temporary)
+    filesystem.rename(file.temporary, other.temporary, replace=False)
     return False
 
 
@@ -673,7 +679,7 @@ def require_free_space(outputs: Sequence[Output]) -> None:
     """Raise UsageError if a folder has less free space than the minimum size of the files."""
     for folder in {os.path.dirname(os.path.abspath(output.target)) for output in outputs}:
         least = sum(o.nbytes for o in outputs if os.path.dirname(os.path.abspath(o.target)) == folder)
-        free = _free_bytes(folder)
+        free = filesystem.free_bytes(folder)
         if free is not None and least > free:
             raise UsageError(_no_space_message(least, free), file=outputs[0].target)
 
@@ -685,7 +691,7 @@ def describe_os_error(
     written = sum(os.path.getsize(each) for each in temporaries if os.path.isfile(each))
     least = max(written, sum(output.nbytes for output in outputs))
     if error.errno == errno.ENOSPC:
-        free = _free_bytes(os.path.dirname(os.path.abspath(file)))
+        free = filesystem.free_bytes(os.path.dirname(os.path.abspath(file)))
         return UsageError(_no_space_message(least, None if free is None else free + written), file=file)
     if error.errno == errno.EDQUOT:
         sentence = "the disk quota is too small for the target"
@@ -698,15 +704,6 @@ def describe_os_error(
 def _no_space_message(least: int, free: int | None) -> str:
     known = "" if free is None else f"; {free:,} bytes are free"
     return f"not enough disk space for the target: it needs at least {least:,} bytes{known}"
-
-
-def _free_bytes(folder: str) -> int | None:
-    """Return the number of free bytes, or None if the file system does not report it."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 # Replacement of a set of files without an index (NAME_actor, NAME_critic and so on).
@@ -798,7 +795,7 @@ class _Backup:
             self.status[suffix] = os.lstat(second)
         self.stem = hidden_path(self.base, KEPT, _backup_tag(self.base, self._random, self.status))
         for suffix in self.old:
-            os.rename(self._temporary + suffix, self.stem + suffix)
+            filesystem.rename(self._temporary + suffix, self.stem + suffix, replace=False)
 
     def take_names(self) -> None:
         """Remove the old names; raise TargetExistsError if one now belongs to another file."""
@@ -813,7 +810,7 @@ class _Backup:
         """Restore the old files' free names, the first file last."""
         for suffix in reversed(self.status):
             if not os.path.lexists(self.base + suffix):
-                os.rename(self.stem + suffix, self.base + suffix)
+                filesystem.rename(self.stem + suffix, self.base + suffix, replace=False)
 
     def remove(self) -> None:
         """Remove the backup names that belong to this backup."""

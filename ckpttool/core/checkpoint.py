@@ -835,21 +835,21 @@ def render_handle(shown: Handle) -> str:
         "also": ", ".join(shown.aliases[:8]),
     }
     rows = "".join(
-        f"<tr><th>{name}</th><td>{_html_text(value)}</td></tr>" for name, value in facts.items() if value
+        f"<tr><th>{name}</th><td>{html_text(value)}</td></tr>" for name, value in facts.items() if value
     )
-    return f"<table><caption>{_html_text(shown.name)}</caption>{rows}</table>"
+    return f"<table><caption>{html_text(shown.name)}</caption>{rows}</table>"
 
 
 def render_branch(title: str, leaves: Iterable[Listed]) -> str:
     """Return the modules as a tree that unfolds without a script, limited to a few dozen rows."""
     root = build_outline(leaves)
     inside = "".join(_html_rows(root))
-    return f"<details open><summary><b>{_html_text(title)}</b></summary>{inside}</details>"
+    return f"<details open><summary><b>{html_text(title)}</b></summary>{inside}</details>"
 
 
 def _html_rows(node: OutlineRow) -> Iterator[str]:
     for each in node.below.values():
-        sentence = f"<code>{_html_text(each.name)}</code> {_BESIDE}{_html_text(each.beside)}</span>"
+        sentence = f"<code>{html_text(each.name)}</code> {_BESIDE}{html_text(each.beside)}</span>"
         if each.below:
             inside = "".join(_html_rows(each))
             yield f"{_ROW}<details><summary>{sentence}</summary>{inside}</details></div>"
@@ -859,7 +859,8 @@ def _html_rows(node: OutlineRow) -> Iterator[str]:
         yield f"{_ROW}and {node.more:,} more</div>"
 
 
-def _html_text(text: str) -> str:
+def html_text(text: str) -> str:
+    """Return text from a file for HTML: escaped, without control characters, and shortened."""
     return escape(shorten(clean(text), _MAX_HTML_TEXT))
 
 

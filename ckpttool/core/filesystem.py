@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 import stat
+import sys
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +22,9 @@ from typing import Literal, NamedTuple, Protocol
 
 from ckpttool.core import limits, urls
 from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
+
+# For behaviour that differs; missing calls are found by the attributes of `os`.
+WINDOWS: bool = sys.platform == "win32"
 
 Kind = Literal["file", "folder", "special", "missing"]
 Progress = Callable[[str, int, int], None]
@@ -274,6 +279,130 @@ def add_note(sentence: str) -> None:
         notes.append(sentence)
 
 
+# System calls that Windows lacks or that behave differently there.
+
+# Without this flag Windows translates line ends and stops at Ctrl-Z.
+BINARY: int = getattr(os, "O_BINARY", 0)
+# One for all descriptors, because duplicates share a position.
+_POSITION = Lock()
+# msvcrt.locking takes a 32-bit position; the byte there is beyond the content, which stays readable.
+_LOCKED_BYTE = 0x7FFF_FFF0
+# Virus scanners and indexers open new files for fractions of a second.
+_BUSY_S = 2.0
+
+
+def read_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Return up to `length` bytes of an open file from `offset`, like os.pread."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, length, offset)
+    with _POSITION:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, length)
+
+
+def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from an open file at `offset`; return the number of bytes, like os.preadv."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    data = read_at(descriptor, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write bytes to an open file at `offset`; return their number, like os.pwrite."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, offset)
+    with _POSITION:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
+def lock_file(descriptor: int) -> None:
+    """Lock an open file or folder exclusively until it is closed, without waiting.
+
+    Raise BlockingIOError if another process holds the lock, OSError if the file system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        _lock_byte(descriptor)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _lock_byte(descriptor: int) -> None:
+    msvcrt = importlib.import_module("msvcrt")
+    with _POSITION:
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from None
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)
+
+
+def fsync_path(path: str) -> None:
+    """Flush a file or folder to the disk; Windows flushes files only, if they are open for writing."""
+    folders = hasattr(os, "O_DIRECTORY")
+    if not folders and os.path.isdir(path):
+        return
+    descriptor = os.open(path, (os.O_RDONLY if folders else os.O_RDWR) | BINARY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: str, target: str, *, replace: bool) -> None:
+    """Rename like os.replace or os.rename; on Windows wait a moment for programs that have it open."""
+    end = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            return os.replace(source, target) if replace else os.rename(source, target)
+        except PermissionError:
+            if not WINDOWS or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
+def free_bytes(folder: str) -> int | None:
+    """Return the free bytes of a folder's file system, or None if it does not report them."""
+    try:
+        if not hasattr(os, "statvfs"):
+            import shutil
+
+            return shutil.disk_usage(folder).free
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+def is_just_changed(found: os.stat_result, tick_ns: int) -> bool:
+    """Return whether another change at this moment would give the file the same times.
+
+    Linux takes the time of a change from a clock with a hundred to a thousand ticks per second
+    (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes in one tick have the same time. On Windows
+    the ctime is the time of creation, and the clock's ticks may be 16 ms apart.
+    """
+    if not hasattr(time, "clock_gettime_ns"):
+        return 0 <= time.time_ns() - found.st_mtime_ns < tick_ns
+    # The coarse clock's number is missing from the module.
+    clock = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
+    return 0 <= found.st_ctime_ns - time.clock_gettime_ns(clock) < tick_ns
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return whether an absolute local path is the folder or below it."""
+    try:
+        return os.path.commonpath((path, folder)) == folder
+    except ValueError:  # on another drive
+        return False
+
+
 # Nameless local files for formats that cannot be read in parts: the operating system removes them with the
 # process.
 
@@ -296,7 +425,7 @@ class ScratchFile:
         """Write all bytes at the offset."""
         left = memoryview(data)
         while left:
-            done = os.pwrite(self.descriptor, left, offset)
+            done = write_at(self.descriptor, left, offset)
             left, offset = left[done:], offset + done
 
 
@@ -319,7 +448,7 @@ class LocalCopyCache:
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes | None:
         """Return the bytes if a copy contains them."""
         copy = self.find(place, seen, offset, length)
-        return None if copy is None else os.pread(copy.descriptor, length, offset)
+        return None if copy is None else read_at(copy.descriptor, length, offset)
 
     def add(self, place: str, seen: FileStat, offset: int, length: int, data: Iterable[bytes]) -> ScratchFile:
         """Write the data to a new file, at its offset, and return the file.

@@ -55,12 +55,15 @@ class change_directory:  # noqa: N801  # a context manager, which contextlib wou
         self.folder = folder
 
     def __enter__(self) -> None:
-        self.here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        # By a descriptor where a folder can be opened: the name may lead elsewhere by then.
+        opens = os.chdir in os.supports_fd
+        self.here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY)) if opens else os.getcwd()
         os.chdir(self.folder)
 
     def __exit__(self, *_: object) -> None:
-        os.fchdir(self.here)
-        os.close(self.here)
+        os.chdir(self.here)
+        if isinstance(self.here, int):
+            os.close(self.here)
 
 
 def enable_user_module(name: str) -> "str | None":

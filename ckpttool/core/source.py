@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import os
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +89,6 @@ Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, ...]
 
 LARGE = 4 << 20
-_COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # missing from the module
 _TICK_NS = 20_000_000
 _PIECE = 1 << 20  # fits the last-level cache, with few enough iterations to limit GIL switches
 _FETCHED = 64 << 20  # size of one request to a remote location, and of the memory that its data needs
@@ -176,7 +174,7 @@ class File(NamedTuple):
             return cls.stamp(path)
         real = os.path.realpath(path)
         homes = {os.path.realpath(os.path.dirname(owner) or "."), os.path.dirname(os.path.realpath(owner))}
-        if not any(os.path.commonpath((real, home)) == home for home in homes):
+        if not any(filesystem.is_within(real, home) for home in homes):
             raise UnsupportedError("refused to follow a link out of the checkpoint's folder", file=path)
         return cls.stamp(path)
 
@@ -217,7 +215,7 @@ class File(NamedTuple):
             for at in range(0, length, _PIECE):
                 start = 0 if whole is None else at
                 piece = room[start : start + min(_PIECE, length - at)]
-                if os.preadv(descriptor, [piece], offset + at) != len(piece):
+                if filesystem.read_into(descriptor, piece, offset + at) != len(piece):
                     raise ChangedError("the file was truncated while it was read", file=self.path)
                 yield piece
 
@@ -254,7 +252,7 @@ class File(NamedTuple):
                 yield copy.fileno()
             return
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = os.open(self.path, os.O_RDONLY | filesystem.BINARY)
         except OSError as error:
             raise NotFoundError(f"cannot be opened: {error.strerror}", file=self.path) from error
         try:
@@ -273,13 +271,9 @@ def _stat_identity(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _wait_for_clock_tick(found: os.stat_result) -> bool:
-    """Wait until a change would get a new timestamp if a file was just written; return whether it was.
-
-    Linux takes the time of a change from a clock with a hundred to a thousand ticks per second
-    (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes in one tick have the same time.
-    """
+    """Wait until a change would get a new timestamp if a file was just written; return whether it was."""
     waited = False
-    while 0 <= found.st_ctime_ns - time.clock_gettime_ns(_COARSE) < _TICK_NS:
+    while filesystem.is_just_changed(found, _TICK_NS):
         time.sleep(0.001)
         waited = True
     return waited
@@ -299,14 +293,14 @@ def _require_complete(data: bytes, length: int, path: str, offset: int) -> bytes
 
 
 def _read_exactly(descriptor: int, offset: int, length: int, path: str) -> bytes:
-    data = os.pread(descriptor, length, offset)
+    data = filesystem.read_at(descriptor, length, offset)
     if len(data) == length:
         return data
     # One call returns at most 2 GiB on Linux; larger tensors arrive in pieces.
     pieces = [data]
     done = len(data)
     while done < length:
-        piece = os.pread(descriptor, length - done, offset + done)
+        piece = filesystem.read_at(descriptor, length - done, offset + done)
         if not piece:
             raise ChangedError("the file was truncated while it was read", file=path)
         pieces.append(piece)

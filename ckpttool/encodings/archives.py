@@ -251,7 +251,7 @@ class ZipWindow(NamedTuple):
         room = max(0, min(length, self.size - offset))
         if self.descriptor is None:
             return self.file.read(self.start + offset, room)
-        return os.pread(self.descriptor, room, self.start + offset)
+        return filesystem.read_at(self.descriptor, room, self.start + offset)
 
     def each(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the result of `read` for pairs of length and offset."""
@@ -966,7 +966,7 @@ class ArchiveStore:
         if isinstance(source, UnpackedSpan):
             if filesystem.find_store(source.file.path) is None:
                 source.file.require_unchanged()
-            return os.pread(source.copy.descriptor, length, source.offset + offset)
+            return filesystem.read_at(source.copy.descriptor, length, source.offset + offset)
         found = self._copies.read(place, seen, offset, length)
         if found is None:
             data = source.read()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
-from ckpttool.core import dtypes, limits
+from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.errors import (
     ChecksumError,
     CkpttoolError,
@@ -170,14 +170,14 @@ def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
     command = [sys.executable, "-I", "-B", "-c", _START, common.child_paths()]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    number, passed = _pass_descriptor(descriptor)
     digests = () if job.first is None else (str(job.first), str(job.most))
     with subprocess.Popen(  # noqa: S603  # our own module, run by our own interpreter
-        [*command, *map(str, (descriptor, offset, length, allowed)), json.dumps(asdict(most)), *digests],
-        stdin=subprocess.DEVNULL,
+        [*command, *map(str, (number, offset, length, allowed)), json.dumps(asdict(most)), *digests],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=kept | _ENVIRONMENT,
-        pass_fds=(descriptor,),
+        **passed,
     ) as process:
         late = threading.Event()
         watch = threading.Timer(_CLOCK * allowed, _stop, (process, late))
@@ -187,11 +187,19 @@ def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job
         finally:
             watch.cancel()
             process.kill()
-    if late.is_set() or process.returncode == -getattr(signal, "SIGXCPU", 0):
+    exhausted = hasattr(signal, "SIGXCPU") and process.returncode == -signal.SIGXCPU
+    if late.is_set() or exhausted:
         raise limits.limit_error(
             "hdf5_seconds", f"the HDF5 library did not finish within {allowed} s", None, file=file
         )
     return _parse_output(answer, process.returncode, file)
+
+
+def _pass_descriptor(descriptor: int) -> tuple[int, dict[str, Any]]:
+    """Return the child's number of an open file, and the arguments of Popen that pass it."""
+    if filesystem.WINDOWS:  # passes only the three standard streams by number
+        return 0, {"stdin": descriptor}
+    return descriptor, {"stdin": subprocess.DEVNULL, "pass_fds": (descriptor,)}
 
 
 def _read_output(process: subprocess.Popen[bytes], most: int) -> bytes:

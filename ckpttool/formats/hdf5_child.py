@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ckpttool.core import atomic_write, limits
+from ckpttool.core import atomic_write, filesystem, limits
 
 # Map HDF5 types and values to ckpttool's; used by the process that lists a file (`main`).
 
@@ -570,7 +570,7 @@ class Hdf5FileWindow:
         left = max(0, min(self.length - self.at, size))
         pieces = []
         # One call returns at most 2 GiB on Linux.
-        while left > 0 and (piece := os.pread(self.descriptor, left, self.offset + self.at)):
+        while left > 0 and (piece := filesystem.read_at(self.descriptor, left, self.offset + self.at)):
             pieces.append(piece)
             self.at += len(piece)
             left -= len(piece)

@@ -538,7 +538,7 @@ def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iter
 
 def _check_link(path: str, root: str) -> None:
     target = filesystem.realpath(path)
-    if os.path.commonpath((target, root)) != root:
+    if not filesystem.is_within(target, root):
         raise FormatError("a symbolic link points outside the folder", file=path)
     if filesystem.path_kind(target) != "file":
         raise FormatError("a symbolic link does not point to a file", file=path)

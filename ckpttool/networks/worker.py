@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import ckpttool
-from ckpttool.core import plugins, search_paths
+from ckpttool.core import filesystem, plugins, search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
 from ckpttool.networks import train_step
@@ -88,6 +88,11 @@ class ChildProcess:
 
     def start(self) -> None:
         """Start the process; raise UsageError if the interpreter does not exist."""
+        if filesystem.WINDOWS:
+            raise UnsupportedError(
+                "frameworks in separate processes are not supported on Windows",
+                hint="use WSL, or --backend numpy",
+            )
         self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-", dir=_memory_folder())
         library = self.folder / "library"
         library.mkdir()
@@ -226,11 +231,8 @@ def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:
 
 def _memory_folder() -> str | None:
     """Return a large in-memory folder, if there is one: small files take a quarter of the time there."""
-    try:
-        room = os.statvfs(MEMORY)
-    except OSError:
-        return None
-    return MEMORY if room.f_bavail * room.f_frsize > MEMORY_ROOM and os.access(MEMORY, os.W_OK) else None
+    room = filesystem.free_bytes(MEMORY)
+    return MEMORY if room is not None and room > MEMORY_ROOM and os.access(MEMORY, os.W_OK) else None
 
 
 # A user's model in a separate process; this one imports no framework.
