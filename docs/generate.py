@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,6 +92,16 @@ def limits_page() -> str:
     return LIMITS + "".join(f"| `{name}` | {value} | {meaning} |\n" for name, value, meaning in rows)
 
 
+def dataflow_picture() -> str:
+    """Return the drawing of the sample agent's networks."""
+    sample = "sample_ckpts/td3_pendulum_tf/ckpt-15000"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "dataflow.svg"
+        command = (sys.executable, "-m", "ckpttool", "inspect", sample, "--graph", str(file), "--dataflow")
+        subprocess.run(command, capture_output=True, check=True, cwd=ROOT)  # noqa: S603  # our own program
+        return file.read_text(encoding="utf-8")
+
+
 def _shown(name: str, value: int) -> str:
     units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
     for unit, size in units if name.endswith(("bytes", "memory", "copies")) else ():
@@ -125,6 +136,7 @@ def main() -> int:
         "kinds.md": kinds.page(),
         "limits.md": limits_page(),
         "api.md": faces.page(),
+        "dataflow.svg": dataflow_picture(),
         **gpu_pages(),
         "everyday.md": everyday.page(),
         "model_pairs.md": "\n".join(filter(None, (model_pairs.page(), twins.page(), peers.page()))),
