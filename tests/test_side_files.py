@@ -125,10 +125,8 @@ def test_a_part_without_a_network_is_named() -> None:
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
-        ("tensorflow", "tf"),
         ("TF", "tf"),
         ("tensor_flow", "tf"),
-        ("pytorch", "torch"),
         ("PyTorch", "torch"),
         ("tourch", "torch"),
         ("pt", "torch"),

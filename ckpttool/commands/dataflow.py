@@ -285,16 +285,19 @@ def build_agent_strips(agent: Agent) -> tuple[FlowStrip, ...]:
 
 
 def restore_strips(
-    checkpoint: Checkpoint, layout: str | None = None, sha256: str | None = None
+    checkpoint: Checkpoint,
+    layout: str | None = None,
+    sha256: str | None = None,
+    binding: RecognizedAgent | None = None,
 ) -> tuple[FlowStrip, ...]:
     """Return the strips of a checkpoint's agent or of a policy alone, with the facts of its sidecar.
 
-    `sha256` is the checkpoint's digest, computed if needed. Raise what restoring the agent raises, and
-    UsageError if there is no network.
+    `sha256` is the checkpoint's digest, computed if needed; `binding` is the recognised agent, if known.
+    Raise what restoring the agent raises, and UsageError if there is no network.
     """
     from ckpttool.commands import restore
 
-    binding = restore.recognize_playable_agent(checkpoint, layout)
+    binding = binding or restore.recognize_playable_agent(checkpoint, layout)
     if binding is None:
         raise restore.no_agent_error(checkpoint)
     own = restore.read_verified_sidecar(checkpoint, sha256)
@@ -308,7 +311,7 @@ def find_strips(
     if binding is None and len(checkpoint.tree) > _FEW:
         return ()
     try:
-        return restore_strips(checkpoint, None if binding is None else binding.layout, sha256)
+        return restore_strips(checkpoint, sha256=sha256, binding=binding)
     except CkpttoolError as error:
         if is_system_error(error):
             raise

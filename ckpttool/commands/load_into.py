@@ -15,6 +15,7 @@ from ckpttool.commands import evidence, receipt, restore, save
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
+from ckpttool.commands.inspect import format_command
 from ckpttool.commands.model_optimizers import (
     ConvertedOptimizers,
     build_torch_state,
@@ -946,7 +947,8 @@ def convert_into_model(
         back = ReverseRecord(why="the target is your own model")
         who = f"{model.factory} and its optimizer load" if moved.written else f"{model.factory} loads"
         sentence = f"verified: {who} the output strictly, and all values match"
-        notes = (*made.report.notes, *((sentence,) if options.verify else ()), str(back.note))
+        unproven = _numerical_proof_note(checkpoint.path, target, model.factory)
+        notes = (*made.report.notes, *((sentence,) if options.verify else ()), unproven, str(back.note))
         made = replace(made, report=replace(made.report, notes=notes))
 
         def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:
@@ -966,6 +968,17 @@ def convert_into_model(
             loaded=options.verify,
             load=moved.loading_code(format_loading_code(stem, kind, made.tree), form),
         )
+
+
+# Files that `verify` runs without code of the user (commands/model_comparison.py).
+_RUN_ALONE = (".keras", ".onnx")
+
+
+def _numerical_proof_note(source: str, target: str, factory: str) -> str:
+    """Return the note that outputs were not compared, with the command that compares them."""
+    own = () if source.endswith(_RUN_ALONE) else ("--like-a", "MODULE:FACTORY")
+    command = format_command("verify", source, target, *own, "--like-b", factory)
+    return f"mapping not verified numerically; compare the outputs of both models with {command}"
 
 
 def _match_options(options: ConversionOptions) -> MatchOptions:

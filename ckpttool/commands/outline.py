@@ -21,7 +21,6 @@ from ckpttool.commands.inspect import (
 )
 from ckpttool.core import filesystem
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, DeadlineError
 from ckpttool.core.tree import Leaf
 from ckpttool.formats.detect import find_other_shards
 
@@ -198,16 +197,13 @@ class ScalarReader:
         self._left = 0 if filesystem.find_store(checkpoint.path) is not None else MOST_SCALARS
 
     def read(self, leaf: Leaf) -> str:
-        """Return the value as text; empty for another tensor, and where it cannot be read."""
+        """Return the value as text; empty for another tensor, and for a damaged value."""
         if leaf.role not in _SCALAR_ROLES or leaf.shape not in ((), (1,)) or not self._left:
             return ""
         self._left -= 1
-        try:
-            number = read_number(leaf)
-        except DeadlineError:
-            raise
-        except (CkpttoolError, OSError):
-            return ""  # a listing needs no value; commands that do report the error
+        # A damaged value gives None: a listing needs no value, and commands that do report the error. A call
+        # that the system refuses is an error here as well.
+        number = read_number(leaf)
         if number is None:
             return ""
         return f"{number:.7g}" if leaf.dtype == "float32" else f"{number}"

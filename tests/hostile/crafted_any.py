@@ -140,7 +140,7 @@ CASES = (
     Case("any-wrong-extension", _LINE, _copied("model.safetensors"), 0, 0, 0, shows="pytorch"),
     Case("any-no-extension", _LINE, _copied("model"), 0, 0, 0, shows="pytorch"),
     Case("any-empty-folder", _LINE, _empty_folder),
-    Case("any-special-neighbours", _LINE, _special_neighbours),
+    Case("any-special-neighbours", _LINE, _special_neighbours, 0, 0, 0, shows="pytorch"),
     Case("any-fifo", _LINE, _fifo),
     Case("any-socket", _LINE, _socket),
     Case("any-device-null", _LINE, _fixed("/dev/null")),
