@@ -120,7 +120,7 @@ def _with_counts(listed: CheckpointRow) -> CheckpointRow:
         checkpoint = open_checkpoint(listed.path)
         return replace(listed, counts=inspect.count_training(checkpoint, recognize_checkpoint(checkpoint)))
     except CkpttoolError as error:
-        if is_system_error(error):
+        if is_system_error(error) or isinstance(error, NotFoundError):
             raise  # missing counts would look like a checkpoint without counters
         return listed  # opening it reports the problem
 
