@@ -43,6 +43,7 @@ class Golden:
         section = f"{self._test} {self._count}"
         if self._update:
             _write(self.file, section, text)
+            return  # another process may be writing the file
         expected = read(self.file).get(section)
         assert expected is not None, f"{self.file.name} has no section {section!r}; run `make golden`"
         assert text == expected
