@@ -296,9 +296,24 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Each case starts both frameworks, which takes seconds: the others run at night.
+DAILY = {
+    ("lstm@gates", "torch"),
+    ("cnn@statistics", "keras"),
+    ("attention@gelu", "torch"),
+    ("mlp@transposed", "keras"),
+}
+
+
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("direction", ["keras", "torch"])
-@pytest.mark.parametrize("title", CROSSED)
+@pytest.mark.parametrize(
+    ("title", "direction"),
+    [
+        pytest.param(title, direction, marks=() if (title, direction) in DAILY else pytest.mark.slow)
+        for title in CROSSED
+        for direction in ("keras", "torch")
+    ],
+)
 def test_a_fault_between_frameworks_is_found(title: str, direction: str, crossed: Path) -> None:
     keras, torch, _ = CROSSED[title]
     name = title.partition("@")[0]
