@@ -18,7 +18,7 @@ from ckpttool.cli import tables
 from ckpttool.cli.common import render_document
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
-from ckpttool.core import UsageError
+from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models, schemas
 from tests.conftest import ROOT
@@ -460,3 +460,15 @@ def test_the_order_of_axes(a: Any, b: Any, channels: Any, transpose: bool | None
     assert pair.transposed == moved
     # A decision by evidence is reported; the user's own is not.
     assert bool(resolver.assumed) == (transpose is None and bool(moved))
+
+
+@pytest.mark.parametrize("name", ["payload-keras-lambda", "payload-keras-module-os", "keras-h5-lambda"])
+def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_path: Path) -> None:
+    from tests.hostile import crafted_payloads
+
+    case = next(each for each in crafted_payloads.CASES if each.name == name)
+    file = str(case.make(tmp_path))
+    assert model_comparison.find_code(file, "keras") is not None
+    with pytest.raises((UsageError, UnsupportedError)) as refused:
+        verify(file, file)
+    assert refused.value.file == file

@@ -42,6 +42,7 @@ from ckpttool.commands.network_outputs import (
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
 from ckpttool.core import plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import CODE, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
@@ -119,6 +120,21 @@ def find_model_kind(path: str) -> str | None:
         states = [each.state for each in checkpoint.tree.containers.values() if isinstance(each.state, dict)]
         return "keras" if path.endswith((".h5", ".hdf5", ".keras")) and states else None
     return KINDS.get(checkpoint.format)
+
+
+def find_code(path: str, kind: str) -> str | None:
+    """Return why opening a model would run code of its file, None if it would not.
+
+    A Keras configuration is audited here, before Keras reads it: older versions of Keras create objects
+    that newer ones refuse.
+    """
+    if kind != "keras":
+        return RUNS_CODE.get(kind)
+    checkpoint = open_checkpoint(path)
+    names = [each.name for each in filter_verdict(checkpoint.code_references, CODE)]
+    if names:
+        return f"loading would run code: {abbreviate_list(names, 3)}"
+    return checkpoint.unjudged[0] if checkpoint.unjudged else None
 
 
 class RunnerProcess:
@@ -612,9 +628,9 @@ def compare_models(
     """
     kinds = [side.kind() for side in (first, second)]
     for side, kind in zip((first, second), kinds, strict=True):
-        if kind in RUNS_CODE and not options.run_code:
+        if not options.run_code and (reason := find_code(side.path, kind)) is not None:
             raise UsageError(
-                f"{side.word}: {RUNS_CODE[kind]}", file=side.path, hint="add --run-code if you trust the file"
+                f"{side.word}: {reason}", file=side.path, hint="add --run-code if you trust the file"
             )
     with ExitStack() as stack:
         made = [
