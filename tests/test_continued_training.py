@@ -31,7 +31,7 @@ from tests.trained_models import (
     update_error,
 )
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch, pytest.mark.slow]
 
 
 def _fill(

@@ -92,7 +92,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("cnn", "lstm", "words") else pytest.mark.slow)
+        for name in RIGHT
+    ],
+)
 def test_equal_models_pass(files: Path, name: str) -> None:
     found = verify(str(files / f"{name}.keras"), str(files / f"{name}.pt"), like_b=spec(name))
     assert found.within
