@@ -123,8 +123,9 @@ def loaded(
     """Return what a library's layers gave, and what torch's give with their weights, loaded strictly."""
     import torch
 
+    # pytest may make this fixture twice, because workers take tests in any order.
     target = folder / f"{request.param}.pt"
-    done = convert(str(folder / request.param / "ckpt"), str(target), flatten=FLATTEN, sync=False)
+    done = convert(str(folder / request.param / "ckpt"), str(target), flatten=FLATTEN, force=True, sync=False)
     assert done.report.complete, (done.report.unused, done.report.notes)
     modules = twins()
     theirs = dict(np.load(folder / f"{request.param}.npz"))
