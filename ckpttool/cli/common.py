@@ -832,7 +832,7 @@ InputShape = Annotated[
 ]
 LikePython = Annotated[
     str | None,
-    typer.Option(metavar="INTERPRETER", help=("For --like: Python interpreter with its framework.")),
+    typer.Option(metavar="INTERPRETER", help="For --like: Python interpreter with its framework."),
 ]
 
 

@@ -1068,7 +1068,7 @@ def bind_torch_optimizers(
         how = (
             "matched by param_names"
             if named
-            else ("matched by the order of param_groups and the shapes of all slots")
+            else "matched by the order of param_groups and the shapes of all slots"
         )
         if not named and own != networks.get(name, own) and len(own) == len(networks[name]):
             how = "matched by the only module order that fits the shapes of all slots"
