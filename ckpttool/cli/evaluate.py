@@ -67,7 +67,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
     ] = "auto"
     num_envs: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help=("Number of parallel environments. Default: up to 16.")),
+        typer.Option(min=1, metavar="N", help="Number of parallel environments. Default: up to 16."),
     ] = None
     adapter: Annotated[
         str | None,
@@ -96,9 +96,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
     episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, max=2**32 - 1, metavar="N", help=("First seed; episode i is reset with seed + i.")
-        ),
+        typer.Option(min=0, max=2**32 - 1, metavar="N", help="First seed; episode i is reset with seed + i."),
     ] = 1000
     noise: Annotated[
         float | None,
@@ -199,7 +197,7 @@ class OutputOptions(OptionPanel, title="Output"):
         """Raise UsageError for episodes without a video, or for an empty list."""
         if not self.filmed:
             raise UsageError(
-                "--video-episodes lists no episode", hint=("use e.g. best,worst or episode numbers from 0")
+                "--video-episodes lists no episode", hint="use e.g. best,worst or episode numbers from 0"
             )
         if self.filmed != ("0",) and self.video is None:
             raise UsageError("--video-episodes requires --video")

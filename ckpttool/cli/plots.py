@@ -665,7 +665,7 @@ def draw_returns(axes: Axes, one: Evaluation) -> None:
         axes.set_yticks([])
     if result.ci95 is not None:
         axes.axvspan(
-            *result.ci95, color=RED, alpha=0.18, linewidth=0, zorder=0.6, label=("95 % CI of the mean")
+            *result.ci95, color=RED, alpha=0.18, linewidth=0, zorder=0.6, label="95 % CI of the mean"
         )
     axes.axvline(result.mean, color=RED, linewidth=1.8, label=f"mean {_format_return(result.mean)}")
     axes.axvline(

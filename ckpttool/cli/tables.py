@@ -468,8 +468,10 @@ def _sort_tensors(found: Stats, sort: str) -> Sequence[Any]:
 def _moments_table(rows: Iterable[tuple[str, Moments, str]]) -> list[str]:
     rows = list(rows)
     drawn = _HISTOGRAM + 1 if any(bars for _, _, bars in rows) else 0
-    room = terminal_width() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn
-    width = max(_SHORTEST_PATH, min(room, max((len(clean(path)) for path, _, _ in rows), default=0)))
+    width = max((len(clean(path)) for path, _, _ in rows), default=0)
+    if sys.stdout.isatty():
+        width = min(width, terminal_width() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn)
+    width = max(_SHORTEST_PATH, width)
     lines = [f"{'':{width}}" + "".join(f" {head:>{_NUMBER}}" for head in _HEADS) + f" {'zeros':>{_SHARE}}"]
     for path, known, bars in rows:
         cells = (known.low, known.high, known.mean, known.std) if known.finite else ()

@@ -783,7 +783,7 @@ def _require_gymnasium(options: EvaluationOptions) -> None:
     if options.protocol.engine == DEVICE_ENGINE and options.env is not None and is_factory(options.env):
         raise UsageError(
             f"the simulator {options.env} cannot be recorded on video",
-            hint=("--video supports only Gymnasium environments"),
+            hint="--video supports only Gymnasium environments",
         )
 
 
@@ -794,7 +794,7 @@ def _require_episode(word: str, episodes: int) -> None:
         raise UsageError(f"unknown episode {word!r}", hint=f"use a number from 0, or {', '.join(WORDS)}")
     if int(word) >= episodes:
         raise UsageError(
-            f"episode {word} does not exist", hint=(f"{episodes} episodes are played: 0 to {episodes - 1}")
+            f"episode {word} does not exist", hint=f"{episodes} episodes are played: 0 to {episodes - 1}"
         )
 
 

@@ -704,7 +704,7 @@ class _PolicyUsage(NamedTuple):
         return (
             f"--obs-norm {shlex.quote(file)}"
             if file
-            else ("use --obs-norm FILE (with mean and var) to apply them")
+            else "use --obs-norm FILE (with mean and var) to apply them"
         )
 
     def uses(self, fact: str) -> bool:
