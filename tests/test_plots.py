@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ckpttool.cli import plots
+from ckpttool.cli import figures
 from ckpttool.commands import algorithms, sweep
 from ckpttool.commands.algorithms import TrainingCurve, TrainingRun
 from ckpttool.commands.evaluate import Evaluation, Protocol
@@ -55,7 +55,7 @@ def logged(folder: str = "/runs/a") -> TrainingCurve:
 
 
 def drawn(target: Path, *what: object) -> ElementTree.Element:
-    plots.write_plot(str(target), plots.PlotData(*what))  # type: ignore[arg-type]  # as the callers give them
+    figures.write_plot(str(target), figures.PlotData(*what))  # type: ignore[arg-type]  # as the callers give them
     return ElementTree.parse(target).getroot()
 
 
@@ -125,9 +125,9 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
     for suffix in TWICE.get(case, ()):
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
-            plots.write_plot(str(target), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
+            figures.write_plot(str(target), figures.PlotData(*CASES[case]))  # type: ignore[arg-type]
         assert twice[0].read_bytes() == twice[1].read_bytes()
-    plots.write_plot(str(tmp_path / "a.png"), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
+    figures.write_plot(str(tmp_path / "a.png"), figures.PlotData(*CASES[case]))  # type: ignore[arg-type]
     picture = pixels(tmp_path / "a.png")
     assert picture.shape == (792 if "logged" in case else 480, 960, 3)
     # Nothing is cut off: the outermost lines are paper, and what lies within is not.
@@ -176,7 +176,7 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
     names = [r"$\frac{1}{0}$.pt", "<b>&amp;.pt", "a\u202eb\x07.pt", "模型.pt", "$" * 300, "x_{y}^2$"]
     for name in names:
         shown = name if name.isprintable() else r"a\u202eb\x07.pt"
-        assert plots.title_name(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
+        assert figures.title_name(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
     picture = drawn(tmp_path / "one.svg", [evaluation(f"/runs/{names[0]}", MIXED)])
     assert any(text.startswith(f"{names[0]} ") for text in texts(picture))
     several = [evaluation(f"/runs/{name}", [1.0, 2.0]) for name in names]
@@ -188,8 +188,8 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
 def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from tests.test_plots import CASES; from ckpttool.cli import plots\n"
-        f"plots.write_plot({str(tmp_path / 'a.png')!r}, plots.PlotData(*CASES['one']))\n"
+        "from tests.test_plots import CASES; from ckpttool.cli import figures\n"
+        f"figures.write_plot({str(tmp_path / 'a.png')!r}, figures.PlotData(*CASES['one']))\n"
         "import matplotlib\n"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
@@ -201,9 +201,9 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
 def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path, golden: Golden) -> None:
     one = evaluation("a.pt", [*MIXED, np.nan])
     with pytest.raises(CkpttoolError) as caught:
-        plots.write_plot(str(tmp_path / "a.svg"), plots.PlotData([one]))
+        figures.write_plot(str(tmp_path / "a.svg"), figures.PlotData([one]))
     golden(caught.value)
-    assert plots.render_chart([one], []) == []
+    assert figures.render_chart([one], []) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -226,17 +226,17 @@ def test_what_cannot_be_plotted_is_refused(
     there = tmp_path / "there.png"
     there.write_bytes(b"mine")
     with pytest.raises(CkpttoolError) as caught:
-        plots.require_plot(str(tmp_path / "a.jpg"))
+        figures.require_plot(str(tmp_path / "a.jpg"))
     golden(caught.value)
     with pytest.raises(CkpttoolError) as caught:
-        plots.require_plot(str(there))
+        figures.require_plot(str(there))
     golden(caught.value)
     with pytest.raises(CkpttoolError) as caught:
-        plots.require_plot(str(tmp_path / "nowhere" / "a.png"))
+        figures.require_plot(str(tmp_path / "nowhere" / "a.png"))
     golden(caught.value)
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="matplotlib"):
-        plots.require_plot(str(tmp_path / "a.png"))
+        figures.require_plot(str(tmp_path / "a.png"))
 
 
 @needs_matplotlib
@@ -262,12 +262,12 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path, golden: Golden) -
 @pytest.fixture(params=["utf-8", "ascii"])
 def encoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """An encoding of stdout: with blocks, lines and braille, or without."""
-    monkeypatch.setattr(plots, "_can_encode", lambda _: request.param != "ascii")
+    monkeypatch.setattr(figures, "_can_encode", lambda _: request.param != "ascii")
     return str(request.param)
 
 
 def test_a_histogram_counts_every_episode_and_fits(encoding: str) -> None:
-    lines = plots.render_histogram(MIXED, 80)
+    lines = figures.render_histogram(MIXED, 80)
     assert sum(int(re.split(r"\s{2,}", line)[1]) for line in lines) == 80
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() for line in lines) is (encoding == "ascii")
@@ -279,12 +279,12 @@ def test_a_histogram_counts_every_episode_and_fits(encoding: str) -> None:
 
 def test_an_outlier_makes_no_more_bars() -> None:
     values = np.concatenate((np.linspace(0, 1e-9, 99), [1e9]))
-    assert len(plots.render_histogram(values, 80)) <= 8
+    assert len(figures.render_histogram(values, 80)) <= 8
 
 
 @pytest.mark.parametrize("values", [[1.0] * 7, [3.0] * 50], ids=["few", "equal"])
 def test_what_has_no_shape_has_no_histogram(values: list[float]) -> None:
-    assert plots.render_histogram(np.array(values), 80) == []
+    assert figures.render_histogram(np.array(values), 80) == []
 
 
 def points(*means: float, run: str = "a", interval: float | None = None) -> list[LearningCurvePoint]:
@@ -303,7 +303,7 @@ def inked(lines: list[str]) -> np.ndarray:
 
 @needs_plotext
 def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
-    lines = plots.render_learning_curve(points(0, 1, 2, 3), 60)
+    lines = figures.render_learning_curve(points(0, 1, 2, 3), 60)
     assert all(line.isascii() for line in lines) is (encoding == "ascii")
     assert max(map(len, lines)) <= 60
     found = inked(lines)
@@ -312,35 +312,35 @@ def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
     assert (heights[0], heights[-1]) == (len(found) - 1, 0)
     assert (np.diff(heights) <= 0).all()
     assert [line.strip() for line in lines[-2:]] == [f"1,000{'':45}4,000", "training steps"]
-    assert plots.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
+    assert figures.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
 
 
 @needs_plotext
 def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:
-    alone = inked(plots.render_learning_curve(points(0, 0, 0, interval=5), 60))
+    alone = inked(figures.render_learning_curve(points(0, 0, 0, interval=5), 60))
     assert alone[:, 0].all()
     assert alone[:, -1].all()
     two = points(0, 0, 0, interval=5) + points(1, 1, 1, run="b", interval=5)
-    lines = plots.render_learning_curve(sorted(two, key=lambda p: p.step), 60)
+    lines = figures.render_learning_curve(sorted(two, key=lambda p: p.step), 60)
     assert inked(lines)[:, 0].sum() == 2
 
 
 @needs_plotext
 def test_flat_curves_and_single_steps_are_drawn_too() -> None:
-    assert inked(plots.render_learning_curve(points(7, 7, 7), 60)).any(axis=0).all()
+    assert inked(figures.render_learning_curve(points(7, 7, 7), 60)).any(axis=0).all()
     same = [LearningCurvePoint(5, float(n), None, "a", str(n)) for n in range(3)]
-    assert plots.render_learning_curve(same, 60)
+    assert figures.render_learning_curve(same, 60)
     found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert plots.render_chart(found, same) == []
+    assert figures.render_chart(found, same) == []
 
 
 def test_without_plotext_no_curve_is_drawn_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
     found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert plots.render_chart(found, points(1, 2, 3)) == []
-    assert plots.render_chart([evaluation("a.pt", MIXED)], []) != []
+    assert figures.render_chart(found, points(1, 2, 3)) == []
+    assert figures.render_chart([evaluation("a.pt", MIXED)], []) != []
     with pytest.raises(MissingExtraError, match="plotext"):
-        plots.require_chart()
+        figures.require_chart()
 
 
 @needs_matplotlib

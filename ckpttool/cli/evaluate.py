@@ -29,7 +29,7 @@ from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, format_count
 
 if TYPE_CHECKING:
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
     from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, EvaluationOptions, Protocol
     from ckpttool.commands.sweep import (
@@ -298,7 +298,7 @@ def _print_results(
     quiet: bool,
 ) -> tuple[DisplayOutput, float | None]:
     """Print the results and write the files; return what was plotted, and the mean over runs."""
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
     from ckpttool.commands import algorithms, sweep
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
@@ -313,7 +313,7 @@ def _print_results(
             "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *compared_output.lines])
         )
     unit = UNITS.get(found.step_from or "", ANY_UNIT)
-    drawn = plots.PlotData(
+    drawn = figures.PlotData(
         found.evaluations,
         found.curve,
         beside.curves,
@@ -719,12 +719,12 @@ class DisplayOutput:
 
 def require_display(output: OutputOptions, paths: Sequence[str], options: EvaluationOptions) -> None:
     """Raise if a requested output cannot be produced, before hours of playing rather than after."""
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
 
     if output.plot is not None:
-        plots.require_plot(output.plot)
+        figures.require_plot(output.plot)
     if output.chart:
-        plots.require_chart()
+        figures.require_chart()
     if output.video is not None:
         from ckpttool.commands import evaluate
 
@@ -735,7 +735,7 @@ def display_results(
     output: OutputOptions,
     found: Sweep,
     options: EvaluationOptions,
-    drawn: plots.PlotData,
+    drawn: figures.PlotData,
     *,
     quiet: bool,
     as_json: bool,
@@ -744,7 +744,7 @@ def display_results(
 
     Errors are returned instead of raised, because the results already exist.
     """
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
 
     shown = DisplayOutput()
     if not found.scored:
@@ -752,11 +752,11 @@ def display_results(
     if not as_json and (output.chart or (output.chart is None and sys.stdout.isatty() and not quiet)):
         # Points of different runs do not form one curve.
         curve = () if drawn.algorithms else found.curve
-        if lines := plots.render_chart(found.evaluations, curve, drawn.unit):
+        if lines := figures.render_chart(found.evaluations, curve, drawn.unit):
             common.print_text("\n".join(lines))
     try:
         if output.plot is not None:
-            plots.write_plot(output.plot, drawn)
+            figures.write_plot(output.plot, drawn)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
         if output.video is not None and found.interrupted:
