@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +42,7 @@ from ckpttool.commands.network_outputs import (
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
 from ckpttool.core import plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.checkpoint import CODE, filter_verdict
+from ckpttool.core.checkpoint import CODE, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
@@ -74,7 +74,7 @@ _PROGRAM = (
 _FREE = 8  # the length of an axis that a model leaves open
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSide:
     """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
 
@@ -83,12 +83,31 @@ class ModelSide:
     like: ModelSpec | None = None
     python: str = sys.executable
 
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, opened at the first use."""
+        return open_checkpoint(self.path)
+
+    @cached_property
+    def own_kind(self) -> str | None:
+        """The kind of model that the checkpoint contains with its configuration or program, or None."""
+        return None if urls.is_url(self.path) else find_model_kind(self.checkpoint)
+
+    @cached_property
+    def agent(self) -> RecognizedAgent | None:
+        """The agent that a layout recognises in the checkpoint."""
+        try:
+            return recognize_playable_agent(self.checkpoint)
+        except (MappingError, UnsupportedError, UsageError):
+            return None
+
+    @cached_property
     def kind(self) -> str:
-        """Return how the model runs; raise UsageError for weights without a model."""
+        """How the model runs; raise UsageError for weights without a model."""
         if self.like is not None:
             return "factory"
-        found = find_model_kind(self.path)
-        if found is None and self.agent() is not None:
+        found = self.own_kind
+        if found is None and self.agent is not None:
             return "agent"
         if found is None:
             raise UsageError(
@@ -98,31 +117,20 @@ class ModelSide:
             )
         return found
 
-    def agent(self) -> RecognizedAgent | None:
-        """Return the agent that a layout recognises in the checkpoint."""
-        try:
-            return recognize_playable_agent(open_checkpoint(self.path))
-        except (MappingError, UnsupportedError, UsageError):
-            return None
 
-
-def find_model_kind(path: str) -> str | None:
+def find_model_kind(checkpoint: Checkpoint) -> str | None:
     """Return the kind of model that a checkpoint contains with its configuration or program, or None."""
-    if urls.is_url(path):
-        return None
-    checkpoint = open_checkpoint(path)
-    if checkpoint.format == torch_zip.NAME and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        code = any(name.partition("/")[2].startswith("code/") for name in names)
-        return "torchscript" if code else None
+    if checkpoint.format == torch_zip.NAME:
+        script = any(each.by == "torchscript" for each in checkpoint.code_references)
+        return "torchscript" if script and os.path.isfile(checkpoint.path) else None
     if checkpoint.format == keras_h5.NAME:
-        states = [each.state for each in checkpoint.tree.containers.values() if isinstance(each.state, dict)]
-        return "keras" if path.endswith((".h5", ".hdf5", ".keras")) and states else None
+        # Weights without the model's configuration do not run, and Keras goes by the suffix.
+        whole = checkpoint.details.get("model") is not None
+        return "keras" if whole and checkpoint.path.endswith((".h5", ".hdf5", ".keras")) else None
     return KINDS.get(checkpoint.format)
 
 
-def find_code(path: str, kind: str) -> str | None:
+def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     """Return why opening a model would run code of its file, None if it would not.
 
     A Keras configuration is audited here, before Keras reads it: older versions of Keras create objects
@@ -130,7 +138,6 @@ def find_code(path: str, kind: str) -> str | None:
     """
     if kind != "keras":
         return RUNS_CODE.get(kind)
-    checkpoint = open_checkpoint(path)
     names = [each.name for each in filter_verdict(checkpoint.code_references, CODE)]
     if names:
         return f"loading would run code: {abbreviate_list(names, 3)}"
@@ -249,7 +256,7 @@ class AgentProcess(RunnerProcess):
 
     def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
         super().__init__(side)
-        agent = restore_agent(side.path, facts=facts)
+        agent = restore_agent(side.checkpoint, facts=facts)
         require_facts(agent, "verify", side.path)
         self._assumed: list[str] = []
         self._network = build_agent_network(agent, agent, "actor", self._assumed)
@@ -626,9 +633,11 @@ def compare_models(
 
     Raise UsageError if a side cannot run or its inputs are unknown.
     """
-    kinds = [side.kind() for side in (first, second)]
+    kinds = [side.kind for side in (first, second)]
     for side, kind in zip((first, second), kinds, strict=True):
-        if not options.run_code and (reason := find_code(side.path, kind)) is not None:
+        if kind == "factory" or options.run_code:
+            continue
+        if (reason := find_code(side.checkpoint, kind)) is not None:
             raise UsageError(
                 f"{side.word}: {reason}", file=side.path, hint="add --run-code if you trust the file"
             )
@@ -652,7 +661,7 @@ def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, A
     return process.request(
         "open",
         kind=kind,
-        file=os.path.abspath(process.side.path),
+        file=os.path.abspath(process.side.path if like else process.side.checkpoint.path),
         factory=like.factory if like else None,
         arguments=like.arguments if like else None,
         run_code=run_code,
