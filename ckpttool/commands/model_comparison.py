@@ -42,7 +42,7 @@ from ckpttool.commands.network_outputs import (
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
 from ckpttool.core import plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.checkpoint import CODE, Checkpoint, filter_verdict
+from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
@@ -138,9 +138,10 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     """
     if kind != "keras":
         return RUNS_CODE.get(kind)
-    names = [each.name for each in filter_verdict(checkpoint.code_references, CODE)]
-    if names:
-        return f"loading would run code: {abbreviate_list(names, 3)}"
+    for verdict, what in ((CODE, "loading would run code"), (CLASSES, "loading would import classes")):
+        names = [each.name for each in filter_verdict(checkpoint.code_references, verdict)]
+        if names:
+            return f"{what}: {abbreviate_list(names, 3)}"
     return checkpoint.unjudged[0] if checkpoint.unjudged else None
 
 
@@ -657,11 +658,12 @@ def compare_models(
 
 
 def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, Any]:
-    like = process.side.like
+    side, like = process.side, process.side.like
     return process.request(
         "open",
         kind=kind,
-        file=os.path.abspath(process.side.path if like else process.side.checkpoint.path),
+        file=os.path.abspath(side.path if like else side.checkpoint.path),
+        version=side.checkpoint.details.get("keras_version") if kind == "keras" else None,
         factory=like.factory if like else None,
         arguments=like.arguments if like else None,
         run_code=run_code,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import importlib
+import inspect
 import itertools
-import json
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -348,10 +348,13 @@ def _all_lines(error: BaseException | None) -> str:
 
 def _read_torch_file(torch: Any, file: str) -> Any:
     if file.endswith(".npz"):
-        with np.load(file, allow_pickle=False) as held:
-            return {name: torch.from_numpy(held[name]) for name in held.files}
+        try:
+            with np.load(file, allow_pickle=False) as held:
+                return {name: torch.from_numpy(held[name]) for name in held.files}
+        except Exception as error:
+            raise UsageError(f"NumPy refuses the file: {last_error_line(error)}", file=file) from error
     if file.endswith(".safetensors"):
-        return _read_safetensors(torch, file)
+        return _read_safetensors(file)
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -360,25 +363,19 @@ def _read_torch_file(torch: Any, file: str) -> Any:
         ) from error
 
 
-_SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
-_SAFETENSORS.update({"I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"})
-
-
-def _read_safetensors(torch: Any, file: str) -> Any:
-    with contextlib.suppress(ImportError):
+def _read_safetensors(file: str) -> Any:
+    try:
         from safetensors.torch import load_file
-
+    except ImportError:
+        raise UsageError(
+            "safetensors is not installed in the environment that runs the model",
+            file=file,
+            hint="run pip install safetensors in that environment, or convert the file to .pt",
+        ) from None
+    try:
         return load_file(file)
-    data = bytearray(Path(file).read_bytes())
-    start = 8 + int.from_bytes(data[:8], "little")
-    found = {}
-    for name, each in json.loads(bytes(data[8:start]).decode()).items():
-        if name != "__metadata__":
-            begin, end = each["data_offsets"]
-            flat = torch.frombuffer(data[start + begin : start + end] or bytearray(8), dtype=torch.uint8)
-            flat = flat[: end - begin].view(getattr(torch, _SAFETENSORS[each["dtype"]]))
-            found[name] = flat.reshape(each["shape"])
-    return found
+    except Exception as error:
+        raise UsageError(f"safetensors refuses the file: {_all_lines(error)}", file=file) from error
 
 
 def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
@@ -553,8 +550,7 @@ class KerasRunner(TensorFlowRunner):
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64: from its configuration, or by another call of the factory."""
-        keras: Any = sys.modules[type(self.model).__mro__[-2].__module__.partition(".")[0]]
-        keras = next((sys.modules[n] for n in ("keras", "tf_keras") if n in sys.modules), keras)
+        keras = _keras_of(self.model)
         floatx = keras.backend.floatx()
         try:
             keras.backend.set_floatx("float64")
@@ -618,7 +614,7 @@ class KerasRunner(TensorFlowRunner):
                 variable.assign(array)
             for name, value in changes["settings"].items():
                 undo.callback(setattr, layer, name, getattr(layer, name))
-                setattr(layer, name, _keras_setting(name, value))
+                setattr(layer, name, _keras_setting(layer, name, value))
             return layer(*call[0], **call[1])
 
     def versions(self) -> dict[str, str]:
@@ -643,10 +639,16 @@ def _set_policy(keras: Any, name: str) -> None:
         keras.mixed_precision.set_global_policy(name)
 
 
-def _keras_setting(name: str, value: Any) -> Any:
+def _keras_of(model: Any) -> Any:
+    """Return the library of a model or layer: keras, tf_keras, or Keras 2 inside TensorFlow."""
+    tops = [base.__module__.partition(".")[0] for base in type(model).__mro__]
+    name = next((each for each in tops if each in ("keras", "tf_keras")), "")
+    return sys.modules[name] if name else sys.modules["tensorflow"].keras
+
+
+def _keras_setting(layer: Any, name: str, value: Any) -> Any:
     if name == "activation":
-        keras: Any = next(sys.modules[each] for each in ("keras", "tf_keras") if each in sys.modules)
-        return keras.activations.get(value)
+        return _keras_of(layer).activations.get(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -842,74 +844,38 @@ class OnnxRunner(ModelRunner):
 # Opening a side: a file that contains a whole model, or the user's factory.
 
 
-def open_keras(file: str, *, run_code: bool) -> KerasRunner:
-    """Open a `.keras` or `.h5` model; raise UsageError if it contains code and that may not run."""
-    config = _keras_config(file)
-    if config is None:
-        raise UsageError(
-            "the file contains weights without the model's configuration",
-            file=file,
-            hint="name the code that builds the model: --like-a or --like-b MODULE:FACTORY",
-        )
-    foreign = sorted({*_foreign_code(config)})
-    if foreign and not run_code:
-        raise UsageError(
-            f"opening the model runs code that it names or contains ({', '.join(foreign[:3])})",
-            file=file,
-            hint="add --run-code if you trust the file",
-        )
-    keras = _import_keras(config)
+def open_keras(file: str, version: str, *, run_code: bool) -> KerasRunner:
+    """Open a `.keras` or `.h5` model that a version of Keras wrote.
+
+    The caller has audited the configuration: without `run_code` it names plain classes of Keras only.
+    """
+    keras = _import_keras(version)
     given: dict[str, Any] = {"compile": False}
-    if not run_code or foreign:
+    # Keras 2 before 2.13 runs any code of a file: the audit is the only protection there.
+    if "safe_mode" in inspect.signature(keras.models.load_model).parameters:
         given["safe_mode"] = not run_code
     try:
-        try:
-            return KerasRunner(keras.models.load_model(file, **given))
-        except TypeError:  # Keras 2 has no safe_mode for every format
-            return KerasRunner(keras.models.load_model(file, compile=False))
+        return KerasRunner(keras.models.load_model(file, **given))
     except Exception as error:
         raise UsageError(f"Keras cannot open the model: {_all_lines(error)}", file=file) from error
 
 
-def _import_keras(config: Any) -> Any:
-    del config
-    try:
-        import keras
-    except ImportError:
+def _import_keras(version: str) -> Any:
+    """Return the Keras that wrote the file, by its version; else the installed one."""
+    names = ["keras", "tf_keras"]
+    if version.startswith(("0.", "1.", "2.")):
+        names.reverse()
+    first: ImportError | None = None
+    for name in names:
         try:
-            import tf_keras as keras  # type: ignore[no-redef, import-not-found, unused-ignore]
-        except ImportError:
-            raise UsageError(
-                "Keras is not installed in this environment",
-                hint="use --python-a or --python-b to select the interpreter of another environment",
-            ) from None
-    return keras
-
-
-def _keras_config(file: str) -> Any:
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            return json.loads(archive.read("config.json").decode())
-    import h5py  # type: ignore[import-untyped]
-
-    with h5py.File(file, "r") as held:
-        text = held.attrs.get("model_config")
-    return None if text is None else json.loads(text.decode() if isinstance(text, bytes) else text)
-
-
-def _foreign_code(config: Any) -> Iterator[str]:
-    """Yield what in a configuration is not a plain class of Keras."""
-    if isinstance(config, list):
-        for each in config:
-            yield from _foreign_code(each)
-    elif isinstance(config, dict):
-        module, name = config.get("module"), config.get("class_name")
-        if name in ("Lambda", "__lambda__", "function"):
-            yield "a Lambda layer" if name == "Lambda" else "a function"
-        elif isinstance(module, str) and isinstance(name, str) and module.partition(".")[0] != "keras":
-            yield f"{module}.{name}"
-        for each in config.values():
-            yield from _foreign_code(each)
+            return importlib.import_module(name)
+        except ImportError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - both imports failed
+    raise UsageError(
+        f"Keras cannot be imported in this environment: {last_error_line(first)}",
+        hint="use --python-a or --python-b to select the interpreter of another environment",
+    ) from first
 
 
 def open_script(file: str) -> ScriptRunner:
@@ -980,7 +946,7 @@ def _open(session: RunnerSession, message: Message) -> Message:
     if kind == "factory":
         runner = open_factory(message["factory"], message["arguments"])
     elif kind == "keras":
-        runner = open_keras(file, run_code=message["run_code"])
+        runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
     elif kind == "torchscript":
         runner = open_script(file)
     elif kind == "saved_model":
