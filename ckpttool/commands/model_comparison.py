@@ -26,6 +26,7 @@ from ckpttool.commands.model_causes import (
     LayerCauses,
     LayerComparison,
     align_arrays,
+    is_inside,
 )
 from ckpttool.commands.model_inputs import (
     OPPOSITE,
@@ -38,11 +39,11 @@ from ckpttool.commands.model_inputs import (
     parse_named_shapes,
 )
 from ckpttool.commands.network_outputs import (
-    OWN_ERROR,
     ROUNDING,
-    SCALE,
     UNIT,
     Parity,
+    allowed_error,
+    available_backend,
     build_agent_network,
     failed_parity,
     require_facts,
@@ -50,7 +51,7 @@ from ckpttool.commands.network_outputs import (
     to_float64,
 )
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
-from ckpttool.core import plugins, urls
+from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
@@ -269,8 +270,7 @@ class AgentProcess(RunnerProcess):
         require_facts(agent, "verify", side.path)
         self._assumed: list[str] = []
         self._network = build_agent_network(agent, agent, "actor", self._assumed)
-        backend = agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
-        self._worker = Worker(backend, python=side.python, threads=1)
+        self._worker = Worker(available_backend(agent), python=side.python, threads=1)
         self._given: list[np.ndarray] = []
 
     def __enter__(self) -> AgentProcess:
@@ -643,11 +643,8 @@ def _measure(
     errors = [float(np.abs(each - reference).max()) for each in (a, b)]
     between = float(np.abs(a - b).max())
     largest = max(rounding.largest, scale)
-    if tolerance is None:
-        allowed = min(max(OWN_ERROR * errors[0], rounding.share * largest), SCALE * largest)
-        allowed = max(allowed, errors[0])
-    else:
-        allowed = tolerance * scale
+    own = allowed_error(errors[0], rounding.share, largest)
+    allowed = own if tolerance is None else tolerance * scale
     within = errors[1] <= allowed
     if tolerance is None and all(each is not None and each.shape == a.shape for each in sides):
         within = within and float(np.abs(sides[0] - sides[1]).max()) <= ROUNDING * largest  # type: ignore[operator]
@@ -686,7 +683,7 @@ class _LayerFinder:
         """Return a row for every pair of layers, and the first difference if outputs differ."""
         pairs = model_causes.pair_layers(*self._layers)
         known = len(self._session.arrays[0])
-        total = sum(self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0) for pair in pairs)
+        total = sum(map(self._nbytes, pairs))
         used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
         if used < known:
             outputs = [each[-used:] if len(each) == known else each for each in outputs]
@@ -702,11 +699,14 @@ class _LayerFinder:
         first = self._explain(pairs, rows, outputs) if failed else None
         return tuple(rows.values()), first
 
+    def _nbytes(self, pair: LayerCallPair) -> int:
+        return self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
+
     def _chunks(self, pairs: Sequence[LayerCallPair]) -> Iterator[list[LayerCallPair]]:
         chunk: list[LayerCallPair] = []
         size = 0
         for pair in pairs:
-            nbytes = self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
+            nbytes = self._nbytes(pair)
             if chunk and size + nbytes > _MOST_BYTES:
                 yield chunk
                 chunk, size = [], 0
@@ -746,9 +746,7 @@ class _LayerFinder:
         for place in [place for place in sorted(rows) if not rows[place].within]:
             path = pairs[place].a.path
             # A layer that contains this one ends later, and began before.
-            rest = [
-                each for each in sorted(rows) if each > place and not _is_inside(path, pairs[each].a.path)
-            ]
+            rest = [each for each in sorted(rows) if each > place and not is_inside(path, pairs[each].a.path)]
             after = rest[0] if rest else None
             if after is None or rows[after].inputs > self._bound:
                 return place
@@ -773,7 +771,7 @@ class _LayerFinder:
         captured = self._capture([pair] if before is None else [before, pair])
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
         prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
-        inside = any(each is not pair and _is_inside(each.a.path, pair.a.path) for each in pairs)
+        inside = any(each is not pair and is_inside(each.a.path, pair.a.path) for each in pairs)
         cause: Cause | None
         if row.inputs <= self._bound and not inside:
             where = LAYER
@@ -920,10 +918,6 @@ class _LayerFinder:
             a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
             return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return path != other and (other == "(model)" or path.startswith((other + ".", other + "/")))
 
 
 def _divergence(

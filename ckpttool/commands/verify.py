@@ -32,6 +32,7 @@ from ckpttool.commands.network_outputs import (
     OWN_ERROR,
     Parity,
     agent_network_settings,
+    available_backend,
     build_part_network,
     failed_parity,
     make_observations,
@@ -1036,7 +1037,7 @@ def _compare_networks(
     assumed: list[str] = []
     compared, notes = pair_networks(a, b, titles, assumed)
     found, training = [], None
-    backends = (_backend(a), _backend(b))
+    backends = (available_backend(a), available_backend(b))
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_start_worker(name, options)) for name in backends]
         for number, (title, (left, right)) in enumerate(compared.items()):
@@ -1139,10 +1140,6 @@ def _start_worker(backend: str, options: VerificationOptions) -> Worker:
     return Worker(backend, python=python, timeout=timeout, threads=1)
 
 
-def _backend(agent: Agent) -> str:
-    return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
-
-
 def _substitute_backend_note(agent: Agent) -> str:
     extra = plugins.find("backends", agent.framework).extra
     has_it = f" (pip install 'ckpttool[{extra}]')" if extra else ""
@@ -1155,7 +1152,7 @@ def _substitute_backend_note(agent: Agent) -> str:
 def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
     """Yield the differences other than their numbers."""
     for agent in (a, b):
-        if _backend(agent) != agent.framework:
+        if available_backend(agent) != agent.framework:
             yield _substitute_backend_note(agent)
     if missing_networks(a, b):
         yield f"B lacks {', '.join(missing_networks(a, b))}"

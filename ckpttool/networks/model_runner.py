@@ -32,13 +32,18 @@ ROOT = "(model)"
 # Values of any framework as arrays by name.
 
 
-def to_array(value: Any) -> Any:
-    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
+def view_array(value: Any) -> Any:
+    """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        return np.array(value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy())
-    array = np.array(value.numpy() if hasattr(value, "numpy") else value)
+        return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def to_array(value: Any) -> Any:
+    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
+    return np.array(view_array(value))
 
 
 def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
@@ -72,15 +77,17 @@ def _tensors(value: Any) -> list[Any]:
     return [tensor for _, tensor in named_tensors(value)]
 
 
-def describe_tensor(name: str, array: Any) -> dict[str, Any]:
+def describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
     """Return the shape of a tensor, and a description of its values that no reordering changes."""
-    flat = np.sort(np.asarray(array).reshape(-1).astype(np.float32), kind="stable") + np.float32(0)
+    array = view_array(tensor)
+    flat = np.sort(array.reshape(-1).astype(np.float32, copy=False))
+    flat += np.float32(0)  # the two zeros are one number
     at = np.linspace(0, max(flat.size - 1, 0), _QUANTILES).astype(int)
     return {
         "name": name,
         "shape": list(array.shape),
         "dtype": array.dtype.name,
-        "values": hashlib.sha256(flat.tobytes()).hexdigest(),
+        "values": hashlib.sha256(flat.data).hexdigest(),
         "constant": bool(flat.size == 0 or flat[0] == flat[-1]),
         "quantiles": [float(each) for each in flat[at]] if flat.size else [],
     }
@@ -122,21 +129,23 @@ class CallRecorder:
         rows = []
         for place, tensor in enumerate(_tensors(value)):
             try:
-                array = to_array(tensor)
+                array = view_array(tensor)
             except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
                 continue
-            numbers = array.dtype.kind in "fiub" and array.size
-            row = {
-                "shape": list(array.shape),
-                "kind": array.dtype.kind,
-                "largest": float(np.abs(array.astype(np.float64)).max()) if numbers else 0.0,
-            }
+            row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
             if self._folder is not None:
                 name = f"call-{len(self.calls)}-{what}-{place}-{len(os.listdir(self._folder))}.npy"
                 np.save(self._folder / name, array, allow_pickle=False)
                 row["file"] = name
             rows.append(row)
         return rows
+
+
+def _largest(array: Any) -> float:
+    """Return the largest magnitude, 0 without numbers."""
+    if array.dtype.kind not in "fiub" or not array.size:
+        return 0.0
+    return float(np.maximum(float(array.max()), -float(array.min())))
 
 
 class ModelRunner:
@@ -179,7 +188,7 @@ class ModelRunner:
         raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
 
     def layers(self) -> list[dict[str, Any]]:
-        """Return path, class, settings and tensors (arrays by name) of every layer."""
+        """Return path, class, settings and tensors (the framework's, by name) of every layer."""
         return []
 
     @contextlib.contextmanager
@@ -250,7 +259,7 @@ class TorchRunner(ModelRunner):
                     "class": getattr(module, "original_name", None) or model_child.framework_class(module),
                     "name": type(module).__name__,
                     "settings": model_child.plain_settings(held),
-                    "tensors": {name: to_array(each) for name, each in own.items() if each is not None},
+                    "tensors": {name: each for name, each in own.items() if not _is_missing(each)},
                 }
             )
         return found
@@ -328,6 +337,11 @@ class TorchRunner(ModelRunner):
     def channels(self) -> str:
         """Return "first" if there are convolutions: PyTorch has no others."""
         return "first" if any("Conv" in each["class"] for each in self.layers()) else ""
+
+
+def _is_missing(tensor: Any) -> bool:
+    """Return whether a parameter has no values: none at all, or those of the first call."""
+    return tensor is None or type(tensor).__name__.startswith("Uninitialized")
 
 
 class ScriptRunner(TorchRunner):
@@ -427,7 +441,7 @@ def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
         "class": module["class"],
         "name": module["class"],
         "settings": module["facts"],
-        "tensors": {name: to_array(variables[number]) for name, number in module["tensors"]},
+        "tensors": {name: variables[number] for name, number in module["tensors"]},
     }
 
 
@@ -723,7 +737,8 @@ class OnnxRunner(ModelRunner):
 
         super().__init__(onnx.load(file))
         self._onnx = onnx
-        self._held = {each.name: each for each in self.model.graph.initializer}
+        array = onnx.numpy_helper.to_array
+        self._held = {each.name: array(each) for each in self.model.graph.initializer}
         self._run, self.engine = self._session(self.model)
         self._nodes = list(self._layer_nodes())
         self._recorder: CallRecorder | None = None
@@ -804,7 +819,6 @@ class OnnxRunner(ModelRunner):
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every node with its initializers and attributes."""
-        array = self._onnx.numpy_helper.to_array
         return [
             {
                 "path": row["path"],
@@ -813,7 +827,7 @@ class OnnxRunner(ModelRunner):
                 "settings": model_child.plain_settings(
                     {each.name: self._onnx.helper.get_attribute_value(each) for each in row["node"].attribute}
                 ),
-                "tensors": {name: array(self._held[name]) for name in row["held"]},
+                "tensors": {name: self._held[name] for name in row["held"]},
             }
             for row in self._nodes
         ]
@@ -935,6 +949,13 @@ class RunnerSession:
         self.folder = folder
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._layers: list[dict[str, Any]] | None = None
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return the layers of the prepared model: the first call may create some."""
+        if self._layers is None:
+            self._layers = self.runner.layers()
+        return self._layers
 
     def given(self, count: int) -> list[Any]:
         """Return the inputs that the parent wrote."""
@@ -977,12 +998,12 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
     if lazy and message["file"]:
         notes = runner.load(message["file"])
-    size = sum(int(np.prod(each.shape)) for row in runner.layers() for each in row["tensors"].values())
+    size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
     return {"dtypes": found, "below": ids, "notes": notes, "size": size}
 
 
 def _has_lazy(model: Any) -> bool:
-    return any(type(each).__name__ == "UninitializedParameter" for each in model.parameters())
+    return any(_is_missing(each) for each in itertools.chain(model.parameters(), model.buffers()))
 
 
 def _first_call(
@@ -1043,7 +1064,7 @@ def _embeds(layer: dict[str, Any]) -> bool:
 
 def _row_count(layer: dict[str, Any]) -> int | None:
     stated = [layer["settings"].get(name) for name in _ROWS]
-    tables = [each.shape[0] for each in layer["tensors"].values() if each.ndim == 2]
+    tables = [int(each.shape[0]) for each in layer["tensors"].values() if len(each.shape) == 2]
     return next((each for each in (*stated, *tables) if isinstance(each, int)), None)
 
 
@@ -1102,8 +1123,8 @@ def _layers(session: RunnerSession, message: Message) -> Message:
     del message
     return {
         "layers": [
-            dict(each, tensors=[describe_tensor(name, array) for name, array in each["tensors"].items()])
-            for each in session.runner.layers()
+            dict(each, tensors=[describe_tensor(name, tensor) for name, tensor in each["tensors"].items()])
+            for each in session.layers()
         ]
     }
 
@@ -1124,9 +1145,9 @@ def _capture(session: RunnerSession, message: Message) -> Message:
 
 def _read_tensors(session: RunnerSession, message: Message) -> Message:
     """Write the tensors of one layer."""
-    held = next(each["tensors"] for each in session.runner.layers() if each["path"] == message["path"])
-    for place, array in enumerate(held.values()):
-        np.save(session.folder / f"tensor-{place}.npy", array, allow_pickle=False)
+    held = next(each["tensors"] for each in session.layers() if each["path"] == message["path"])
+    for place, tensor in enumerate(held.values()):
+        np.save(session.folder / f"tensor-{place}.npy", view_array(tensor), allow_pickle=False)
     return {"names": list(held)}
 
 
