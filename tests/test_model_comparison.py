@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_comparison
+from ckpttool.commands import model_causes, model_comparison
 from ckpttool.commands.model_comparison import ModelSide, find_code
 from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
@@ -173,3 +173,60 @@ def test_numbers_that_are_rounded_are_reported(tmp_path: Path) -> None:
     assert len(found.notes) == 1
     with pytest.raises(UsageError):
         found.inputs(PAIR, 8)
+
+
+# The forms of one layer in both frameworks.
+
+
+def numbered(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape)
+
+
+FORMS = {
+    "recurrent": (
+        {
+            "weight_ih_l0": numbered(15, 3),
+            "weight_hh_l0": numbered(15, 5),
+            "bias_ih_l0": numbered(15),
+            "bias_hh_l0": numbered(15) + 1,
+        },
+        {
+            "cell/kernel": np.empty((3, 15)),
+            "cell/recurrent_kernel": np.empty((5, 15)),
+            "cell/bias": np.empty((2, 15)),
+        },
+    ),
+    "attention": (
+        {
+            "in_proj_weight": numbered(24, 8),
+            "in_proj_bias": numbered(24),
+            "out_proj/weight": numbered(8, 8),
+            "out_proj/bias": numbered(8),
+        },
+        {
+            **{f"_{what}_dense/kernel": np.empty((8, 2, 4)) for what in ("query", "key", "value")},
+            **{f"_{what}_dense/bias": np.empty((2, 4)) for what in ("query", "key", "value")},
+            "_output_dense/kernel": np.empty((2, 4, 8)),
+            "_output_dense/bias": np.empty(8),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
+    torch, keras = FORMS[family]
+    made = model_causes.translate_tensors(family, torch, keras)
+    assert {name: each.shape for name, each in made.items()} == {n: e.shape for n, e in keras.items()}
+    back = model_causes.translate_tensors(family, made, torch)
+    assert {*back} == {*torch}
+    for name, each in torch.items():
+        np.testing.assert_array_equal(back[name], each)
+
+
+def test_blocks_have_one_title_in_both_frameworks() -> None:
+    torch, keras = FORMS["attention"]
+    made = model_causes.translate_tensors("attention", torch, keras)
+    titles = [[*model_causes.split_blocks("attention", each, 2)] for each in (torch, made)]
+    assert titles[0] == titles[1]
+    assert len(titles[0]) == 6

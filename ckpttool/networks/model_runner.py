@@ -319,13 +319,15 @@ class TorchRunner(ModelRunner):
         module = model if path == ROOT else model.get_submodule(path)
         held: Any
         with contextlib.ExitStack() as undo, self._torch.no_grad():
-            for name, array in changes["tensors"].items():
-                held = getattr(module, name, None)
+            for full, array in changes["tensors"].items():
+                part, _, name = full.rpartition("/")
+                owner = module.get_submodule(part.replace("/", "."))
+                held = getattr(owner, name, None)
                 value = self._torch.from_numpy(np.ascontiguousarray(array))
                 value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
                 if held is None:
-                    undo.callback(setattr, module, name, None)
-                    setattr(module, name, self._torch.nn.Parameter(value))
+                    undo.callback(setattr, owner, name, None)
+                    setattr(owner, name, self._torch.nn.Parameter(value))
                 else:
                     undo.callback(setattr, held, "data", held.data)
                     held.data = value.to(held.dtype)
@@ -606,21 +608,27 @@ class KerasRunner(TensorFlowRunner):
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
         """Record calls by wrapping `__call__` of Keras's layers, and what they pass to their activations."""
-        model = self.exact if exact else self.model
-        found = [
-            (each, "/".join(path) or ROOT) for path, each in model_child.iter_keras_layers([], model, set())
-        ]
-        with _CallWrapper(recorder, found).wrapped():
+        with _CallWrapper(recorder, self._layers_by_path(exact=exact)).wrapped():
             yield
+
+    def _layers_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
+        """Return every layer with its path in the model: automatic names of the float64 copy are others."""
+        known = list(model_child.iter_keras_layers([], self.model, set()))
+        found = list(model_child.iter_keras_layers([], self.exact, set())) if exact else known
+        paths = known if len(found) == len(known) else found
+        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in _paired(paths, found)]
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
-        model = self.exact if exact else self.model
-        held = model_child.iter_keras_layers([], model, set())
-        layer = next(each for found, each in held if ("/".join(found) or ROOT) == path)
-        variables = list(model.weights)
+        layers = {found: each for each, found in self._layers_by_path(exact=exact)}
+        layer = layers[path]
+        variables = list((self.exact if exact else self.model).weights)
         numbers = {id(variable): place for place, variable in enumerate(variables)}
         own = dict(model_child.own_keras_weights(layer, numbers))
+        for found, each in layers.items():
+            if found.startswith(path + "/"):
+                rows = model_child.own_keras_weights(each, numbers)
+                own.update((found[len(path) + 1 :] + "/" + name, number) for name, number in rows)
         with contextlib.ExitStack() as undo:
             for name, array in changes["tensors"].items():
                 variable = variables[own[name]]
@@ -1144,8 +1152,13 @@ def _capture(session: RunnerSession, message: Message) -> Message:
 
 
 def _read_tensors(session: RunnerSession, message: Message) -> Message:
-    """Write the tensors of one layer."""
-    held = next(each["tensors"] for each in session.layers() if each["path"] == message["path"])
+    """Write the tensors of one layer, and of its parts if they are requested."""
+    path = message["path"]
+    held = dict(next(each["tensors"] for each in session.layers() if each["path"] == path))
+    for each in session.layers() if message["parts"] else ():
+        part = each["path"][len(path) + 1 :].replace(".", "/")
+        if part and each["path"].startswith((path + ".", path + "/")):
+            held.update((part + "/" + name, tensor) for name, tensor in each["tensors"].items())
     for place, tensor in enumerate(held.values()):
         np.save(session.folder / f"tensor-{place}.npy", view_array(tensor), allow_pickle=False)
     return {"names": list(held)}
