@@ -18,7 +18,11 @@ from ckpttool.commands.model_comparison import ModelSide, find_code
 from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UsageError
+from ckpttool.networks import ModelSpec, model_runner
+from tests import pair_models
 from tests.conftest import ROOT
+from tests.pair_models import SHAPES
+from tests.test_verify_models import InThisProcess
 
 PAIR = (InputPair("image", "image", (3,), (3,)), InputPair("words", "words", (5,), (5,), "int32", below=11))
 
@@ -230,3 +234,80 @@ def test_blocks_have_one_title_in_both_frameworks() -> None:
     titles = [[*model_causes.split_blocks("attention", each, 2)] for each in (torch, made)]
     assert titles[0] == titles[1]
     assert len(titles[0]) == 6
+
+
+# Layers inside programs.
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run models in this process, and make `pair_models` importable."""
+    (tmp_path / "sides").mkdir()
+    InThisProcess.root = tmp_path / "sides"
+    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+def compare_program(tmp_path: Path, name: str, *, script: bool, wrong: str = "") -> Any:
+    """Compare a program with the same model of a factory, or with one whose tensor `wrong` is transposed."""
+    import torch
+
+    model = getattr(pair_models, name)()
+    state = pair_models.torch_state(name)
+    model.load_state_dict(state)
+    shape = [int(each) for each in SHAPES[name].split(",")]
+    given = torch.zeros(2, *shape, dtype=torch.int64 if name in ("text", "words") else torch.float32)
+    model.eval()
+    program = torch.jit.script(model) if script else torch.jit.trace(model, given)
+    program.save(str(tmp_path / "program.pt"))
+    if wrong:
+        state[wrong] = state[wrong].transpose(0, 1).contiguous()
+    torch.save(state, tmp_path / "state.pt")
+    like = ModelSpec(f"pair_models:{name}")
+    files = str(tmp_path / "program.pt"), str(tmp_path / "state.pt")
+    return verify(*files, like_b=like, input_shapes=(SHAPES[name],), run_code=True)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "script"), [("cnn", True), ("text", False)])
+def test_the_modules_of_a_program_are_compared(name: str, script: bool, tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, name, script=script)
+    assert found.within
+    assert found.models.exact
+    assert len(found.models.layers) >= 5
+    assert all(each.within for each in found.models.layers)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_difference_from_a_program_is_found_in_its_module(tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, "mlp", script=False, wrong="2.weight")
+    assert not found.within
+    assert (found.models.first.a, found.models.first.b) == ("2", "2")
+    assert found.models.first.confirmed
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
+    import torch
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Tanh()])
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner[0](self.inner[0](x))
+
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            return self.inner[1](self.twice(x)) * scale
+
+    runner = model_runner.ScriptRunner(torch.jit.script(Shared()))
+    recorder = model_runner.CallRecorder()
+    with runner.observe(recorder):
+        made = runner.call(["x"], [np.ones((2, 3), np.float32)])
+    rows = [(each["path"], each["number"]) for each in recorder.calls]
+    assert rows == [("inner.0", 0), ("inner.0", 1), ("inner.1", 0), ("(model)", 0)]
+    assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(made.abs().max()))

@@ -525,7 +525,8 @@ def _compare(
         if found.exact and exact[0] is not None and exact[1] is not None:
             values = (exact[0][x], move_channels(exact[1][y], how))
         layers, first = finder.find(values, failed=not all(each.within for each in outputs))
-        found = replace(found, layers=layers, first=first)
+        none = () if layers else ("layers: no layer of A has a counterpart in B",)
+        found = replace(found, layers=layers, first=first, not_compared=none)
     else:
         words = [
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
