@@ -31,20 +31,22 @@ needs_plotext = pytest.mark.skipif(
 )
 
 
-def evaluation(path: str, returns: Sequence[float] | np.ndarray, terminated: int = 0) -> Evaluation:
+def evaluation(
+    path: str, returns: Sequence[float] | np.ndarray, terminated: int = 0, env: str = "Hopper-v5"
+) -> Evaluation:
     values = np.asarray(returns, np.float64)
     n = len(values)
     over = np.arange(n) < terminated
     played = Rollout(values, 100 + np.arange(n), over, ~over, 1000 + np.arange(n), n, 4, 100 * n, 1.0, 0)
-    return Evaluation(path, "Hopper-v5", Protocol(n), "cpu", {}, played, summarize(values), (), ())
+    return Evaluation(path, env, Protocol(n), "cpu", {}, played, summarize(values), (), ())
 
 
-def run(folder: str, offset: float = 0.0) -> list[ScoredCheckpoint]:
+def run(folder: str, offset: float = 0.0, env: str = "Hopper-v5") -> list[ScoredCheckpoint]:
     rng = np.random.default_rng(round(offset))
     steps = range(10_000, 90_000, 10_000)
+    returns = {step: rng.normal(step / 40 + offset, 200, 10) for step in steps}
     return [
-        ScoredCheckpoint(evaluation(f"{folder}/ckpt-{step}", rng.normal(step / 40 + offset, 200, 10)), step)
-        for step in steps
+        ScoredCheckpoint(evaluation(f"{folder}/ckpt-{step}", returns[step], env=env), step) for step in steps
     ]
 
 
@@ -70,28 +72,31 @@ def pixels(target: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def compared_runs(last: int) -> tuple[object, ...]:
-    """Return what is drawn of two algorithms, of three runs and of four."""
+def compared_runs(
+    last: int,
+    counts: Sequence[int] = (3, 4),
+    envs: Sequence[str] = ("Hopper-v5",),
+    names: Sequence[str] = ("td3", "sac"),
+) -> tuple[object, ...]:
+    """Return what is drawn of one or two algorithms, each with runs in every environment."""
     sides, every = [], []
-    for name, offset, runs in (("td3", 0.0, 3), ("sac", 900.0, 4)):
+    for name, offset, runs in zip(names, (0.0, 900.0), counts, strict=False):
         asked = []
-        for number in range(runs):
-            scored = run(f"/{name}/{number}", offset + 200 * number)[-last:]
-            every += scored
-            asked.append(
-                TrainingRun(f"/{name}/{number}", tuple(each.evaluation.checkpoint for each in scored))
-            )
-        sides.append(algorithms.summarize_runs(asked, every, last))
-    ours, theirs = sides
-    assert ours is not None
-    assert theirs is not None
-    compared = algorithms.compare_algorithms(ours, theirs)
+        for env in envs:
+            for number in range(runs):
+                folder = f"/{name}/{env}_{number}"
+                scored = run(folder, offset + 200 * number, env)[-last:]
+                every += scored
+                asked.append(TrainingRun(folder, tuple(each.evaluation.checkpoint for each in scored)))
+        found = algorithms.summarize_runs(asked, every, last)
+        assert found is not None
+        sides.append(found)
     return (
         [each.evaluation for each in every],
         sweep.build_learning_curve(every),
         (),
-        (ours, theirs),
-        compared,
+        tuple(sides),
+        algorithms.compare_algorithms(*sides) if len(sides) == 2 else None,
     )
 
 
@@ -111,6 +116,11 @@ CASES: dict[str, tuple[object, ...]] = {
     "no steps": ([each.evaluation for each in run("/a")],),
     "algorithms by their last checkpoint": compared_runs(1),
     "algorithms by their last three": compared_runs(3),
+    "algorithms in two environments": compared_runs(8, (3, 5), ("HalfCheetah-v5", "Swimmer-v5")),
+    "one run each, long names": compared_runs(
+        8, (1, 1), names=("td3_with_layer_norm_and_a_long_name", "td3_with_batch_norm_and_a_long_name")
+    ),
+    "one algorithm": compared_runs(8, (6,), ("Pendulum-v1",)),
 }
 # What is written twice: every panel and every kind of file is among it.
 TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
@@ -129,7 +139,9 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
         assert twice[0].read_bytes() == twice[1].read_bytes()
     figures.write_plot(str(tmp_path / "a.png"), figures.PlotData(*CASES[case]))  # type: ignore[arg-type]
     picture = pixels(tmp_path / "a.png")
-    assert picture.shape == (792 if "logged" in case else 480, 960, 3)
+    heights = {"logged": 1320, "one algorithm": 1150, "algorithms": 1200, "one run each": 1200}
+    height = next((heights[kind] for kind in heights if kind in case), 800)
+    assert picture.shape == (height, 1600, 3), "100 pixels per inch, at twice the density"
     # Nothing is cut off: the outermost lines are paper, and what lies within is not.
     edge = np.concatenate((picture[0], picture[-1], picture[:, 0], picture[:, -1]))
     assert (edge == 255).all()

@@ -149,6 +149,9 @@ class RunOptions(OptionPanel, title="Training runs"):
         int | None,
         typer.Option(min=1, metavar="N", help="Score a run by its last N checkpoints (--runs)."),
     ] = None
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Play every checkpoint of the runs for the curve (--runs).")
+    ] = False
     against: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Run of another algorithm (--runs); repeatable."),
@@ -185,6 +188,14 @@ class OutputOptions(OptionPanel, title="Output"):
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Plot returns or the learning curve: .png, .svg or .pdf."),
+    ] = None
+    theme: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Colors of plots: light or dark. Default: light; SVG adapts.",
+            autocompletion=common.complete_words("light", "dark"),
+        ),
     ] = None
     chart: Annotated[
         bool | None,
@@ -324,6 +335,7 @@ def _print_results(
         unit,
     )
     shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
+    shown.failures += compared_output.failures
     if as_json:
         common.print_text(common.render_document({**content, **shown.document}))
     else:
@@ -394,6 +406,7 @@ class ComparisonOutput:
     mean: float | None = None
     algorithms: tuple[Algorithm, ...] = ()
     comparison: AlgorithmComparison | None = None
+    failures: list[CkpttoolError] = field(default_factory=list)
 
 
 def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
@@ -401,11 +414,13 @@ def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | 
     from ckpttool.commands import algorithms
 
     against = options.against or ()
-    if not (options.runs or options.last is not None or against):
+    if not (options.runs or options.last is not None or against or options.curve):
         return ComparedRuns(tuple(paths))
     count = options.last or 1
-    ours, theirs = (algorithms.find_runs(side, count, layout) for side in (paths, against))
-    played = tuple(path for each in (*ours, *theirs) for path in each.checkpoints)
+    ours, theirs = (
+        algorithms.find_runs(side, count, layout, curve=options.curve) for side in (paths, against)
+    )
+    played = tuple(path for each in (*ours, *theirs) for path in each.played)
     return ComparedRuns(played, ours, theirs, count)
 
 
@@ -414,7 +429,11 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
     from ckpttool.commands import sweep
 
     printed = ComparisonOutput()
-    _add_algorithms(compared, found, printed)
+    try:
+        _add_algorithms(compared, found, printed)
+    except UsageError as error:
+        # The episodes were played: their results are printed and written all the same.
+        printed.failures.append(error)
     if output.csv is not None and found.scored:
         sweep.save_table(output.csv, found.scored)
         printed.lines.append(f"wrote {clean(output.csv)}")
@@ -432,7 +451,9 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     if ours is None:
         return
     printed.mean, printed.algorithms = ours.mean.value, (ours,)
-    printed.document["runs"] = ours.document()
+    if ours.scale is not None:
+        printed.mean = min(run.score for run in ours.runs)
+    printed.document |= {"runs": ours.document(), "profiles": _profiles_document((ours,))}
     printed.lines += _algorithm_lines("runs", ours)
     theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
     if theirs is None:
@@ -440,7 +461,20 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     compared = algorithms.compare_algorithms(ours, theirs)
     printed.algorithms, printed.comparison = (ours, theirs), compared
     printed.document |= {"against": theirs.document(), "comparison": compared.document()}
+    printed.document["profiles"] = _profiles_document(printed.algorithms)
     printed.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
+
+
+def _profiles_document(found: Sequence[Algorithm]) -> dict[str, Any]:
+    """Return the JSON object of the performance profiles, which share their thresholds."""
+    from ckpttool.commands import algorithms
+
+    profiles = algorithms.performance_profiles(found)
+    named = zip(("runs", "against"), profiles, strict=False)
+    return {
+        "thresholds": profiles[0].thresholds.tolist(),
+        **{name: profile.document() for name, profile in named},
+    }
 
 
 def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
@@ -451,10 +485,22 @@ def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
         f"{title:<8} {what}",
         f"         mean {_format_estimate(one.mean)} (bootstrap over {one.over})",
         f"         IQM {_format_estimate(one.iqm)}",
+        *_normalized_lines(one),
     ]
     if count > 1:
         lines += [f"         {run.score:>10.2f}  {clean(run.path)}" for run in one.runs]
     return lines + labeled_lines("note", merge_default_sentences(one.notes))
+
+
+def _normalized_lines(one: Algorithm) -> list[str]:
+    """Return lines with the aggregates that need normalised scores, and their scale."""
+    if one.normalized is None:
+        return []
+    aggregates, label = one.normalized.aggregates, one.normalized.scale.label
+    lines = [f"         optimality gap {_format_estimate(aggregates['optimality_gap'])}", f"         {label}"]
+    if one.scale is not None:
+        lines.insert(0, f"         median {_format_estimate(aggregates['median'])} (of environments)")
+    return lines
 
 
 def _comparison_lines(found: AlgorithmComparison) -> list[str]:
@@ -723,6 +769,7 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
     """Raise if a requested output cannot be produced, before hours of playing rather than after."""
     from ckpttool.cli import figures
 
+    figures.require_theme(output.theme)
     if output.plot is not None:
         figures.require_plot(output.plot)
     if output.chart:
@@ -758,7 +805,7 @@ def display_results(
             common.print_text("\n".join(lines))
     try:
         if output.plot is not None:
-            figures.write_plot(output.plot, drawn)
+            figures.write_plot(output.plot, drawn, output.theme)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
         if output.video is not None and found.interrupted:
