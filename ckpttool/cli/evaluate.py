@@ -31,7 +31,13 @@ from ckpttool.core.text import clean, format_count
 if TYPE_CHECKING:
     from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
-    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, EvaluationOptions, Protocol
+    from ckpttool.commands.evaluate import (
+        EpisodeStrip,
+        EpisodeVideo,
+        Evaluation,
+        EvaluationOptions,
+        Protocol,
+    )
     from ckpttool.commands.sweep import (
         BestCheckpoint,
         EvaluationFailure,
@@ -161,6 +167,9 @@ class RunOptions(OptionPanel, title="Training runs"):
     ] = None
 
 
+_MOST_PIXELS, _MOST_FRAMES = 4096, 64
+
+
 @dataclass(frozen=True)
 class OutputOptions(OptionPanel, title="Output"):
     """Files to write, episodes to record, and whether to plot in the terminal.
@@ -183,8 +192,23 @@ class OutputOptions(OptionPanel, title="Output"):
         typer.Option(metavar="FILE", help="Record the best checkpoint to a new .mp4 or .gif file."),
     ] = None
     video_episodes: Annotated[
-        str, typer.Option(metavar="LIST", help="Episodes to record: best, worst, median, or numbers.")
-    ] = "0"
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Episodes: best, worst, median, numbers. Default: 0; strip: best,worst.",
+        ),
+    ] = None
+    video_width: Annotated[
+        int | None,
+        typer.Option(min=16, metavar="N", help="Width of the video in pixels. Default: as rendered."),
+    ] = None
+    strip: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw episodes as a film strip: a new .png file."),
+    ] = None
+    strip_frames: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Images per episode of a film strip.")
+    ] = 8
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Plot returns or the learning curve: .png, .svg or .pdf."),
@@ -212,13 +236,30 @@ class OutputOptions(OptionPanel, title="Output"):
             raise UsageError(
                 "--video-episodes lists no episode", hint=("use e.g. best,worst or episode numbers from 0")
             )
-        if self.filmed != ("0",) and self.video is None:
-            raise UsageError("--video-episodes requires --video")
+        if self.filmed != ("0",) and self.video is None and self.strip is None:
+            raise UsageError("--video-episodes requires --video or --strip")
+        if self.video_width is not None and self.video is None:
+            raise UsageError("--video-width requires --video")
+        for name, value, most in (
+            ("--video-width", self.video_width, _MOST_PIXELS),
+            ("--strip-frames", self.strip_frames, _MOST_FRAMES),
+        ):
+            if value is not None and value > most:
+                raise UsageError(f"{name} {value} is too large", hint=f"use at most {most}")
 
     @property
     def filmed(self) -> tuple[str, ...]:
         """Episodes to record, by number or by rank."""
-        return tuple(word.strip() for word in self.video_episodes.split(",") if word.strip())
+        return _split_episodes(self.video_episodes or "0")
+
+    @property
+    def strip_episodes(self) -> tuple[str, ...]:
+        """Episodes of the film strip."""
+        return _split_episodes(self.video_episodes or "best,worst")
+
+
+def _split_episodes(words: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
 # Command function.
@@ -497,9 +538,10 @@ def _normalized_lines(one: Algorithm) -> list[str]:
     if one.normalized is None:
         return []
     aggregates, label = one.normalized.aggregates, one.normalized.scale.label
-    lines = [f"         optimality gap {_format_estimate(aggregates['optimality_gap'])}", f"         {label}"]
+    gap = _format_estimate(aggregates["optimality_gap"], 3)
+    lines = [f"         optimality gap {gap}", f"         {label}"]
     if one.scale is not None:
-        lines.insert(0, f"         median {_format_estimate(aggregates['median'])} (of environments)")
+        lines.insert(0, f"         median {_format_estimate(aggregates['median'], 3)} (of environments)")
     return lines
 
 
@@ -515,10 +557,10 @@ def _comparison_lines(found: AlgorithmComparison) -> list[str]:
     ]
 
 
-def _format_estimate(one: Estimate) -> str:
+def _format_estimate(one: Estimate, digits: int = 2) -> str:
     if one.ci95 is None:
-        return f"{one.value:.2f}"
-    return f"{one.value:.2f}, 95 % CI {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
+        return f"{one.value:.{digits}f}"
+    return f"{one.value:.{digits}f}, 95 % CI {one.ci95[0]:.{digits}f} to {one.ci95[1]:.{digits}f}"
 
 
 # Text output of evaluations: one report, or a row per checkpoint.
@@ -774,10 +816,13 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
         figures.require_plot(output.plot)
     if output.chart:
         figures.require_chart()
-    if output.video is not None:
+    if output.video is not None or output.strip is not None:
         from ckpttool.commands import evaluate
 
-        evaluate.require_video_support(paths, options, output.video, output.filmed)
+        if output.video is not None:
+            evaluate.require_video_support(paths, options, output.video, output.filmed)
+        if output.strip is not None:
+            evaluate.require_strip_support(paths, options, output.strip, output.strip_episodes)
 
 
 def display_results(
@@ -808,12 +853,10 @@ def display_results(
             figures.write_plot(output.plot, drawn, output.theme)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
-        if output.video is not None and found.interrupted:
+        if found.interrupted and (output.video is not None or output.strip is not None):
             shown.lines.append("note: no video, because the evaluation was interrupted")
-        elif output.video is not None:
-            filmed = _film_best(output.video, output.filmed, found, options, quiet=quiet or as_json)
-            shown.document["video"] = filmed.document()
-            shown.lines += _film_lines(filmed, alone=len(found.scored) == 1, quiet=quiet)
+        else:
+            _record_best(shown, output, found, options, quiet=quiet or as_json)
     except CkpttoolError as error:
         shown.failures.append(error)
     except KeyboardInterrupt:
@@ -821,23 +864,45 @@ def display_results(
     return shown
 
 
-def _film_best(
-    target: str,
-    episodes: tuple[str, ...],
-    found: Sweep,
-    options: EvaluationOptions,
-    *,
-    quiet: bool,
-) -> EpisodeVideo:
-    """Record a video of the checkpoint with the highest mean."""
+def _record_best(
+    shown: DisplayOutput, output: OutputOptions, found: Sweep, options: EvaluationOptions, *, quiet: bool
+) -> None:
+    """Record the checkpoint with the highest mean as a video and as a film strip."""
     from ckpttool.commands import evaluate
 
     best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
-    with show_progress("video", quiet=quiet, unit="pictures") as moving:
-        return evaluate.record_video(best, target, episodes, options=options, progress=moving)
+    alone = len(found.scored) == 1
+    if output.strip is not None:
+        with show_progress("strip", quiet=quiet, unit="episodes") as moving:
+            strip = evaluate.record_strip(
+                best,
+                output.strip,
+                output.strip_episodes,
+                options=options,
+                frames=output.strip_frames,
+                theme=output.theme or "light",
+                progress=moving,
+            )
+        shown.document["strip"] = strip.document()
+        shown.lines += [*_take_lines(strip, alone=alone, quiet=quiet), f"wrote {clean(strip.file)}"]
+    if output.video is not None:
+        with show_progress("video", quiet=quiet, unit="pictures") as moving:
+            filmed = evaluate.record_video(
+                best,
+                output.video,
+                output.filmed,
+                options=options,
+                width=output.video_width,
+                progress=moving,
+            )
+        shown.document["video"] = filmed.document()
+        shown.lines += [
+            *_take_lines(filmed, alone=alone, quiet=quiet),
+            f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)",
+        ]
 
 
-def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
+def _take_lines(filmed: EpisodeVideo | EpisodeStrip, *, alone: bool, quiet: bool) -> list[str]:
     of = "" if alone else f" of {clean(urls.display_url(filmed.checkpoint))}"
     lines = []
     for take in filmed.takes:
@@ -850,4 +915,4 @@ def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
                 f"note: its return in the evaluation was {take.scored:.2f} (batched environments or "
                 "another engine)"
             )
-    return [*lines, f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)"]
+    return lines
