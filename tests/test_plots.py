@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -121,6 +122,7 @@ CASES: dict[str, tuple[object, ...]] = {
         8, (1, 1), names=("td3_with_layer_norm_and_a_long_name", "td3_with_batch_norm_and_a_long_name")
     ),
     "one algorithm": compared_runs(8, (6,), ("Pendulum-v1",)),
+    "many names": ([evaluation(f"/runs/agent_with_a_long_name_{n}.pt", [1.0, 2.0, n]) for n in range(40)],),
 }
 # What is written twice: every panel and every kind of file is among it.
 TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
@@ -130,22 +132,75 @@ TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
 
 
 @needs_matplotlib
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: str, tmp_path: Path) -> None:
-    for suffix in TWICE.get(case, ()):
+@pytest.mark.parametrize("case", TWICE)
+def test_the_same_numbers_give_the_same_bytes(case: str, tmp_path: Path) -> None:
+    for suffix in TWICE[case]:
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
             figures.write_plot(str(target), figures.PlotData(*CASES[case]))  # type: ignore[arg-type]
         assert twice[0].read_bytes() == twice[1].read_bytes()
-    figures.write_plot(str(tmp_path / "a.png"), figures.PlotData(*CASES[case]))  # type: ignore[arg-type]
-    picture = pixels(tmp_path / "a.png")
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("case", CASES)
+def test_no_text_covers_another_and_nothing_is_cut_off(case: str) -> None:
+    with figures._plot_style(figures.LIGHT):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.text import Text
+
+        figure = figures._draw_figure(figures.PlotData(*CASES[case]), figures.LIGHT)  # type: ignore[arg-type]
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        shown = [each for each in figure.findobj(Text) if each.get_text().strip() and each.get_visible()]
+        boxes = {each: each.get_window_extent() for each in shown}
+        picture = np.asarray(canvas.buffer_rgba())[..., :3]
     heights = {"logged": 1320, "one algorithm": 1150, "algorithms": 1200, "one run each": 1200}
     height = next((heights[kind] for kind in heights if kind in case), 800)
     assert picture.shape == (height, 1600, 3), "100 pixels per inch, at twice the density"
-    # Nothing is cut off: the outermost lines are paper, and what lies within is not.
+    # The outermost lines are paper, and what lies within is not.
     edge = np.concatenate((picture[0], picture[-1], picture[:, 0], picture[:, -1]))
     assert (edge == 255).all()
     assert (picture != 255).any(axis=2).mean() > 0.02
+    # The labels of ticks outside the axes are made and not drawn.
+    for axes in figure.axes:
+        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, sorted(axes.get_ylim()))):
+            for tick in axis.get_major_ticks():
+                boxes.pop(tick.label2, None)
+                if not low <= tick.get_loc() <= high:
+                    boxes.pop(tick.label1, None)
+    for text, box in boxes.items():
+        assert box.x0 >= 0 <= box.y0, text
+        assert box.x1 <= 1600, text
+        assert box.y1 <= height, text
+    # Slanted ones are side by side although the boxes around them are not.
+    pairs = itertools.combinations([each for each in boxes.items() if not each[0].get_rotation() % 90], 2)
+    covered = [
+        (one.get_text(), other.get_text()) for (one, here), (other, there) in pairs if here.overlaps(there)
+    ]
+    assert not covered
+
+
+@needs_matplotlib
+def test_an_svg_follows_the_page_and_a_theme_is_fixed(tmp_path: Path) -> None:
+    data = figures.PlotData(*CASES["one"])  # type: ignore[arg-type]
+    for theme in (None, "light", "dark"):
+        figures.write_plot(str(tmp_path / f"{theme}.svg"), data, theme)
+    adapting, light, dark = ((tmp_path / f"{theme}.svg").read_text() for theme in (None, "light", "dark"))
+    ElementTree.fromstring(adapting)
+    rules = re.search(r"<style>@media \(prefers-color-scheme: dark\)\{.*\}</style>\n", adapting)
+    assert rules is not None
+    assert adapting.replace(rules[0], "") == light.replace('version="1.1">\n', 'version="1.1">\n\n', 1)
+    # The rules turn each light color that is used into the one of the dark file.
+    used = {each for text in (light, dark) for each in re.findall(r"(?:fill|stroke): (#\w{6})", text)}
+    swaps = dict(re.findall(r"fill: (#\w{6})\"\]\{fill:(#\w{6})", rules[0]))
+    assert {swaps.get(each, each) for each in re.findall(r"(?:fill|stroke): (#\w{6})", light)} == set(
+        re.findall(r"(?:fill|stroke): (#\w{6})", dark)
+    )
+    assert "#000000" not in used
+    figures.write_plot(str(tmp_path / "dark.png"), data, "dark")
+    assert pixels(tmp_path / "dark.png")[0, 0].tolist() == [0x0D, 0x11, 0x17]
+    with pytest.raises(CkpttoolError):
+        figures.require_theme("blue")
 
 
 @needs_matplotlib

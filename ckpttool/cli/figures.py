@@ -10,7 +10,8 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -180,6 +181,8 @@ def require_theme(name: str | None) -> None:
 _MOST_BINS = 40
 # Longest names in a title, and beside an axis.
 _LONGEST, _LONGEST_LABEL = 42, 20
+# Characters of all labels of an axis that fit beside each other.
+_CROWDED = 90
 # Within one training run, updates start after the first steps and happen at every step or every second one.
 _ALIKE = 2.5
 
@@ -291,19 +294,29 @@ def draw_checkpoints(axes: Axes, found: Sequence[Evaluation], theme: FigureTheme
             [number] * 2, [low, high], color=theme.accent, linewidth=5, alpha=0.5, solid_capstyle="butt"
         )
         axes.plot([number], [result.mean], "D", color=theme.accent, markersize=5, label=labels[1])
-    names = _distinct_names([one.checkpoint for one in found])
-    crowded = sum(map(len, names)) > 90
+    _label_checkpoints(axes, _distinct_names([one.checkpoint for one in found]))
+    axes.set_ylabel("return")
+    _legend_above(axes)
+
+
+def _label_checkpoints(axes: Axes, names: Sequence[str]) -> None:
+    """Label ticks with names; where these are too long, what all begin with is below the axis."""
+    shown = list(names)
+    if sum(map(len, names)) > _CROWDED:
+        shown = _drop_common_words(names)
+        common = names[0].removesuffix(shown[0])
+        axes.set_xlabel(f"{common}..." if common and common != names[0] else "")
+    shown = [shorten(name, 2 * _LONGEST_LABEL) for name in shown]
     # Of many names, every second, third ... has room.
-    every = -(-len(found) // 30)
+    every = -(-len(shown) // 30)
+    crowded = sum(map(len, shown[::every])) > _CROWDED
     axes.set_xticks(
-        range(0, len(found), every),
-        [shorten(name, 2 * _LONGEST_LABEL) for name in names[::every]],
+        range(0, len(shown), every),
+        shown[::every],
         rotation=30 if crowded else 0,
         ha="right" if crowded else "center",
         rotation_mode="anchor",
     )
-    axes.set_ylabel("return")
-    _legend_above(axes)
 
 
 def draw_logged_curves(axes: Axes, training: Sequence[TrainingCurve], theme: FigureTheme = LIGHT) -> None:
@@ -506,13 +519,18 @@ def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
 def _shorten_apart(names: Sequence[str], width: int) -> list[str]:
     """Shorten names; if they are too long, without the folders and words that all begin or end with."""
     if len(names) > 1 and max(map(len, names)) > width:
-        end = _common_length([name[::-1] for name in names])
-        end = names[0].find("/", len(names[0]) - end) if end else -1
-        names = [name[: end - len(names[0])] or name for name in names] if end >= 0 else names
-        start = _common_length(names)
-        start = max(names[0].rfind(mark, 0, start) + 1 for mark in "_-./ ")
-        names = [name[start:] or name for name in names]
+        names = _drop_common_words(names)
     return [shorten(name, width) for name in names]
+
+
+def _drop_common_words(names: Sequence[str]) -> list[str]:
+    """Return names without the folders that all end with and the words that all begin with."""
+    end = _common_length([name[::-1] for name in names])
+    end = names[0].find("/", len(names[0]) - end) if end else -1
+    names = [name[: end - len(names[0])] or name for name in names] if end >= 0 else names
+    start = _common_length(names)
+    start = max(names[0].rfind(mark, 0, start) + 1 for mark in "_-./ ")
+    return [name[start:] or name for name in names]
 
 
 def _common_prefix(names: Sequence[str]) -> str:
@@ -719,21 +737,25 @@ def write_plot(target: str, data: PlotData, theme: str | None = None) -> None:
     for one in data.found:
         if not np.isfinite(one.rollout.returns).all():
             raise CkpttoolError("cannot plot a non-finite return", file=one.checkpoint)
+    colours, suffix, drawn = THEMES[theme or "light"], _suffix(target), io.BytesIO()
+    with _plot_style(colours):
+        _draw_figure(data, colours).savefig(drawn, format=suffix[1:], metadata=_SILENT[suffix])
+    made = drawn.getvalue()
+    write_file(target, _follow_page(made) if suffix == ".svg" and theme is None else made)
+
+
+@contextmanager
+def _plot_style(theme: FigureTheme) -> Iterator[None]:
+    """Apply the project's style to figures drawn and saved in the block."""
     mpl = _import_matplotlib()
-    colours = THEMES[theme or "light"]
     # Avoid pyplot: it would look for a display and keep every figure.
     with mpl.rc_context(), warnings.catch_warnings():
         # Ignore ./matplotlibrc and the user's own file, so that plots do not depend on them.
         mpl.rcdefaults()
-        mpl.rcParams.update(_style(colours))
+        mpl.rcParams.update(_style(theme))
         # Warning about a character that the typeface lacks.
         warnings.filterwarnings("ignore", message="Glyph")
-        figure = _draw_figure(data, colours)
-        suffix = _suffix(target)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=suffix[1:], metadata=_SILENT[suffix])
-    made = drawn.getvalue()
-    write_file(target, _follow_page(made) if suffix == ".svg" and theme is None else made)
+        yield
 
 
 def _follow_page(svg: bytes) -> bytes:
@@ -785,7 +807,7 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
 
 
 def _figure_title(data: PlotData, *, compared: bool) -> str:
-    env = clean(data.found[0].env)
+    env = ", ".join(dict.fromkeys(clean(one.env) for one in data.found))
     if compared:
         places = ", ".join(dict.fromkeys(clean(env) for env in data.algorithms[0].environments))
         names = " and ".join(name.partition("\n")[0] for name in algorithm_names(data.algorithms))
