@@ -491,6 +491,60 @@ def judge_return(
     return Judgement(verdict, sentence, fraction, certain, chance, goal, published)
 
 
+# Normalised scores of training runs: 0 for a random policy, 1 for a goal. They can be averaged over
+# environments.
+
+ScaleKind = Literal["D4RL", "threshold", "published", "goal"]
+_GOALS: Mapping[ScaleKind, str] = {
+    "D4RL": "expert; D4RL",
+    "threshold": "reward threshold",
+    "published": "best published mean",
+    "goal": "reward threshold or best published mean",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreScale:
+    """Returns that are 0 and 1 in each environment; `goal` is a threshold here and a published mean there."""
+
+    kind: ScaleKind
+    ends: Mapping[str, tuple[float, float]]
+
+    @property
+    def label(self) -> str:
+        """The name of the scores, for an axis."""
+        return f"normalised score (0 random, 1 {_GOALS[self.kind]})"
+
+    def normalize(self, env: str, values: Values) -> np.ndarray:
+        """Return the returns of an environment as normalised scores, float64."""
+        zero, one = self.ends[env]
+        return (np.asarray(values, np.float64) - zero) / (one - zero)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        ends = [{"env": env, "zero": zero, "one": one} for env, (zero, one) in self.ends.items()]
+        return {"kind": self.kind, "label": self.label, "references": ends}
+
+
+def choose_scale(judged: Mapping[str, Judgement | None]) -> ScoreScale | None:
+    """Return D4RL's scale if it has all environments, else that of random and goal; None if one has neither.
+
+    An environment without a judgement, e.g. with other rewards than those of the references, has no scale.
+    """
+    known = {env: find_reference_scores(env) for env, one in judged.items() if one is not None}
+    if len(known) < len(judged):
+        return None
+    if all(known.values()):
+        return ScoreScale("D4RL", {env: (pair.random, pair.expert) for env, pair in known.items() if pair})
+    ends, kinds = {}, set[ScaleKind]()
+    for env, one in judged.items():
+        if one is None or one.random is None or one.goal is None:
+            return None
+        ends[env] = (one.random.mean, one.goal.value)
+        kinds.add(one.goal.kind)
+    return ScoreScale(kinds.pop() if len(kinds) == 1 else "goal", ends)
+
+
 @functools.cache
 def _read_references() -> dict[str, Any]:
     file = importlib.resources.files(__package__) / "reference_returns.json"
