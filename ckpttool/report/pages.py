@@ -639,6 +639,9 @@ class EvaluationEntry:
     ci95: tuple[float, float] | None
     how: str
     notes: tuple[str, ...]
+    verdict: str = ""
+    """comparison with the references of the environment, as a sentence"""
+    references: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -716,7 +719,22 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
             *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
             *_clean_notes(found.get("notes")),
         ),
+        *_read_judgement(found.get("judgement")),
     )
+
+
+def _read_judgement(found: object) -> tuple[str, str]:
+    """Return the verdict of `eval`, and the references behind it."""
+    if not isinstance(found, dict) or not isinstance(found.get("sentence"), str):
+        return "", ""
+    numbers = []
+    for word, name, key in (("random policy", "random", "mean"), ("goal", "goal", "value")):
+        known = found.get(name)
+        value = _parse_number(known.get(key)) if isinstance(known, dict) else math.nan
+        if isinstance(known, dict) and math.isfinite(value):
+            source = f" ({_clean_text(known['source'])})" if isinstance(known.get("source"), str) else ""
+            numbers.append(f"{word} {format_number(value)}{source}")
+    return _clean_text(found["sentence"]), ", ".join(numbers)
 
 
 def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
@@ -1033,9 +1051,9 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 _STYLES = ("page.css", "tree.css", "print.css")
 # In dependency order.
-_SCRIPTS = ("pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
+_SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
 # Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
-_TITLE, _SENTENCE, _SHOWN = 200, 600, 100
+_TITLE, _SENTENCE, SHOWN = 200, 600, 100
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
 # Width of the networks' dataflow, in pixels.
@@ -1044,9 +1062,9 @@ _FLOW = 1120.0
 
 def render_page(found: ReportContents) -> bytes:
     """Return the page in UTF-8; the same contents give the same bytes."""
-    style, script = (_join_templates(names) for names in (_STYLES, _SCRIPTS))
+    style, script = (join_templates(names) for names in (_STYLES, _SCRIPTS))
     strips, ends = build_strips(found.results.results)
-    text = _template_environment().get_template("page.html").render(
+    text = template_environment().get_template("page.html").render(
         found=found,
         checkpoint=found.summary.checkpoint,
         audit=inspect.build_audit_document(found.summary.checkpoint.code_references),
@@ -1058,10 +1076,10 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
-        most=_SHOWN,
+        most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
-        policy=_content_security_policy(style, script),
+        policy=content_security_policy(style, script),
         data=_embed_json(_page_data(found)),
         version=__version__,
     )  # fmt: skip
@@ -1075,17 +1093,21 @@ def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     return plain[:_TOLD]
 
 
-def _join_templates(names: tuple[str, ...]) -> str:
+def join_templates(names: Sequence[str]) -> str:
+    """Return the content of templates that are no pages: style sheets or scripts."""
     folder = files("ckpttool.report") / "templates"
     return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
 
 
-def _content_security_policy(style: str, script: str) -> str:
-    """Return the content security policy: no network requests, and only our own script runs."""
+def content_security_policy(style: str, script: str, *, images: bool = False) -> str:
+    """Return the content security policy: no network requests, and only our own script runs.
+
+    `images` permits images inside the page.
+    """
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"{'img-src data:; ' if images else ''}base-uri 'none'; form-action 'none'"
     )
 
 
@@ -1102,7 +1124,8 @@ def _embed_json(value: object) -> Markup:
     return Markup(text)  # noqa: S704  # nothing of it is markup any more
 
 
-def _template_environment() -> Environment:
+def template_environment() -> Environment:
+    """Return the environment of all pages, with the filters that templates use."""
     made = Environment(
         loader=PackageLoader("ckpttool.report"),
         autoescape=True,
@@ -1119,6 +1142,7 @@ def _template_environment() -> Environment:
         sentence=lambda text: shorten(clean(text), _SENTENCE),
         base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
         decimal=format_number,
+        breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )
     return made
