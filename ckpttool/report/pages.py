@@ -46,7 +46,9 @@ from ckpttool.commands.stats import (
     Moments,
     Stats,
     TensorStats,
+    compute_moments,
     compute_stats,
+    histogram,
 )
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -140,17 +142,16 @@ class HeatMapBuffer:
         cells, shape = shrink_matrix(to_matrix(path, array), self._most)
         return self._kept(cells, shape, _largest_magnitude(cells))
 
-    def pair(self, path: str, left: Leaf, right: Leaf) -> list[HeatMap]:
+    def pair(self, path: str, left: np.ndarray, right: np.ndarray) -> list[HeatMap]:
         """Shrink two tensors of one shape to pictures of one scale, and their difference to a third."""
         import numpy as np
 
         if left.size < 2:
             return []
-        one, shape = shrink_matrix(to_matrix(path, left.array()), self._most)
-        other, _ = shrink_matrix(to_matrix(path, right.array()), self._most)
+        one, shape = shrink_matrix(to_matrix(path, left), self._most)
+        other, _ = shrink_matrix(to_matrix(path, right), self._most)
         with np.errstate(invalid="ignore", over="ignore"):
-            # The mean of differences is the difference of means, so the tensors need not be in memory
-            # together.
+            # The mean of differences is the difference of means.
             more = other - one
         scale = max(_largest_magnitude(one), _largest_magnitude(other))
         return [
@@ -407,6 +408,22 @@ class ComparisonSection:
     changes: list[dict[str, Any]]
     marks: dict[str, int]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
+    slots: tuple[SlotComparison, ...]
+    """optimizer state by kind; empty if it is the same"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotComparison:
+    """Slot variables of one kind of one optimizer that differ, with the norms of both sides.
+
+    The norms are empty where not all tensors were read for the page.
+    """
+
+    optimizer: str
+    slot: str
+    tensors: int
+    largest: str
+    norms: tuple[str, str]
 
 
 def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
@@ -416,11 +433,36 @@ def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBu
     changes = []
     for number, each in enumerate(found.changed):
         marks.update(dict.fromkeys(places.get(each.path, (each.path,)), number))
-        changes.append({**_change_object(each), "pictures": _change_heat_maps(each, pictures, number)})
+        changes.append({**_change_object(each), **_compare_values(each, pictures, number)})
     left, right = (
         tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
     )
-    return ComparisonSection(found, changes, marks, (left, right))
+    return ComparisonSection(found, changes, marks, (left, right), tuple(_compare_slots(found, changes)))
+
+
+def _compare_slots(found: Diff, changes: Sequence[Mapping[str, Any]]) -> Iterator[SlotComparison]:
+    """Yield the differences of slot variables by optimizer and kind."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, each in enumerate(found.changed):
+        if isinstance(each.left, Leaf) and each.left.role == "slot" and each.values is not None:
+            groups.setdefault((_optimizer_name(each.path), each.left.slot or ""), []).append(number)
+    for (optimizer, slot), numbers in sorted(groups.items()):
+        largest = max(values.max_abs for n in numbers if (values := found.changed[n].values) is not None)
+        sides = [changes[number].get("sides") for number in numbers]
+        norms = ("", "")
+        if all(each and isinstance(each[side].get("norm"), float) for each in sides for side in (0, 1)):
+            squares = [sum(each[side]["norm"] ** 2 for each in sides if each) for side in (0, 1)]
+            norms = (format_exactly(math.sqrt(squares[0]), 3), format_exactly(math.sqrt(squares[1]), 3))
+        yield SlotComparison(
+            format_path(optimizer), clean(slot), len(numbers), format_exactly(largest, 3), norms
+        )
+
+
+def _optimizer_name(path: str) -> str:
+    """Return the part of a slot's path up to the optimizer, else its first step."""
+    steps = path.split("/")
+    end = next((at for at, step in enumerate(steps) if "optim" in step.lower()), 0)
+    return "/".join(steps[: end + 1])
 
 
 def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
@@ -434,18 +476,26 @@ def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, li
     return places
 
 
-def _change_heat_maps(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> list[list[float]]:
+def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> dict[str, Any]:
+    """Read both sides once more; return their pictures, histograms in common bins, and moments."""
     left, right = change.left, change.right
     if (
         number >= PICTURED
         or change.values is None
         or not isinstance(left, Leaf)
         or not isinstance(right, Leaf)
+        or "string" in (left.dtype, right.dtype)
     ):
-        return []
-    if "string" in (left.dtype, right.dtype):
-        return []
-    return [each.document() for each in pictures.pair(change.path, left, right)]
+        return {"pictures": []}
+    arrays = left.array(), right.array()
+    moments = [compute_moments(each) for each in arrays]
+    both = moments[0] + moments[1]
+    bins = [list(histogram(each, both)) for each in arrays]
+    return {
+        "pictures": [each.document() for each in pictures.pair(change.path, *arrays)],
+        "sides": [format_moments(each) for each in moments],
+        **({"bins": bins, "range": [both.low, both.high]} if bins[0] and left.size > 1 else {}),
+    }
 
 
 def _change_object(change: ChangedEntry) -> dict[str, Any]:
