@@ -300,6 +300,11 @@ def print_interruption(how: str) -> None:
         _write_stderr([f"ckpttool: {how}"])
 
 
+def print_note(line: str) -> None:
+    """Print a line to stderr."""
+    _write_stderr([line])
+
+
 def _write_stderr(lines: list[str]) -> None:
     # If stderr is closed or full, only the exit status remains.
     with contextlib.suppress(OSError, ValueError):

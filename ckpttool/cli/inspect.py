@@ -49,7 +49,7 @@ from ckpttool.core.text import clean, format_count, format_size
 if TYPE_CHECKING:
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
-    from ckpttool.report import HtmlReport
+    from ckpttool.report import HtmlReport, RunReport
 
 
 # Commands that read metadata or hashes: `inspect` and `digest`.
@@ -472,6 +472,10 @@ class ReportOptions(OptionPanel, title="Report"):
         list[str] | None,
         typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
     ] = None
+    video: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="GIF or PNG to show on the page of a run."),
+    ] = None
     conversion: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Sidecar or convert --json output. Default: PATH's sidecar."),
@@ -490,11 +494,12 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Write a self-contained HTML report on a checkpoint, or on the differences of two.
+    """Write a self-contained HTML report on a checkpoint, the differences of two, or a training run.
 
     It opens in any browser, needs no other file and makes no network requests: tree, search, histograms
     and heat maps of every tensor, provenance, findings of doctor, the conversion, returns and learning
-    curves.
+    curves. A folder with several checkpoints of one run gives a page of the run: norms and updates of
+    layers, findings and counters over training.
     """
     import gc
 
@@ -503,6 +508,15 @@ def report(
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
+    if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
+        common.print_text(
+            common.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
+        )
+        return 0
+    if options.video is not None:
+        raise UsageError(
+            "--video requires a folder with several checkpoints of one run", file=path, hint="omit --video"
+        )
     path = use_checkpoint(path, quiet=quiet or as_json)
     other = None if other is None else use_checkpoint(other, quiet=quiet or as_json)
     with show_progress("report", quiet=quiet or as_json) as moving:
@@ -518,6 +532,48 @@ def report(
         )
     common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))
     return 0
+
+
+def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport | None:
+    """Write the page of the run in a folder; None if there is no run."""
+    from ckpttool import report
+    from ckpttool.commands import run_history
+    from ckpttool.report import run_page
+
+    run = run_history.find_run(path, options.layout)
+    if run is None:
+        return None
+    if options.conversion is not None:
+        last = run.members[-1].path
+        hint = format_command("report", last, "--conversion", options.conversion)
+        raise UsageError("--conversion requires one checkpoint, not a run", file=path, hint=hint)
+    if not quiet:
+        common.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
+    with show_progress("report", quiet=quiet) as moving:
+        return report.write_run_report(
+            run,
+            out=options.out,
+            inputs=run_page.RunInputs(tuple(options.evaluation or ()), options.video),
+            glob=options.glob,
+            layout=options.layout,
+            force=options.force,
+            progress=moving,
+        )
+
+
+def _run_text(made: RunReport, *, quiet: bool) -> str:
+    wrote = f"wrote {clean(made.file)}"
+    if quiet:
+        return wrote
+    found = made.contents
+    text = [
+        format_count(len(found.history.checkpoints), "checkpoint"),
+        format_count(len(found.history.layers), "layer"),
+        format_count(len(found.history.findings), "finding"),
+    ]
+    if found.results.results:
+        text.append(format_count(len(found.results.results), "evaluation"))
+    return f"{', '.join(text)}\n{wrote}"
 
 
 def _report_text(made: HtmlReport, *, quiet: bool) -> str:
