@@ -223,7 +223,9 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
         low, high = ([float(number) for number in word.split(",")] for word in pair)
     except ValueError:
         raise UsageError(
-            "action bounds must be numbers", found=" ".join(pair), hint="e.g. --bounds -1,-2 1,2"
+            "action bounds must be numbers",
+            found=" ".join(pair),
+            hint="e.g. --bounds -2 2, or --bounds -1,-2 1,2 for two actions",
         ) from None
     return low, high
 

@@ -7,6 +7,7 @@ import contextvars
 import errno
 import os
 import re
+import shlex
 import shutil
 import stat
 import threading
@@ -877,14 +878,18 @@ def require_new(
         )
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
-        raise UsageError("the output folder does not exist", file=folder)
+        raise UsageError(
+            "the output folder does not exist", file=folder, hint=f"mkdir -p {shlex.quote(folder)}"
+        )
     require_regular(target)
     if not os.path.lexists(target):
         return
     for source in sources:
         with contextlib.suppress(OSError):
             if os.path.samefile(source.path, target):
-                raise UsageError("source and target are the same file", file=target)
+                raise UsageError(
+                    "source and target are the same file", file=target, hint="choose another target"
+                )
     if os.path.isdir(target):
         raise TargetExistsError("the target is a folder", file=target)
     if not force:

@@ -370,7 +370,10 @@ def _find_end_record(file: File, tail: bytes, start: int) -> int:
     last = at = tail.rfind(_END)
     if last < 0:
         raise TruncatedError(
-            "the archive's end record is missing: the file is truncated", file=file.path, offset=stop
+            "the archive's end record is missing: the file is truncated",
+            file=file.path,
+            offset=stop,
+            hint="copy or download it again",
         )
     found = []
     while at >= 0:

@@ -212,7 +212,8 @@ class MissingShardTensor(NamedTuple):
 
     def read(self) -> bytes:
         """Raise TruncatedError."""
-        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+        folder, name = os.path.split(self.path)
+        raise TruncatedError(f"shard {name} is missing", file=self.path, hint=f"copy it to {folder or '.'}")
 
 
 class TensorFlowStrings(NamedTuple):

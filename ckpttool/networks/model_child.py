@@ -273,7 +273,9 @@ def call_factory(name: str, arguments: Any) -> Any:
     """
     where, colon, what = name.partition(":")
     if not (where and colon and what):
-        raise UsageError("--like requires package.module:factory", found=name)
+        module = name.removesuffix(".py").replace("/", ".")
+        hint = f"e.g. --like {module}:Actor, for the class or function Actor" if module else None
+        raise UsageError("--like requires package.module:factory", found=name, hint=hint)
     found = _import_module(where, name)
     for part in what.split("."):
         if not hasattr(found, part):
