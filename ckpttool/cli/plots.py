@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         AlgorithmCurvePoint,
         TrainingCurve,
     )
+    from ckpttool.commands.architecture import Architecture
     from ckpttool.commands.evaluate import Evaluation
     from ckpttool.commands.sweep import LearningCurvePoint
 
@@ -520,16 +521,23 @@ def write_drawing(
 
 
 def write_dataflow(
-    found: CheckpointSummary, target: str, layout: str | None = None, *, force: bool = False
+    found: CheckpointSummary,
+    target: str,
+    layout: str | None = None,
+    models: Sequence[Architecture] = (),
+    *,
+    force: bool = False,
 ) -> dict[str, Any]:
-    """Draw the dataflow of an agent's networks into a new .svg file; return its JSON object."""
+    """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
+    from ckpttool.commands.architecture import architecture_strips
     from ckpttool.commands.dataflow import restore_strips
     from ckpttool.report.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":
         raise UsageError("a dataflow is drawn as SVG", file=target, hint="use a file name that ends in .svg")
     require_new(target, found.checkpoint.files, force=force)
-    strips = restore_strips(found.checkpoint, layout)
+    strips = architecture_strips(models) if found.binding is None and models else ()
+    strips = strips or restore_strips(found.checkpoint, layout)
     title = os.path.basename(os.path.normpath(found.checkpoint.path))
     write_file(target, render_dataflow(strips, title).encode(), force=force)
     return {"file": target, "networks": [strip.document() for strip in strips]}
