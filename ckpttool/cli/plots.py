@@ -10,13 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
 from ckpttool.commands.inspect import CheckpointSummary, describe_module_kind
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.commands.architecture import Architecture
+
 
 # A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
 
@@ -495,16 +499,23 @@ def write_drawing(
 
 
 def write_dataflow(
-    found: CheckpointSummary, target: str, layout: str | None = None, *, force: bool = False
+    found: CheckpointSummary,
+    target: str,
+    layout: str | None = None,
+    models: Sequence[Architecture] = (),
+    *,
+    force: bool = False,
 ) -> dict[str, Any]:
-    """Draw the dataflow of an agent's networks into a new .svg file; return its JSON object."""
+    """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
+    from ckpttool.commands.architecture import architecture_strips
     from ckpttool.commands.dataflow import restore_strips
     from ckpttool.report.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":
         raise UsageError("a dataflow is drawn as SVG", file=target, hint="use a file name that ends in .svg")
     require_new(target, found.checkpoint.files, force=force)
-    strips = restore_strips(found.checkpoint, layout)
+    strips = architecture_strips(models) if found.binding is None and models else ()
+    strips = strips or restore_strips(found.checkpoint, layout)
     title = os.path.basename(os.path.normpath(found.checkpoint.path))
     write_file(target, render_dataflow(strips, title).encode(), force=force)
     return {"file": target, "networks": [strip.document() for strip in strips]}

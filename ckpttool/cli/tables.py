@@ -6,10 +6,11 @@ import functools
 import io
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
@@ -53,6 +54,7 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
+    from ckpttool.commands.architecture import Architecture, ArchitectureLayer
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
@@ -602,7 +604,8 @@ class TreeView:
     `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at
     `depth` are one line each. `names` adds what loading the file would import and call. `quiet` omits
     everything but the tree. `whole` shows all values and tensors, however many. `screen` is the number of
-    lines that the text may have, if deeper levels are to be folded; None prints all levels.
+    lines that the text may have, if deeper levels are to be folded; None prints all levels. `models` are
+    the models whose layers are described.
     """
 
     keys: bool = False
@@ -613,6 +616,7 @@ class TreeView:
     names: bool = False
     whole: bool = False
     screen: int | None = None
+    models: Sequence[Architecture] = ()
 
 
 # Limits of the rows in total.
@@ -628,7 +632,8 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     room = None if view.screen is None else _remaining_lines(view.screen, around)
     if around and room is not None and room < _LEAST_ROOM:
         # The tree comes before the dataflow, which `report` and `--graph --dataflow` draw as well.
-        around = [_header_lines(found), *around[1:]]
+        short = _outline_lines(view) if not _dataflow_lines(found) else []
+        around = [[*_header_lines(found), *short], *around[1:]]
         room = _remaining_lines(view.screen or 0, around)
     body = _TreeRows(found, view, room).render()
     parts = [*around[:1], body, *around[1:]]
@@ -643,7 +648,10 @@ def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[st
     """Return the header, and everything below the tree."""
     table = format_audit(found.checkpoint.code_references) if view.names else []
     return [
-        [*_header_lines(found), *_dataflow_lines(found)],
+        [
+            *_header_lines(found),
+            *(_dataflow_lines(found) or _architecture_lines(view)),
+        ],
         signature_lines(found.checkpoint.details, terminal_width()),
         table,
         [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
@@ -708,6 +716,116 @@ def _dataflow_lines(found: CheckpointSummary) -> list[str]:
     lines = [clean(line) for line in strip_lines(strips, terminal_width())]
     origin = ["with facts of the sidecar, not verified here"] if recorded is not None else []
     return ["", *lines, *origin] if lines else []
+
+
+# Rows of layers on a terminal without --all, and columns of a layer's name and of its class and settings.
+_MOST_LAYER_ROWS, _LAYER_NAME = 8, 28
+# Models that have such a line on a terminal, and lines of each.
+_MOST_OUTLINES = 3
+
+
+def _architecture_lines(view: TreeView) -> list[str]:
+    """Return a blank line and the models' layers; on a terminal their classes alone if they are many."""
+    if not view.models:
+        return []
+    tables = [list(_layer_rows(model.root)) for model in view.models]
+    if view.screen is not None and not view.whole and sum(map(len, tables)) > _MOST_LAYER_ROWS:
+        return _outline_lines(view)
+    lines: list[str] = []
+    for model, rows in zip(view.models, tables, strict=True):
+        lines += ["", wrap_sentence(_model_title(model)), *(_layer_table(rows) if rows else ())]
+        lines += [wrap_sentence(f"assumed: {clean(each)}") for each in model.assumed]
+        lines += [wrap_sentence(f"note: {clean(each)}") for each in model.notes[:_MOST_LAYER_ROWS]]
+    return lines
+
+
+def _outline_lines(view: TreeView) -> list[str]:
+    """Return a blank line and the classes of each model's layers, in few lines."""
+    if not view.models:
+        return []
+    from ckpttool.commands.architecture import outline_layers
+
+    lines = [""]
+    for model in view.models[:_MOST_OUTLINES]:
+        lines.append(shorten(_model_title(model), terminal_width()))
+        words = clean(outline_layers(model.root))
+        wrapped = textwrap.wrap(words, terminal_width() - 2, break_long_words=False, break_on_hyphens=False)
+        lines += [f"  {shorten(line, terminal_width() - 2)}" for line in wrapped[:_MOST_OUTLINES]]
+        if len(wrapped) > _MOST_OUTLINES:
+            lines[-1] = f"{shorten(lines[-1], terminal_width() - 4)} ..."
+    hidden = len(view.models) - _MOST_OUTLINES
+    return [*lines, f"  {format_count(hidden, 'more model')}: --all shows them"] if hidden > 0 else lines
+
+
+def _model_title(model: Architecture) -> str:
+    """Return the model's class, source, inputs, parameters and operations."""
+    from ckpttool.commands.architecture import format_extents
+
+    root = model.root
+    named = f"{clean(root.path)}: " if root.path else ""
+    facts = [
+        f"input {f'{clean(name)} ' if len(model.inputs) > 1 and name else ''}{format_extents(shape)}"
+        for name, shape in model.inputs[:3]
+    ]
+    if root.output is not None:
+        facts.append(f"output {format_extents(root.output)}")
+    facts.append(format_count(root.parameters, "parameter"))
+    facts += [f"{root.macs:,} MACs"] if root.macs is not None else []
+    return f"{named}{clean(root.title)}, {model.source}: {', '.join(facts)}"
+
+
+class _ArchitectureRow(NamedTuple):
+    """One row of a table of layers."""
+
+    name: str
+    text: str
+    output: str
+    parameters: str
+    macs: str
+
+
+def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
+    """Yield a row per layer below the root, alike ones once."""
+    from ckpttool.commands.architecture import LayerGroup, fold_alike, format_extents
+
+    for entry in fold_alike(root.below):
+        group = entry if isinstance(entry, LayerGroup) else LayerGroup(entry, 1, entry)
+        layer, number = group.first, group.number
+        name = f"...{group.last.name}" if number > 1 else ""
+        text = layer.title if number == 1 else f"{layer.title} (x{number})"
+        sources = f"<- {', '.join(each.rpartition('/')[2] for each in layer.inputs)}" if layer.inputs else ""
+        yield _ArchitectureRow(
+            f"{'  ' * level}{clean(layer.name)}{clean(name)}",
+            clean("  ".join(filter(None, (text, layer.detail, sources)))),
+            "" if layer.output is None else format_extents(layer.output),
+            f"{layer.parameters * number:,}" if layer.parameters else "",
+            f"{layer.macs * number:,}" if layer.macs else "",
+        )
+        yield from _layer_rows(layer, level + 1)
+
+
+def _layer_table(rows: Sequence[_ArchitectureRow]) -> list[str]:
+    """Return the rows in columns; on a terminal, they fit its width."""
+    cut = sys.stdout.isatty()
+    titles = _ArchitectureRow("", "", "output", "parameters", "MACs")
+    every = [titles, *rows]
+    output, parameters, macs = (max(len(row[at]) for row in every) for at in (2, 3, 4))
+    name, text = (max(len(row[at]) for row in every) for at in (0, 1))
+    room = terminal_width() - output - parameters - macs - 8
+    if cut and name + text > room:
+        name = min(name, max(_LAYER_NAME, room - text), max(_SHORTEST_PATH, room // 2))
+        text = max(_SHORTEST_PATH, room - name)
+    fit = shorten if cut else _keep_whole
+    lines = [
+        f"{fit(row.name, name):<{name}}  {fit(row.text, text):<{text}}  {row.output:<{output}}"
+        f"  {row.parameters:>{parameters}}  {row.macs:>{macs}}".rstrip()
+        for row in every
+    ]
+    return [f"{DIM}{lines[0]}{PLAIN}" if has_colors() else lines[0], *lines[1:]]
+
+
+def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
+    return text
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:
