@@ -134,6 +134,10 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
     accept_order: Annotated[
         bool, typer.Option("--accept-order", help="For --like: pair ambiguous layers by their order.")
     ] = False
+    allow_unused: Annotated[
+        Texts,
+        typer.Option(metavar="PATTERN", help="For --like: leave out unused tensors of SRC; repeatable."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,7 @@ def _conversion_options(
         match=model.match or (),
         cast=model.cast,
         accept_order=model.accept_order,
+        allow_unused=model.allow_unused or (),
         allow_missing=output.allow_missing,
         dry_run=output.dry_run,
         force=output.force,

@@ -189,7 +189,10 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
             if done.loaded is not None and report.missing
             else ""
         )
-        lines.append(f"nothing was written: use --allow-missing to write the mapped entries{rest}")
+        option = "--allow-missing to write the mapped entries"
+        if done.loaded is not None and not report.missing:
+            option = "--allow-unused PATTERN to leave out the unmapped tensors"
+        lines.append(f"nothing was written: use {option}{rest}")
     elif not quiet:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)

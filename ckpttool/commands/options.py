@@ -870,6 +870,7 @@ class ConversionOptions:
         match: `SOURCE=TARGET`, for `like`: two layers or modules that belong together.
         accept_order: for `like`: pair layers by order where no other evidence decides.
         cast: for `like`: round numbers to the types of the model.
+        allow_unused: for `like`: patterns of the source's tensors that may be left out.
         allow_missing: write even if something is unmapped.
         dry_run: plan and report; write nothing.
         force: replace the target if it exists.
@@ -900,6 +901,7 @@ class ConversionOptions:
     match: Sequence[str] = ()
     accept_order: bool = False
     cast: bool = False
+    allow_unused: Sequence[str] = ()
     allow_missing: bool = False
     dry_run: bool = False
     force: bool = False
@@ -945,7 +947,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda options, exported: options.like is None and not exported,
-        ("match", "accept_order", "cast"),
+        ("match", "accept_order", "cast", "allow_unused"),
         "applies only to --like",
     ),
     Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),

@@ -30,7 +30,7 @@ from ckpttool.commands.save import ReverseConversion
 from ckpttool.core import dtypes, plugins, sidecar
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -118,8 +118,8 @@ class ConversionResult:
 
     `written` is whether the target exists now, `parity` compares the written networks, `load` are the
     Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
-    source, `ambiguous` layers without evidence, and `loaded` whether the model loaded the target; else
-    `loaded` is None.
+    source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing, and
+    `loaded` whether the model loaded the target; else `loaded` is None.
     """
 
     source: str
@@ -133,6 +133,7 @@ class ConversionResult:
     matched: tuple[LayerMatch, ...] = ()
     ambiguous: tuple[Ambiguity, ...] = ()
     loaded: bool | None = None
+    left_out: tuple[OmittedTensor, ...] = ()
 
     @property
     def within(self) -> bool:
@@ -159,6 +160,7 @@ class ConversionResult:
             found["matched"] = [each.document() for each in self.matched]
             found["ambiguous"] = [each.document() for each in self.ambiguous]
             found["loaded"] = self.loaded
+            found["left_out"] = [each.document() for each in self.left_out]
         return found
 
 

@@ -368,6 +368,18 @@ class LedgerEntry:
 LedgerEntries = tuple[LedgerEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OmittedTensor:
+    """A tensor of a source that fills nothing of a user's model, and why that is no error."""
+
+    path: str
+    reason: str
+
+    def document(self) -> dict[str, str]:
+        """Return the JSON object."""
+        return dataclasses.asdict(self)
+
+
 def unknown_fact(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
     """Return the entry of a fact in no file; with `decides`, it was certainly part of training."""
     return LedgerEntry("cannot be known", what, value, decides=decides, hint=hint)
