@@ -871,7 +871,8 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         else ""
     )
     raise MappingError(
-        f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing was filled",
+        f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
+        "was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
