@@ -12,6 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.model_runner import ROOT
+from ckpttool.networks.network import Activation, ActivationName
+
 # Layers and their families, whatever the framework calls them.
 
 _FAMILIES = (
@@ -82,17 +86,22 @@ def called_layers(
 ) -> list[ModelLayer]:
     """Return the calls of layers with tensors, and of layers without parts, in the order of their ends."""
     known = {each["path"]: each for each in layers}
-    paths = {each["path"] for each in calls}
-    composite = [path for path in paths if find_family(_class_of(known.get(path))) == "recurrent"]
+    above = {path: frozenset(_parents(path)) for path in {each["path"] for each in calls}}
+    families = {path: find_family(_class_of(known.get(path))) for path in above}
+    composite = {path for path, family in families.items() if family == "recurrent"}
+    inner = frozenset().union(*above.values())
+    held: dict[str, tuple[LayerTensor, ...]] = {}
     found = []
     for call in calls:
         path, layer = call["path"], known.get(call["path"])
-        if layer is None or not call.get("made") or any(_is_below(path, each) for each in composite):
+        if layer is None or not call.get("made") or above[path] & composite:
             continue
-        whole = find_family(_class_of(layer)) in ("recurrent", "attention")
-        held = [each for each in layers if each["path"] == path or (whole and _is_below(each["path"], path))]
-        tensors = tuple(_layer_tensor(row) for each in held for row in each["tensors"])
-        if not tensors and any(_is_below(each, path) for each in paths):
+        if path not in held:
+            whole = families[path] in ("recurrent", "attention")
+            mine = [each for each in layers if whole and is_inside(each["path"], path)]
+            held[path] = tuple(_layer_tensor(row) for each in (layer, *mine) for row in each["tensors"])
+        tensors = held[path]
+        if not tensors and path in inner:
             continue
         shape = call["made"][0]["shape"]
         width = int(np.prod(shape[1:])) if len(shape) > 1 else 1
@@ -106,10 +115,16 @@ def _class_of(layer: Mapping[str, Any] | None) -> str:
     return str(layer["name"] if layer["class"] in _PLAIN else layer["class"])
 
 
-def _is_below(path: str, other: str) -> bool:
-    if other == "(model)":
-        return path != other
-    return path.startswith((other + ".", other + "/"))
+def is_inside(path: str, other: str) -> bool:
+    """Return whether a layer is a part of another one, by their paths."""
+    return path != other and (other == ROOT or path.startswith((other + ".", other + "/")))
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the paths of the layers that may contain a layer."""
+    if path != ROOT:
+        yield ROOT
+    yield from (path[:end] for end, letter in enumerate(path) if letter in "./" and end)
 
 
 def _layer_tensor(row: Mapping[str, Any]) -> LayerTensor:
@@ -716,31 +731,36 @@ def _block_axis(tensor: np.ndarray, count: int) -> int | None:
 # Causes between two layers: what the inputs of the second show, whose predecessor agrees.
 
 
+# Names that differ from the backend's.
+_TITLES = {"linear": "no activation", "gelu": "exact gelu"}
+_PLAIN_ACTIVATIONS: tuple[ActivationName, ...] = (
+    "linear",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "gelu",
+    "elu",
+    "softplus",
+)
+
+
 def _activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the results of common activations by name."""
-    sigmoid = 1 / (1 + np.exp(-x))
-    yield from (("no activation", x), ("relu", np.maximum(x, 0)), ("tanh", np.tanh(x)), ("sigmoid", sigmoid))
-    yield "silu", x * sigmoid
+    plain = {name: numpy_backend.ACTIVATIONS[name](Activation(name)) for name in _PLAIN_ACTIVATIONS}
+    yield from ((_TITLES.get(name, name), np.asarray(function(x))) for name, function in plain.items())
     yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    yield "exact gelu", 0.5 * x * (1 + _erf(x / np.sqrt(2)))
-    yield "quick gelu", x / (1 + np.exp(-1.702 * x))
-    yield "elu", np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    yield "quick gelu", x * numpy_backend.sigmoid(1.702 * x)
     yield "selu", 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
-    yield "softplus", np.logaddexp(0, x)
     yield "relu6", np.clip(x, 0, 6)
     yield "softsign", x / (1 + np.abs(x))
     yield "mish", x * np.tanh(np.logaddexp(0, x))
     for slope in (0.01, 0.1, 0.2, 0.3):
-        yield f"leaky relu of slope {slope:g}", np.where(x > 0, x, slope * x)
+        leaky = numpy_backend.ACTIVATIONS["leaky_relu"](Activation("leaky_relu", slope))
+        yield f"leaky relu of slope {slope:g}", np.asarray(leaky(x))
     if x.ndim > 1:
         shifted = np.exp(x - x.max(-1, keepdims=True))
         yield "softmax", shifted / shifted.sum(-1, keepdims=True)
-
-
-def _erf(x: np.ndarray) -> np.ndarray:
-    from math import erf
-
-    return np.asarray(np.frompyfunc(erf, 1, 1)(x), np.float64)
 
 
 _MOST_TESTED = 1 << 20
@@ -798,8 +818,7 @@ def between_cause(
         ]
         if all(names) and names[0] != names[1]:
             return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
-    error, other = align_arrays(a, b)
-    del error
+    _, other = align_arrays(a, b)
     if other is not None and (found := relate_arrays(a, other, bound)) is not None:
         return found
     if is_reordered(a, b, bound):
