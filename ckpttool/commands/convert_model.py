@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.commands import evidence, receipt, save
 from ckpttool.commands.digest import Digest
-from ckpttool.commands.inspect import format_command
 from ckpttool.commands.load_into import (
     ModelSource,
     TargetModel,
@@ -20,6 +19,14 @@ from ckpttool.commands.load_into import (
 )
 from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
 from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
+from ckpttool.commands.model_proof import (
+    NO_VERIFY,
+    FilledTarget,
+    ModelMismatchError,
+    ModelProof,
+    ProofRequest,
+    prove_outputs,
+)
 from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     ConversionOptions,
@@ -84,30 +91,24 @@ def convert_into_model(
         moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
         ledger = _account(checkpoint, given, filling, moved, options)
         made = _with_ledger(_with_optimizers(made, given.ready, moved), ledger)
-        planned = _PlannedModel(checkpoint, own, made, filling, moved, ledger)
-        done = planned.result(target, given)
+        planned = _PlannedModel(target, checkpoint, own, made, filling, moved, ledger)
+        done = planned.result(given)
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
-        back = ReverseRecord(why="the target is your own model")
-        who = f"{model.factory} and its optimizer load" if moved.written else f"{model.factory} loads"
-        sentence = f"verified: {who} the output strictly, and all values match"
-        unproven = _numerical_proof_note(checkpoint.path, target, model.factory)
-        notes = (*made.report.notes, *((sentence,) if options.verify else ()), unproven, str(back.note))
-
-        def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:
-            if options.verify:  # before anything gets its final name
-                beside.prove(found, moved)
-            return planned.receipt(written, found, back, options)
-
+        writer = _ModelWriter(planned, beside, model, options, progress)
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
-        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=make_receipt)
+        try:
+            put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=writer.receipt)
+        except ModelMismatchError as error:
+            return replace(done, proof=error.proof, loaded=True)
         return replace(
             done,
-            report=replace(made.report, notes=notes),
+            report=replace(made.report, notes=(*made.report.notes, *writer.notes())),
             digest=put.sha256,
             written=True,
             loaded=options.verify,
             load=moved.loading_code(format_loading_code(stem, kind, made.tree), form),
+            proof=writer.proof,
         )
 
 
@@ -115,6 +116,7 @@ def convert_into_model(
 class _PlannedModel:
     """The planned conversion of a checkpoint into a user's model."""
 
+    target: str
     checkpoint: Checkpoint
     own: VerifiedSidecar
     made: ConversionPlan
@@ -122,12 +124,12 @@ class _PlannedModel:
     moved: ConvertedOptimizers
     ledger: ModelLedger
 
-    def result(self, target: str, given: ModelSource) -> ConversionResult:
+    def result(self, given: ModelSource) -> ConversionResult:
         """Return the result before anything is written."""
         used = source_names(given.ready, self.filling)
         return ConversionResult(
             urls.display_url(self.checkpoint.path),
-            target,
+            self.target,
             self.made.report,
             matched=self.filling.matched,
             ambiguous=self.filling.ambiguous,
@@ -139,17 +141,66 @@ class _PlannedModel:
             left_out=self.ledger.left_out,
         )
 
-    def receipt(
-        self, written: Digest, found: Checkpoint, back: ReverseRecord, options: ConversionOptions
-    ) -> Sidecar:
-        """Return the target's sidecar."""
-        known = receipt.with_policy_facts(self.checkpoint, found, self.own, part=options.part, model=True)
+
+@dataclass(slots=True)
+class _ModelWriter:
+    """Proves the written file and makes its receipt, before the file gets its name."""
+
+    planned: _PlannedModel
+    beside: TargetModel
+    model: ModelSpec
+    options: ConversionOptions
+    progress: Progress
+    back: ReverseRecord = field(default_factory=lambda: ReverseRecord(why="the target is your own model"))
+    proof: ModelProof = field(default_factory=ModelProof)
+
+    def receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
+        """Return the target's sidecar.
+
+        Raise MappingError or WorkerError if the model does not load the file, ModelMismatchError if it then
+        computes something else than the source.
+        """
+        planned, options, checkpoint = self.planned, self.options, self.planned.checkpoint
+        if options.verify:
+            self.beside.prove(found, planned.moved)
+        target = FilledTarget(planned.target, self.model, self.beside.staged(found))
+        self.proof = prove_outputs(checkpoint, target, self._request(), self.progress)
+        known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}
         made = receipt.conversion_receipt(
-            self.checkpoint, self.made, known, written, back, options.part, more
+            checkpoint, planned.made, known, written, self.back, options.part, more
         )
-        return replace(made, residue=(*made.residue, *self.ledger.residue()))
+        return replace(
+            made,
+            residue=(*made.residue, *planned.ledger.residue()),
+            verification=self.proof.document(whole=False),
+        )
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was proved, and why the conversion cannot be reversed."""
+        if self.options.verify:
+            who = (
+                f"{self.model.factory} {'and its optimizer load' if self.planned.moved.written else 'loads'}"
+            )
+            yield f"verified: {who} the output strictly, and all values match"
+        yield self.proof.sentence
+        yield str(self.back.note)
+
+    def _request(self) -> ProofRequest:
+        """Return what runs the source, and what keeps the outputs from being comparable."""
+        options, report = self.options, self.planned.made.report
+        like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+        skipped = None
+        if not options.verify:
+            skipped = NO_VERIFY
+        elif options.part is not None:
+            skipped = "--part selects a part of the source"
+        elif report.missing:
+            skipped = "some tensors of the model keep its own values"
+        elif any("round to" in move.rule.name for move in self.planned.made.moves):
+            skipped = "--cast rounds values"
+        return ProofRequest(like, options.run_code, skipped)
 
 
 def _account(
@@ -170,17 +221,6 @@ def _account(
 def _with_ledger(made: ConversionPlan, ledger: ModelLedger) -> ConversionPlan:
     report = made.report
     return replace(made, report=replace(report, unused=ledger.unused, notes=(*report.notes, *ledger.notes())))
-
-
-# Files that `verify` runs without code of the user (commands/model_comparison.py).
-_RUN_ALONE = (".keras", ".onnx")
-
-
-def _numerical_proof_note(source: str, target: str, factory: str) -> str:
-    """Return the note that outputs were not compared, with the command that compares them."""
-    own = () if source.endswith(_RUN_ALONE) else ("--like-a", "MODULE:FACTORY")
-    command = format_command("verify", source, target, *own, "--like-b", factory)
-    return f"mapping not verified numerically; compare the outputs of both models with {command}"
 
 
 def _match_options(options: ConversionOptions) -> MatchOptions:

@@ -143,11 +143,7 @@ class TargetModel:
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        file = os.path.abspath(written.path)
-        if self._form == "keras":
-            # Keras uses the suffix, which a file gets only with its final name.
-            os.symlink(file, file := os.path.join(self._folder.name, f"written{WEIGHTS}"))
-        self._beside.load(file, self._form, moved.documents)
+        self._beside.load(self.staged(written), self._form, moved.documents)
         again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
         held = dict(open_checkpoint(again).tree.tensors())
         cut = len(moved.prefix)
@@ -158,6 +154,17 @@ class TargetModel:
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
+
+    def staged(self, written: Checkpoint) -> str:
+        """Return the path from which the framework loads a file that has no final name yet."""
+        file = os.path.abspath(written.path)
+        if self._form != "keras":
+            return file
+        # Keras uses the suffix, which a file gets only with its final name.
+        link = os.path.join(self._folder.name, f"written{WEIGHTS}")
+        if not os.path.lexists(link):
+            os.symlink(file, link)
+        return link
 
     def _require_all(self, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path]) -> None:
         lost = [

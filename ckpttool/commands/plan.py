@@ -66,6 +66,7 @@ from ckpttool.mapping.user_rules import RuleFile
 from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
+    from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
 
 # The plan of a conversion, and its result.
@@ -118,8 +119,9 @@ class ConversionResult:
 
     `written` is whether the target exists now, `parity` compares the written networks, `load` are the
     Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
-    source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing, and
-    `loaded` whether the model loaded the target; else `loaded` is None.
+    source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing,
+    `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
+    source computes.
     """
 
     source: str
@@ -134,15 +136,16 @@ class ConversionResult:
     ambiguous: tuple[Ambiguity, ...] = ()
     loaded: bool | None = None
     left_out: tuple[OmittedTensor, ...] = ()
+    proof: ModelProof | None = None
 
     @property
     def within(self) -> bool:
         """Return whether all comparisons are within their bounds."""
-        return all(network.within for network in self.parity)
+        return all(network.within for network in self.parity) and (self.proof is None or self.proof.within)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        found = {
+        found: dict[str, Any] = {
             "source": self.source,
             "target": self.target,
             "mapped": [each.document() for each in self.report.mapped],
@@ -161,6 +164,7 @@ class ConversionResult:
             found["ambiguous"] = [each.document() for each in self.ambiguous]
             found["loaded"] = self.loaded
             found["left_out"] = [each.document() for each in self.left_out]
+            found["verification"] = None if self.proof is None else self.proof.document()
         return found
 
 

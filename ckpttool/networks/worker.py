@@ -261,23 +261,30 @@ class ModelSpec:
 
 
 def parse_model_spec(
-    factory: str, arguments: str | None, shapes: Sequence[str], python: str | None
+    factory: str,
+    arguments: str | None,
+    shapes: Sequence[str],
+    python: str | None,
+    option: str = "--like-args",
 ) -> ModelSpec:
-    """Parse the user's description; raise UsageError for invalid JSON or an invalid shape."""
+    """Parse the user's description; raise UsageError for invalid JSON (of `option`) or an invalid shape."""
     return ModelSpec(
-        factory, _parse_arguments(arguments), tuple(map(parse_input_shape, shapes)), python or sys.executable
+        factory,
+        _parse_arguments(arguments, option),
+        tuple(map(parse_input_shape, shapes)),
+        python or sys.executable,
     )
 
 
-def _parse_arguments(text: str | None) -> Any:
+def _parse_arguments(text: str | None, option: str) -> Any:
     if text is None:
         return None
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--like-args is not valid JSON: {error}", found=text[:100]) from None
+        raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100]) from None
     if not isinstance(found, list | dict):
-        raise UsageError("--like-args requires a JSON object or list", found=text[:100])
+        raise UsageError(f"{option} requires a JSON object or list", found=text[:100])
     return found
 
 
