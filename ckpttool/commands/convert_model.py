@@ -17,14 +17,15 @@ from ckpttool.commands.load_into import (
     model_source,
     source_names,
 )
+from ckpttool.commands.model_comparison import ModelSide
 from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
 from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
 from ckpttool.commands.model_proof import (
     NO_VERIFY,
-    FilledTarget,
     ModelMismatchError,
     ModelProof,
     ProofRequest,
+    comparing_command,
     prove_outputs,
 )
 from ckpttool.commands.optimizer_states import OptimizerSettings
@@ -163,8 +164,10 @@ class _ModelWriter:
         planned, options, checkpoint = self.planned, self.options, self.planned.checkpoint
         if options.verify:
             self.beside.prove(found, planned.moved)
-        target = FilledTarget(planned.target, self.model, self.beside.staged(found))
-        self.proof = prove_outputs(checkpoint, target, self._request(), self.progress)
+        model, request = self.model, self._request()
+        staged = ModelSide("B", self.beside.staged(found), model, model.python, self.beside.host())
+        command = comparing_command(checkpoint, planned.target, model, request)
+        self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
         known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from ckpttool.commands.model_optimizers import (
     convert_optimizers,
     stage_keras_optimizer,
 )
+from ckpttool.commands.model_proof import ModelMismatchError, ModelProof, ProofRequest, prove_live
 from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
@@ -68,7 +69,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.worker import ModelProcess, ModelSpec
+from ckpttool.networks.worker import HeldProcess, ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
@@ -154,6 +155,10 @@ class TargetModel:
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
+
+    def host(self) -> HeldProcess | None:
+        """Return the process that holds the model, to run it there."""
+        return self._beside.host()
 
     def staged(self, written: Checkpoint) -> str:
         """Return the path from which the framework loads a file that has no final name yet."""
@@ -567,7 +572,8 @@ class ModelLoadResult:
     reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence which is
     which. `cast` are tensors whose number type changes in the model. `loaded` is false for a dry run.
     The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
-    (commands/evidence.py); see `decides`.
+    (commands/evidence.py); see `decides`. `proof` is whether the filled model computes what the
+    checkpoint's model computes, where that runs.
     """
 
     model: str
@@ -581,6 +587,7 @@ class ModelLoadResult:
     loaded: bool
     ledger: LedgerEntries = ()
     left_out: tuple[OmittedTensor, ...] = ()
+    proof: ModelProof | None = None
 
     @property
     def complete(self) -> bool:
@@ -611,6 +618,7 @@ class ModelLoadResult:
             "assumed": list(self.report.assumed),
             "ledger": sidecar.entries_to_json(self.ledger),
             "notes": list(self.report.notes),
+            "verification": None if self.proof is None else self.proof.document(),
         }
 
 
@@ -650,6 +658,11 @@ class FillOptions:
         dry_run: return the report and change nothing.
         optimizer: the model's optimizer (of PyTorch, or a built one of Keras), to be given the state of
             the checkpoint's optimizer.
+        verify: where the checkpoint contains a model that runs (Keras with its configuration, ONNX), run it
+            beside the filled one; if an output differs, restore the model's former values and raise
+            MappingError.
+        like_source: the code that builds the checkpoint's model ("module:factory" or a ModelSpec), to run it.
+        run_code: run a checkpoint whose file contains code (SavedModel, TorchScript, Lambda layers).
 
     """
 
@@ -666,6 +679,9 @@ class FillOptions:
     from_: str | None = None
     dry_run: bool = False
     optimizer: Any = None
+    verify: bool = True
+    like_source: ModelSpec | str | None = None
+    run_code: bool = False
 
     def matching(self) -> MatchOptions:
         """Return how layers are matched; raise UsageError for an invalid statement."""
@@ -717,8 +733,10 @@ def load_into(
     names = met.skeleton.names
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
+    proof = None
     if not options.dry_run:
-        _assign_values(target, met, options.optimizer)
+        undo = _assign_values(target, met, options.optimizer)
+        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=bool(cast)))
     return ModelLoadResult(
         target.title,
         checkpoint.path,
@@ -731,7 +749,48 @@ def load_into(
         not options.dry_run,
         met.ledger.settle(evidence.unconverted_entries(checkpoint, source_names(met.given, met.filling))),
         met.ledger.left_out,
+        proof,
     )
+
+
+def _skipped(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> str | None:
+    """Return why the outputs of the checkpoint's model and the filled one cannot be compared, or None."""
+    if not options.verify:
+        return "verify=False was used"
+    if options.part is not None or options.layout is not None:
+        return "a part of the checkpoint was used"
+    if met.report.missing:
+        return "some tensors of the model keep its own values"
+    return "values were rounded to the model's types" if rounded else None
+
+
+def _prove(
+    target: LiveModel,
+    checkpoint: Checkpoint,
+    options: FillOptions,
+    undo: Callable[[], None],
+    skipped: str | None,
+) -> ModelProof:
+    """Compare the outputs; restore the model's former values and raise MappingError if they differ."""
+    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+    try:
+        return prove_live(
+            checkpoint, target.model, target.shapes, ProofRequest(like, options.run_code, skipped)
+        )
+    except ModelMismatchError as error:
+        undo()
+        first = None if error.proof.comparison is None else error.proof.comparison.first
+        raise MappingError(
+            "the filled model computes something else than the checkpoint's model, so its former values were "
+            "restored",
+            file=checkpoint.path,
+            path=None if first is None else first.b,
+            found=None if first is None else first.cause,
+            hint=(first.fix if first is not None else None) or "verify=False skips the comparison",
+        ) from None
+    except BaseException:
+        undo()
+        raise
 
 
 def plan_model_fill(
@@ -785,19 +844,27 @@ def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) 
     )
 
 
-def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> None:
-    """Put the values into the model, and the state into its optimizer if there is one."""
+def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> Callable[[], None]:
+    """Put the values into the model, and the state into its optimizer if there is one.
+
+    Return the function that restores the former values.
+    """
     names = met.skeleton.names
     values = [(names[place], target.tensors[place], leaf) for place, leaf in met.values.items()]
     if optimizer is None or met.optimizers is None:
-        assign(values)
-    elif target.framework == "torch":
-        parameters = {id(each): name for name, each in target.model.named_parameters()}
-        state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
-        assign(values)
-        optimizer.load_state_dict(state)
-    else:
-        assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
+        return assign(values)
+    if target.framework != "torch":
+        return assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
+    parameters = {id(each): name for name, each in target.model.named_parameters()}
+    state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
+    before, undo = optimizer.state_dict(), assign(values)
+    optimizer.load_state_dict(state)
+
+    def undo_both() -> None:
+        optimizer.load_state_dict(before)
+        undo()
+
+    return undo_both
 
 
 def _make_torch_tensor(leaf: Leaf) -> Any:

@@ -7,15 +7,21 @@ TorchScript) or by the user's code; the target loads the written file. The mappi
 from __future__ import annotations
 
 import json
+import random
 import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ckpttool.commands.inspect import format_command
 from ckpttool.commands.model_comparison import (
     ModelComparison,
     ModelComparisonOptions,
-    ModelHost,
     ModelSide,
     compare_models,
     find_code,
@@ -26,7 +32,11 @@ from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
+from ckpttool.networks import model_runner
+from ckpttool.networks.model_child import model_framework
+from ckpttool.networks.model_runner import to_array
 from ckpttool.networks.worker import ModelSpec
 
 NO_VERIFY = "--no-verify was used"
@@ -123,20 +133,6 @@ class ProofRequest:
     skipped: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FilledTarget:
-    """The filled model: its file's final path, the code that builds it, what runs it, its input shapes."""
-
-    path: str
-    like: ModelSpec
-    staged: str = ""
-    process: ModelHost | None = None
-
-    def side(self) -> ModelSide:
-        """Return the side of the comparison."""
-        return ModelSide("B", self.staged or self.path, self.like, self.like.python, self.process)
-
-
 def _own_kind(checkpoint: Checkpoint) -> str | None:
     return None if urls.is_url(checkpoint.path) else find_model_kind(checkpoint)
 
@@ -156,25 +152,28 @@ def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
 
 def prove_outputs(
     checkpoint: Checkpoint,
-    target: FilledTarget,
+    target: ModelSide,
     request: ProofRequest,
     progress: Progress = ignore_progress,
+    *,
+    command: str | None = None,
 ) -> ModelProof:
     """Run the source and the filled model on the same inputs and return the comparison.
 
     Raise ModelMismatchError if an output differs, and the error of a source that the user's own code
-    builds. A source that cannot run for another reason is reported as such.
+    builds. A source that cannot run for another reason is reported as such, with the `command` that
+    compares the outputs.
     """
-    command = _comparing_command(checkpoint, target, request)
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason, command)
     like = request.like
     source = ModelSide("A", checkpoint.path, like, sys.executable if like is None else like.python)
-    options = ModelComparisonOptions(run_code=request.run_code, shapes_b=target.like.shapes)
+    shapes = () if target.like is None else target.like.shapes
+    options = ModelComparisonOptions(run_code=request.run_code, shapes_b=shapes)
     try:
-        found = compare_models(source, target.side(), options, progress)
+        found = compare_models(source, target, options, progress)
     except CkpttoolError as error:
-        if request.like is not None:
+        if like is not None:
             raise
         return ModelProof(_reason(error), command)
     proof = ModelProof(comparison=found)
@@ -190,7 +189,7 @@ def _reason(error: CkpttoolError) -> str:
     return f"{sides.get(start, '')}{error.message.removeprefix(start)}"
 
 
-def _comparing_command(checkpoint: Checkpoint, target: FilledTarget, request: ProofRequest) -> str:
+def comparing_command(checkpoint: Checkpoint, target: str, like: ModelSpec, request: ProofRequest) -> str:
     """Return the command that compares the source with the written target."""
     kind = _own_kind(checkpoint)
     words: list[str] = []
@@ -200,7 +199,7 @@ def _comparing_command(checkpoint: Checkpoint, target: FilledTarget, request: Pr
         words += ["--like-a", "MODULE:FACTORY"]
     elif find_code(checkpoint, kind) is not None:
         words.append("--run-code")
-    return format_command("verify", checkpoint.path, target.path, *words, *_like_words("b", target.like))
+    return format_command("verify", checkpoint.path, target, *words, *_like_words("b", like))
 
 
 def _like_words(side: str, like: ModelSpec) -> list[str]:
@@ -208,3 +207,85 @@ def _like_words(side: str, like: ModelSpec) -> list[str]:
     if like.arguments is not None:
         words += [f"--like-args-{side}", json.dumps(like.arguments)]
     return words if like.python == sys.executable else [*words, f"--python-{side}", like.python]
+
+
+# A model of this process as the target.
+
+
+class LiveHost:
+    """Runs a model of this process in evaluation mode; afterwards the model is as it was before.
+
+    Modes of modules, buffers, and the state of global random generators are restored.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-")
+        self._session = model_runner.RunnerSession(self.folder, lambda: model_runner.wrap_model(model))
+        self._undo = ExitStack()
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder for arrays."""
+        return Path(self._holder.name)
+
+    def start(self) -> None:
+        """Store what a call may change."""
+        for module in self._model.modules() if self._is_torch else ():
+            self._undo.callback(setattr, module, "training", module.training)
+        for tensor, values in [(each, to_array(each)) for each in self._state()]:
+            self._undo.callback(_put_back, tensor, values)
+        self._undo.callback(random.setstate, random.getstate())
+        self._undo.callback(np.random.set_state, np.random.get_state())
+        if self._is_torch:
+            torch: Any = sys.modules["torch"]
+            self._undo.callback(torch.set_rng_state, torch.get_rng_state())
+
+    def stop(self, farewell: bytes | None) -> None:  # noqa: ARG002 - there is no process
+        """Restore what calls changed."""
+        self._undo.close()
+        self._holder.cleanup()
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Answer as the process of a model does; the values are in the model already."""
+        if do == "prepare":
+            values = {**values, "file": None}
+        if do == "exact" and not self._is_torch:
+            return {"made": False, "reason": "a model in memory is not copied"}
+        return model_runner.HANDLERS[do](self._session, values)
+
+    @property
+    def _is_torch(self) -> bool:
+        return model_framework(self._model) == "torch"
+
+    def _state(self) -> list[Any]:
+        """Return the tensors that a call could change: buffers, variables that are not trained."""
+        if self._is_torch:
+            return list(self._model.buffers())
+        found = getattr(self._model, "non_trainable_variables", ())
+        return [each for each in found if hasattr(each, "numpy")]
+
+
+def _put_back(tensor: Any, values: np.ndarray) -> None:
+    if hasattr(tensor, "assign"):
+        tensor.assign(values)
+    else:
+        torch: Any = sys.modules["torch"]
+        tensor.copy_(torch.from_numpy(values))
+
+
+def prove_live(
+    checkpoint: Checkpoint, model: Any, shapes: Sequence[Shape], request: ProofRequest
+) -> ModelProof:
+    """Run the source and a filled model of this process; see prove_outputs."""
+    like = ModelSpec("the model in memory", shapes=tuple(shapes))
+    if (reason := prevented(checkpoint, request)) is not None:
+        return ModelProof(reason)
+    elsewhere = next((str(each.device) for each in _torch_tensors(model) if each.device.type != "cpu"), None)
+    if elsewhere is not None:
+        return ModelProof(f"the model is on {elsewhere}, not on the CPU")
+    return prove_outputs(checkpoint, ModelSide("B", "", like, process=LiveHost(model)), request)
+
+
+def _torch_tensors(model: Any) -> list[Any]:
+    return list(model.parameters()) if model_framework(model) == "torch" else []
