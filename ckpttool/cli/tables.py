@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.model_comparison import ModelComparison
+    from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
     from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
@@ -179,22 +181,32 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
         ]
     elif not done.within:
         lines += _parity_lines(done.parity)
+    if done.proof is not None and not done.proof.within:
+        lines += _proof_lines(done.proof)
+    return "\n".join(lines + _outcome_lines(done, quiet=quiet))
+
+
+def _outcome_lines(done: ConversionResult, *, quiet: bool) -> list[str]:
+    """Return what was written, or why nothing was."""
+    report = done.report
     if done.written:
-        lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
-        lines += [] if quiet else [f"load: {clean(line)}" for line in done.load]
-    elif not done.within:
-        lines.append("nothing was written: the model's outputs differ from the checkpoint's")
-    elif not report.complete:
+        lines = [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
+        return lines + ([] if quiet else [f"load: {clean(line)}" for line in done.load])
+    if not done.within:
+        skip = "; --no-verify writes it without the comparison" if done.proof is not None else ""
+        return [f"nothing was written: the model's outputs differ from the checkpoint's{skip}"]
+    if not report.complete:
         # A partly loaded model computes something else.
         rest = (
             "; missing tensors keep your model's own values"
             if done.loaded is not None and report.missing
             else ""
         )
-        lines.append(f"nothing was written: use --allow-missing to write the mapped entries{rest}")
-    elif not quiet:
-        lines.append("nothing was written: this was a dry run")
-    return "\n".join(lines)
+        option = "--allow-missing to write the mapped entries"
+        if done.loaded is not None and not report.missing:
+            option = "--allow-unused PATTERN to leave out the unmapped tensors"
+        return [f"nothing was written: use {option}{rest}"]
+    return [] if quiet else ["nothing was written: this was a dry run"]
 
 
 def _assumptions(done: ConversionResult) -> tuple[str, ...]:
@@ -230,6 +242,18 @@ def _parity_lines(networks: Sequence[Parity]) -> list[str]:
         for n in networks
         if n not in exact
     ]
+
+
+def _proof_lines(proof: ModelProof) -> list[str]:
+    """Return the outputs that differ, and the table of layers around the first difference."""
+    models = proof.comparison
+    assert models is not None  # noqa: S101 - the caller's condition
+    lines = [wrap_sentence(clean(proof.sentence))]
+    for each in proof.outputs:
+        if not each.within:
+            size = f"{each.max_abs:.2e}, {each.max_rel:.2e} of the output's scale"
+            lines.append(f"{clean(each.name)}: difference {size}")
+    return lines + layer_lines(models)
 
 
 def _format_shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
@@ -304,10 +328,15 @@ _LAYERS_BEFORE, _LAYERS_AFTER = 8, 6
 
 
 def _model_lines(found: Verification) -> list[str]:
-    """Return the table of layers around the first difference, and what is known of it."""
+    """Return the lines on a model that differs."""
     models = found.models
     assert models is not None  # noqa: S101 - the caller's condition
-    if found.within or not models.layers:
+    return [] if found.within else layer_lines(models)
+
+
+def layer_lines(models: ModelComparison) -> list[str]:
+    """Return the table of layers around the first difference, and its cause."""
+    if not models.layers:
         return []
     at = next((n for n, each in enumerate(models.layers) if not each.within), len(models.layers))
     shown = models.layers[max(0, at - _LAYERS_BEFORE) : at + _LAYERS_AFTER]

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -83,14 +84,35 @@ _PROGRAM = (
 )
 
 
+class ModelHost(Protocol):
+    """What runs a model: a process, or this one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that both sides share."""
+
+    def start(self) -> None:
+        """Start the process."""
+
+    def stop(self, farewell: bytes | None) -> None:
+        """End the process, with a farewell message if there is one."""
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer."""
+
+
 @dataclass(frozen=True)
 class ModelSide:
-    """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given.
+
+    `process` runs the model instead of a new process, e.g. the one that holds a model already.
+    """
 
     word: str
     path: str
     like: ModelSpec | None = None
     python: str = sys.executable
+    process: ModelHost | None = None
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -163,7 +185,7 @@ class RunnerProcess:
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process = ChildProcess(
+        self._process: ModelHost = side.process or ChildProcess(
             f"process of model {side.word}",
             _PROGRAM,
             [],
@@ -374,7 +396,10 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparisonOptions:
-    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions."""
+    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions.
+
+    `shapes_b` are those of B's inputs in order, for a model that declares none.
+    """
 
     shapes: tuple[str, ...] = ()
     inputs: str | None = None
@@ -382,6 +407,7 @@ class ModelComparisonOptions:
     run_code: bool = False
     tolerance: float | None = None
     facts: AgentFacts = NO_FACTS
+    shapes_b: tuple[tuple[int, ...], ...] = ()
 
 
 _STEPS = 8
@@ -442,7 +468,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         names = [row["name"] for row in opened[0]["inputs"]] or input_names(shapes)
         given = InputFile(options.inputs, names)
         shapes = shapes or given.shapes
-    session.pairs = resolver.pairs(shapes)
+    session.pairs = resolver.pairs(shapes, options.shapes_b)
     session.assumed += resolver.assumed
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     kinds: list[dict[str, tuple[str, int | None]]] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.core import search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks.messages import Message, message_pipes, serve
+from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
 
 # Evidence from one call of a model: the layers that flatten an image before a dense layer.
@@ -1152,14 +1152,3 @@ HANDLERS = {
     "load": _load,
     "close": _close,
 }
-
-
-def main() -> None:
-    """Run the process that holds a model for its parent."""
-    with message_pipes() as (requests, answers):
-        serve(ModelSession(), HANDLERS, requests, answers)
-
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)

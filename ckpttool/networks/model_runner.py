@@ -1026,21 +1026,28 @@ def open_factory(factory: str, arguments: Any) -> ModelRunner:
             expected="a torch.nn.Module, a keras.Model or a tf.Module",
             found=type(made).__name__,
         )
+    return wrap_model(made, lambda: call_factory(factory, arguments))
+
+
+def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
+    """Return what runs a model of any framework; `again` creates another one like it."""
+    framework = model_framework(model)
     if framework == "torch":
-        return TorchRunner(made)
-    if framework == "keras":
-        return KerasRunner(made, lambda: call_factory(factory, arguments))
-    return TensorFlowRunner(made)
+        return TorchRunner(model)
+    return KerasRunner(model, again) if framework == "keras" else TensorFlowRunner(model)
 
 
 # Program of the process.
 
 
 class RunnerSession:
-    """The model of this process, and the calls that may be repeated."""
+    """The model of this process, and the calls that may be repeated.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `held` creates what runs a model that the process has already.
+    """
+
+    def __init__(self, folder: Path, held: Callable[[], ModelRunner] | None = None) -> None:
+        self.folder, self.held = folder, held
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._layers: list[dict[str, Any]] | None = None
@@ -1058,7 +1065,9 @@ class RunnerSession:
 
 def _open(session: RunnerSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
-    if kind == "factory":
+    if session.held is not None:
+        runner = session.held()
+    elif kind == "factory":
         runner = open_factory(message["factory"], message["arguments"])
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
