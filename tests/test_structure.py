@@ -24,7 +24,7 @@ from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.conftest import ckpttool as run
 
 PACKAGE = ROOT / "ckpttool"
-MOST_FILES = 181
+MOST_FILES = 183
 MOST_LINES = 80
 MOST_PARAMETERS = 8
 
@@ -376,6 +376,7 @@ REMAINING: dict[Rule, set[str]] = {
         "evaluation/torch_rollout.py",  # the rollout in PyTorch, loaded by the device engine alone
         "libraries/programs.py",  # reads programs of SavedModels and TorchScript
         "libraries/script_orders.py",  # TorchScript's code, one of the sources of an axis order
+        "networks/model_training.py",  # Python 3.7 syntax, runs in the user's environment
         "networks/tensorflow_training.py",  # loaded by `verify --train-step` alone
         "networks/tracing.py",  # Python 3.7 syntax, runs in the user's environment
     },

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.network_outputs import Parity
     from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
+    from ckpttool.commands.training_comparison import ModelTraining
     from ckpttool.commands.verify import TrainStepComparison, Verification
     from ckpttool.core.sidecar import LedgerEntry
     from ckpttool.mapping.rules import MappingReport
@@ -295,6 +296,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         *([render_table(columns, rows)] if rows else []),
         *([] if found.training is None else _training_table(found.training)),
         *([] if found.models is None else _model_lines(found)),
+        *([] if found.models is None else _model_training_lines(found.models.training)),
         *_discrepancy_lines(found),
     ]
     if not quiet:
@@ -331,7 +333,7 @@ def _model_lines(found: Verification) -> list[str]:
     """Return the lines on a model that differs."""
     models = found.models
     assert models is not None  # noqa: S101 - the caller's condition
-    return [] if found.within else layer_lines(models)
+    return [] if all(each.within for each in found.networks) else layer_lines(models)
 
 
 def layer_lines(models: ModelComparison) -> list[str]:
@@ -363,14 +365,59 @@ def layer_lines(models: ModelComparison) -> list[str]:
     return lines
 
 
+_UPDATES_SHOWN = 8
+
+
+def _model_training_lines(found: ModelTraining | None) -> list[str]:
+    """Return the table of the updates that differ most, the cause, and what no file contains."""
+    if found is None:
+        return []
+    from ckpttool.commands.training_comparison import BOUNDS, describe_state
+
+    dtypes = [each for each in BOUNDS if any(row.dtype == each for row in found.updates)]
+    keys = dict.fromkeys((row.a, row.b, row.step) for row in found.updates)
+    by_type = {(row.a, row.b, row.step, row.dtype): row for row in found.updates}
+    columns = [("tensor of A", "path"), ("tensor of B", "path"), ("step", "right")]
+    columns += [(dtype, "right") for dtype in dtypes]
+    rows = []
+    for a, b, step in [*keys][:_UPDATES_SHOWN]:
+        each = [by_type[a, b, step, dtype] for dtype in dtypes]
+        verdict = "yes" if all(row.within for row in each) else "NO"
+        verdict = "rounding" if any(row.rounding for row in each) else verdict
+        rows.append((a, b, str(step), *(f"{row.relative:.2e}" for row in each), verdict))
+    a, b = (describe_state(each) for each in found.optimizers)
+    title = f"{format_count(found.steps, 'update')} on the {found.loss} loss; A: {a}; B: {b}"
+    lines = [wrap_sentence(clean(title)), render_table([*columns, ("within", "left")], rows)]
+    if len(keys) > len(rows):
+        lines.append(f"{len(rows)} of {len(keys)} updates (--json lists all)")
+    worst = found.worst
+    if worst is not None:
+        text = f"largest difference: {clean(worst.a)}, {worst.relative:.1e} of A's update, step {worst.step}"
+        lines.append(wrap_sentence(text))
+    if found.cause is not None:
+        word = "cause" if found.cause.confirmed else "suspected cause"
+        lines.append(wrap_sentence(f"{word}: {clean(found.cause.text)}"))
+        lines += [wrap_sentence(f"fix: {clean(found.cause.fix)}")] if found.cause.fix else []
+    if found.epsilon is not None and found.epsilon.worst.within:
+        text = f"{found.epsilon.text}; updates differ by {found.epsilon.worst.relative:.1e} at most"
+        lines.append(wrap_sentence(clean(text)))
+    bounds = " and ".join(f"{BOUNDS[dtype]:g} in {dtype}" for dtype in dtypes)
+    lines.append(f"tolerance of updates: relative difference of {bounds}, or twice A's own rounding error")
+    return [*lines, *(wrap_sentence(f"missing: {each}") for each in found.missing)]
+
+
 def _model_verdict(found: Verification) -> str:
     models = found.models
     assert models is not None  # noqa: S101 - the caller's condition
     wrong = [each.name for each in found.networks if not each.within]
+    training = models.training
+    if not wrong and training is not None and not training.within:
+        return "FAIL: the outputs match, the updates differ"
     if not wrong:
         pairs = f", {format_count(len(models.layers), 'pair')} of layers compared" if models.layers else ""
         outputs = format_count(len(found.networks), "output matches", "outputs match")
-        return f"PASS: {outputs}{pairs}"
+        updates = "" if training is None else ", all updates agree"
+        return f"PASS: {outputs}{pairs}{updates}"
     return wrap_sentence(f"FAIL: the models differ: {clean(abbreviate_list(wrong, 8))}")
 
 

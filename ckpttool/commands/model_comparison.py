@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -52,6 +52,13 @@ from ckpttool.commands.network_outputs import (
     to_float64,
 )
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
+from ckpttool.commands.training_comparison import (
+    ModelTraining,
+    OutputTarget,
+    TrainedFile,
+    TrainingOptions,
+    compare_training,
+)
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
@@ -354,6 +361,7 @@ class ModelComparison:
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    training: ModelTraining | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -363,6 +371,7 @@ class ModelComparison:
             "float64": self.exact,
             "layers": [each.document() for each in self.layers],
             "first_difference": None if self.first is None else self.first.document(),
+            **({} if self.training is None else {"training": self.training.document()}),
         }
 
 
@@ -407,6 +416,7 @@ class ModelComparisonOptions:
     run_code: bool = False
     tolerance: float | None = None
     facts: AgentFacts = NO_FACTS
+    training: TrainingOptions | None = None
     shapes_b: tuple[tuple[int, ...], ...] = ()
 
 
@@ -558,8 +568,31 @@ def _compare(
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
         found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    if options.training is not None:
+        found = replace(found, training=_train(session, opened, (made_a, pairs), options.training))
     progress(_STEPS, _STEPS)
     return replace(found, notes=tuple(session.notes))
+
+
+def _train(
+    session: _Session,
+    opened: Sequence[Mapping[str, Any]],
+    outputs: tuple[Mapping[str, np.ndarray], Mapping[str, _Names]],
+    chosen: TrainingOptions,
+) -> ModelTraining:
+    """Train both models on the inputs of the comparison."""
+    session.give(session.arrays)
+    made, pairs = outputs
+    targets = [
+        OutputTarget(x, y, made[x], partial(move_channels, how=OPPOSITE[how]))
+        for x, y, how in pairs.values()
+        if made[x].dtype.kind == "f"
+    ]
+    files = [
+        TrainedFile(side.side.path, str(row.get("framework", "agent")))
+        for side, row in zip(session.sides, opened, strict=True)
+    ]
+    return compare_training(session.sides, files, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:

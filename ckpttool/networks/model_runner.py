@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks import model_child
+from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
 
@@ -178,9 +178,13 @@ class ModelRunner:
         """Return the array as the framework's tensor."""
         return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by name."""
+        return named_tensors(made)
+
     def outputs(self, made: Any) -> list[tuple[str, Any]]:
         """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in named_tensors(made)]
+        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64; raise any error if that is impossible."""
@@ -547,7 +551,8 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             made = (
                 tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
             )
-            made.restore(file).assert_existing_objects_matched()
+            # `restore` requires a save counter, which a checkpoint of `write` does not have.
+            made.read(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:
@@ -642,12 +647,12 @@ class KerasRunner(TensorFlowRunner):
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        found = super().outputs(made)
+        found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), array) for name, (_, array) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -1050,6 +1055,7 @@ class RunnerSession:
         self.folder, self.held = folder, held
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.trainer: Any = None
         self._layers: list[dict[str, Any]] | None = None
 
     def layers(self) -> list[dict[str, Any]]:
@@ -1291,6 +1297,7 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": _close,
+    **model_training.HANDLERS,
 }
 
 
