@@ -2,7 +2,7 @@
 
     python -m tests.pair_keras FOLDER
 
-writes the models that FOLDER/keras.json lists: for each the name of the file (`.keras`, or `.weights.h5` for a
+writes the models that FOLDER/keras.json lists: for each the file (`.keras`, or `.weights.h5` for a
 model with layers of its own), the model, its options, and the `.npz` file with the state_dict.
 """
 

@@ -224,7 +224,7 @@ def block(**options: Any) -> Any:
     return _block(**options)
 
 
-RIGHT = ("mlp", "cnn", "lstm", "gru", "attention", "words")
+RIGHT = ("mlp", "cnn", "lstm", "gru", "block", "words")
 SHAPES = {
     "mlp": "6",
     "cnn": "3,8,10",
