@@ -106,15 +106,20 @@ def keras_application(name: str) -> Any:
     return cls(weights=None, include_top=False, input_shape=APPLICATIONS[name], **more)
 
 
+_LIBRARIES: list[Any] = []
+
+
 def torch_application(name: str) -> Any:
     """Return the same of torchvision."""
     import torch
     from torch import nn
 
     # A build of torchvision for another PyTorch lacks its operators, which no model here uses.
-    library = torch.library.Library("torchvision", "FRAGMENT")
     if not hasattr(torch.ops.torchvision, "nms"):
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library = torch.library.Library("torchvision", "DEF")
+        _LIBRARIES.append(library)
+        for each in ("nms", "qnms"):
+            library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision
 
     model = getattr(torchvision.models, re.sub(r"(?<=t)Tiny$", "_tiny", name).lower())(weights=None)
@@ -163,6 +168,27 @@ def write_applications(folder: str, names: Sequence[str]) -> None:
         other = torch_application(name)
         load_into(other, f"{at}.keras", shapes=[(shape[2], *shape[:2])])
         torch.save(other.state_dict(), f"{at}.pt")
+
+
+def write_transformers(folder: str, names: Sequence[str]) -> None:
+    """Write both sides of models of Transformers, converted by its own loader."""
+    import torch
+    import transformers
+
+    from tests.model_pairs import hugging_face
+
+    for name in names:
+        at = Path(folder, name)
+        torch.manual_seed(0)
+        model = hugging_face.torch_model(name)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(torch.randn_like(value) * 0.1)
+        torch.save(model.state_dict(), f"{at}.pt")
+        model.save_pretrained(at)
+        other = getattr(transformers, f"TF{name}Model").from_pretrained(at, from_pt=True)
+        other.save_weights(f"{at}.h5")
+        np.savez(f"{at}.npz", **hugging_face._inputs(name))
 
 
 def _spec(factory: str, name: str) -> ModelSpec:
@@ -260,8 +286,24 @@ def _applications(folder: Path) -> Iterator[RightPair]:
         yield _measured(name, "application", files, like_b=_spec("torch_application", name))
 
 
+def _transformers(folder: Path) -> Iterator[RightPair]:
+    _in_child(f"write_transformers({str(folder)!r}, {list(TRANSFORMERS)!r})")
+    factories = "tests.model_pairs.hugging_face"
+    for name in TRANSFORMERS:
+        at = folder / name
+        yield _measured(
+            name,
+            "transformers",
+            (f"{at}.pt", f"{at}.h5"),
+            like_a=ModelSpec(f"{factories}:torch_model", {"name": name}),
+            like_b=ModelSpec(f"{factories}:keras_model", {"name": name}),
+            inputs=f"{at}.npz",
+            transpose_inputs=False,
+        )
+
+
 def _framework(factory: str) -> str:
-    keras = ("keras_", "pair_keras:")
+    keras = (":keras_", "pair_keras:")
     return "tensorflow" if any(each in factory for each in keras) else "torch"
 
 
@@ -277,6 +319,8 @@ def pairs(folder: Path, kinds: Sequence[str], patterns: Sequence[str]) -> Iterat
             yield from _all_twins(folder, chosen)
         if "applications" in kinds:
             yield from _applications(folder)
+        if "transformers" in kinds:
+            yield from _transformers(folder)
 
 
 def main() -> None:
