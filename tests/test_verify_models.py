@@ -16,6 +16,7 @@ from ckpttool.cli.common import render_document
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import UnsupportedError, UsageError
+from ckpttool.formats import open_checkpoint
 from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models, planted_faults, schemas
 from tests.conftest import ROOT
@@ -334,7 +335,7 @@ def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_pa
 
     case = next(each for each in crafted_payloads.CASES if each.name == name)
     file = str(case.make(tmp_path))
-    assert model_comparison.find_code(file, "keras") is not None
+    assert model_comparison.find_code(open_checkpoint(file), "keras") is not None
     with pytest.raises((UsageError, UnsupportedError)) as refused:
         verify(file, file)
     assert refused.value.file == file

@@ -49,7 +49,7 @@ from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.detect import ensure_open, open_checkpoint
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -721,11 +721,6 @@ def load_into(
         not options.dry_run,
         evidence.unconverted_entries(checkpoint, source_names(met.given, met.filling)),
     )
-
-
-def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Return the checkpoint, opened if a path is given."""
-    return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
 
 
 def plan_model_fill(

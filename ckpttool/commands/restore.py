@@ -35,7 +35,7 @@ from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.formats import common, onnx, tf_common
 from ckpttool.formats.common import Format
-from ckpttool.formats.detect import open_checkpoint, resolve
+from ckpttool.formats.detect import ensure_open, open_checkpoint, resolve
 from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
@@ -753,14 +753,14 @@ class Agent:
 
 
 def restore_agent(
-    path: str, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
+    path: str | Checkpoint, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
 ) -> Agent:
-    """Open the path as a runnable agent: the canonical tree contains only its networks.
+    """Return the checkpoint as a runnable agent: the canonical tree contains only its networks.
 
     An unrecognised checkpoint may be a bare policy; `network` names one of several chains of layers.
     Raise UsageError when there is neither.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = ensure_open(path)
     require_shards(checkpoint.tree)
     binding = recognize_playable_agent(checkpoint, layout, network)
     if binding is None:
