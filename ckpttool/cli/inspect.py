@@ -511,6 +511,9 @@ class ReportOptions(OptionPanel, title="Report"):
         str | None,
         typer.Option(metavar="FILE", help="Sidecar or convert --json output. Default: PATH's sidecar."),
     ] = None
+    verification: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Output of verify --json: outputs and layers.")
+    ] = None
     glob: Glob = None
     layout: LayoutOption = None
 
@@ -555,7 +558,9 @@ def report(
             path,
             other,
             out=options.out,
-            inputs=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
+            inputs=pages.ReportInputs(
+                tuple(options.evaluation or ()), options.conversion, options.verification
+            ),
             glob=options.glob,
             layout=options.layout,
             force=options.force,

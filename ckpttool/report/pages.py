@@ -58,6 +58,7 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.verification import VerificationSection, read_verification
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
@@ -849,10 +850,11 @@ _OF_A_CHANGE = 3
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """Files with more about a checkpoint: evaluations, and the report of its conversion."""
+    """Files with more about a checkpoint: evaluations, and the reports of its conversion and verification."""
 
     evaluations: Sequence[str] = ()
     conversion: str | None = None
+    verification: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -873,6 +875,7 @@ class ReportContents:
     signs: int
     files: tuple[File, ...]
     networks: tuple[FlowStrip, ...] = ()
+    verification: VerificationSection | None = None
 
 
 def gather_contents(
@@ -896,6 +899,8 @@ def gather_contents(
     stages = 2 if other is None else 3
     sha256 = digest_checkpoint(checkpoint, _stage_progress(progress, 0, stages)).sha256
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
+    checked = inputs.verification
+    verification = None if checked is None else read_verification(checked, checkpoint.path)
     changes = None
     if other is not None:
         sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
@@ -919,6 +924,7 @@ def gather_contents(
         sum(1 for each in values.tensors if each.signs),
         files,
         find_strips(checkpoint, listing.binding, sha256),
+        verification,
     )
 
 
@@ -940,7 +946,8 @@ def _read_tensors(
 def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
     """Return the documents read with the checkpoint, including its own sidecar."""
     given = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
-    return tuple(File.stamp(file) for file in given if filesystem.isfile(file))
+    checked = () if inputs.verification is None else (inputs.verification,)
+    return tuple(File.stamp(file) for file in (*given, *checked) if filesystem.isfile(file))
 
 
 def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
@@ -1099,7 +1106,7 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 # Page rendering: templates, styles and scripts become one self-contained file.
 
-_STYLES = ("page.css", "tree.css", "print.css")
+_STYLES = ("page.css", "tree.css", "verification.css", "print.css")
 # In dependency order.
 _SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
 # Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
