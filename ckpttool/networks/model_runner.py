@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
@@ -547,7 +548,8 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             made = (
                 tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
             )
-            made.restore(file).assert_existing_objects_matched()
+            # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
+            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:
@@ -775,13 +777,52 @@ def _in_float64(config: Any) -> Any:
 
 
 class SignatureRunner(TensorFlowRunner):
-    """A signature of a SavedModel: a graph, whose calls are not recorded."""
-
-    observable = False
+    """A signature of a SavedModel: its layers are groups of operations of its graph."""
 
     def __init__(self, loaded: Any, name: str) -> None:
         super().__init__(loaded.signatures[name])
         self._loaded = loaded  # the variables end with it
+        self._graph: Any = None
+        self._held: dict[str, Any] = {}
+        self._groups: dict[str, GraphLayer] = {}
+        self._recorder: CallRecorder | None = None
+        try:
+            self._find_layers()
+        except Exception:  # noqa: BLE001 - a graph that cannot be copied still runs as a whole
+            self.observable = False
+            self._groups = {}
+
+    def _find_layers(self) -> None:
+        """Copy the graph with all functions inlined, and group its operations."""
+        convert = importlib.import_module("tensorflow.python.framework.convert_to_constants")
+        names = {id(variable.handle): variable.name for variable in self.model.variables}
+        titles = {
+            inner.op.name: names[id(outer)]
+            for outer, inner in self.model.graph.captures
+            if id(outer) in names
+        }
+        self._graph = convert.convert_variables_to_constants_v2(self.model, lower_control_flow=False)
+        operations, weights, constants = [], set(), set()
+        for each in self._graph.graph.get_operations():
+            if each.type == "Const":
+                constants.add(each.outputs[0].name)
+                if each.outputs[0].dtype.is_floating and each.outputs[0].shape.num_elements() > 1:
+                    weights.add(each.outputs[0].name)
+            else:
+                gives = [value.name for value in each.outputs]
+                takes = [value.name for value in each.inputs]
+                operations.append(
+                    GraphOperation(each.name, each.type, takes, gives, _operation_settings(each))
+                )
+        outputs = [value.name for value in self._graph.outputs]
+        found = LayerGrouping(operations, constants, weights, outputs).layers()
+        self._groups = {each.path: each for each in found}
+        for name in dict.fromkeys(name for each in found for name in each.held):
+            title = titles.get(name.partition(":")[0], name).partition(":")[0].rpartition("/")[2]
+            if title.startswith(("Variable", "unknown")):
+                rank = len(self._graph.graph.get_tensor_by_name(name).shape)
+                title = "kernel" if rank > 1 else "bias"
+            self._held[name] = title
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
@@ -796,9 +837,81 @@ class SignatureRunner(TensorFlowRunner):
         by_name = dict(_paired(names, given))
         return [lambda f: f(**by_name)]
 
+    def _named(self, layer: GraphLayer) -> dict[str, str]:
+        """Return the constants of a layer by the names of their variables."""
+        found: dict[str, str] = {}
+        for name in layer.held:
+            title = self._held[name]
+            found[title if title not in found else f"{title}_{len(found)}"] = name
+        return found
+
     def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: a graph has no layers."""
-        return []
+        """Return every group of operations with its weights."""
+        values = {name: self._value(name) for name in self._held}
+        return [
+            {
+                "path": path,
+                "class": each.cls,
+                "name": each.cls,
+                "settings": each.settings,
+                "tensors": {title: values[name] for title, name in self._named(each).items()},
+            }
+            for path, each in self._groups.items()
+        ]
+
+    def _value(self, name: str) -> Any:
+        tensorflow: Any = sys.modules["tensorflow"]
+        operation = self._graph.graph.get_operation_by_name(name.partition(":")[0])
+        return tensorflow.make_ndarray(operation.get_attr("value"))
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the signature's outputs; with a recorder, the values between layers are computed, too."""
+        if self._recorder is not None:
+            self._record(self._recorder, names, arrays)
+        return super().call(names, arrays, exact=exact)
+
+    def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
+        """Compute the values between the layers."""
+        given = dict(_paired(names, arrays))
+        specs = self.model.structured_input_signature[1]
+        by_tensor = {specs[name].name + ":0": given[name] for name in names}
+        feeds = list(self._graph.inputs)
+        wanted = dict.fromkeys(
+            name for each in self._groups.values() for name in (each.takes, each.before, each.gives) if name
+        )
+        graph = self._graph.graph
+        fetches = [name for name in wanted if name not in by_tensor]
+        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
+        made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
+        values = dict(_paired(fetches, made), **by_tensor)
+        for path, each in self._groups.items():
+            record = recorder.enter(path, (values[each.takes],), {})
+            if record is not None and each.before:
+                recorder.before_activation(record, values[each.before])
+            recorder.leave(record, values[each.gives])
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the value that a layer gives with other weights; its attributes are fixed."""
+        del exact
+        layer = self._groups[path]
+        end = layer.gives
+        if changes["settings"].get("activation") == "linear":
+            end = layer.before or end
+        elif changes["settings"]:
+            raise UnsupportedError("operations of a graph have fixed attributes")
+        names = self._named(layer)
+        graph = self._graph.graph
+        feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
+        given = [call[0][0], *changes["tensors"].values()]
+        run = self._graph.prune(
+            [graph.get_tensor_by_name(each) for each in feeds], graph.get_tensor_by_name(end)
+        )
+        return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Raise UnsupportedError: the graph has fixed dtypes."""
+        del names, arrays
+        raise UnsupportedError("the operations of a SavedModel have the dtypes of its graph")
 
     def channels(self) -> str:
         """Return the data format of the first convolution in the graph."""
@@ -811,9 +924,31 @@ class SignatureRunner(TensorFlowRunner):
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the values between layers."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+_ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
+
+
+def _operation_settings(operation: Any) -> dict[str, Any]:
+    """Return the settings of a TensorFlow operation in the form of Keras's."""
+    held = operation.node_def.attr
+    found: dict[str, Any] = {}
+    if "padding" in held and held["padding"].s in (b"SAME", b"VALID"):
+        found["padding"] = held["padding"].s.decode().lower()
+    if "epsilon" in held:
+        found["epsilon"] = held["epsilon"].f
+    for name, title in _ATTRIBUTES.items():
+        numbers = [int(each) for each in held[name].list.i] if name in held else []
+        if len(numbers) > 2:
+            found[title] = numbers[2:] if held["data_format"].s.startswith(b"NC") else numbers[1:-1]
+    return found
 
 
 # ONNX: every node with initializers is a layer.
