@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,6 +52,13 @@ from ckpttool.commands.network_outputs import (
     to_float64,
 )
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
+from ckpttool.commands.training_comparison import (
+    ModelTraining,
+    OutputTarget,
+    TrainedFile,
+    TrainingOptions,
+    compare_training,
+)
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
@@ -83,14 +91,35 @@ _PROGRAM = (
 )
 
 
+class ModelHost(Protocol):
+    """What runs a model: a process, or this one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that both sides share."""
+
+    def start(self) -> None:
+        """Start the process."""
+
+    def stop(self, farewell: bytes | None) -> None:
+        """End the process, with a farewell message if there is one."""
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer."""
+
+
 @dataclass(frozen=True)
 class ModelSide:
-    """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given.
+
+    `process` runs the model instead of a new process, e.g. the one that holds a model already.
+    """
 
     word: str
     path: str
     like: ModelSpec | None = None
     python: str = sys.executable
+    process: ModelHost | None = None
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -163,7 +192,7 @@ class RunnerProcess:
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process = ChildProcess(
+        self._process: ModelHost = side.process or ChildProcess(
             f"process of model {side.word}",
             _PROGRAM,
             [],
@@ -332,6 +361,7 @@ class ModelComparison:
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    training: ModelTraining | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -341,6 +371,7 @@ class ModelComparison:
             "float64": self.exact,
             "layers": [each.document() for each in self.layers],
             "first_difference": None if self.first is None else self.first.document(),
+            **({} if self.training is None else {"training": self.training.document()}),
         }
 
 
@@ -374,7 +405,10 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparisonOptions:
-    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions."""
+    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions.
+
+    `shapes_b` are those of B's inputs in order, for a model that declares none.
+    """
 
     shapes: tuple[str, ...] = ()
     inputs: str | None = None
@@ -382,6 +416,8 @@ class ModelComparisonOptions:
     run_code: bool = False
     tolerance: float | None = None
     facts: AgentFacts = NO_FACTS
+    training: TrainingOptions | None = None
+    shapes_b: tuple[tuple[int, ...], ...] = ()
 
 
 _STEPS = 8
@@ -442,7 +478,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         names = [row["name"] for row in opened[0]["inputs"]] or input_names(shapes)
         given = InputFile(options.inputs, names)
         shapes = shapes or given.shapes
-    session.pairs = resolver.pairs(shapes)
+    session.pairs = resolver.pairs(shapes, options.shapes_b)
     session.assumed += resolver.assumed
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     kinds: list[dict[str, tuple[str, int | None]]] = []
@@ -535,8 +571,31 @@ def _compare(
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
         found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    if options.training is not None:
+        found = replace(found, training=_train(session, opened, (made_a, pairs), options.training))
     progress(_STEPS, _STEPS)
     return replace(found, notes=tuple(session.notes))
+
+
+def _train(
+    session: _Session,
+    opened: Sequence[Mapping[str, Any]],
+    outputs: tuple[Mapping[str, np.ndarray], Mapping[str, _Names]],
+    chosen: TrainingOptions,
+) -> ModelTraining:
+    """Train both models on the inputs of the comparison."""
+    session.give(session.arrays)
+    made, pairs = outputs
+    targets = [
+        OutputTarget(x, y, made[x], partial(move_channels, how=OPPOSITE[how]))
+        for x, y, how in pairs.values()
+        if made[x].dtype.kind == "f"
+    ]
+    files = [
+        TrainedFile(side.side.path, str(row.get("framework", "agent")))
+        for side, row in zip(session.sides, opened, strict=True)
+    ]
+    return compare_training(session.sides, files, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:

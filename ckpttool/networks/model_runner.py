@@ -18,7 +18,7 @@ import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
-from ckpttool.networks import model_child
+from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
 
@@ -179,9 +179,13 @@ class ModelRunner:
         """Return the array as the framework's tensor."""
         return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by name."""
+        return named_tensors(made)
+
     def outputs(self, made: Any) -> list[tuple[str, Any]]:
         """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in named_tensors(made)]
+        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64; raise any error if that is impossible."""
@@ -644,12 +648,12 @@ class KerasRunner(TensorFlowRunner):
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        found = super().outputs(made)
+        found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), array) for name, (_, array) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -1161,23 +1165,31 @@ def open_factory(factory: str, arguments: Any) -> ModelRunner:
             expected="a torch.nn.Module, a keras.Model or a tf.Module",
             found=type(made).__name__,
         )
+    return wrap_model(made, lambda: call_factory(factory, arguments))
+
+
+def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
+    """Return what runs a model of any framework; `again` creates another one like it."""
+    framework = model_framework(model)
     if framework == "torch":
-        return TorchRunner(made)
-    if framework == "keras":
-        return KerasRunner(made, lambda: call_factory(factory, arguments))
-    return TensorFlowRunner(made)
+        return TorchRunner(model)
+    return KerasRunner(model, again) if framework == "keras" else TensorFlowRunner(model)
 
 
 # Program of the process.
 
 
 class RunnerSession:
-    """The model of this process, and the calls that may be repeated."""
+    """The model of this process, and the calls that may be repeated.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `held` creates what runs a model that the process has already.
+    """
+
+    def __init__(self, folder: Path, held: Callable[[], ModelRunner] | None = None) -> None:
+        self.folder, self.held = folder, held
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.trainer: Any = None
         self._layers: list[dict[str, Any]] | None = None
 
     def layers(self) -> list[dict[str, Any]]:
@@ -1193,7 +1205,9 @@ class RunnerSession:
 
 def _open(session: RunnerSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
-    if kind == "factory":
+    if session.held is not None:
+        runner = session.held()
+    elif kind == "factory":
         runner = open_factory(message["factory"], message["arguments"])
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
@@ -1417,6 +1431,7 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": _close,
+    **model_training.HANDLERS,
 }
 
 
