@@ -87,3 +87,28 @@ def print_comparison(first: str, second: str, folder: str, **options: Any) -> No
     with mock.patch.object(model_comparison, "ChildProcess", InThisProcess):
         found = verify(first, second, run_code=True, **options)
     sys.stdout.write("\n" + json.dumps(found.document()))
+
+
+def compare_keras2(folder: str, suffix: str, wrong: str = "") -> None:
+    """Print the comparison of a model of Keras 2 in a file with the same model of the user's code."""
+    Path(folder, "keras2_net.py").write_text(
+        "from tf_keras import Sequential, layers\n"
+        "def net(units=5):\n"
+        "    return Sequential([layers.Input((7, 3)), layers.LSTM(units, return_sequences=True),\n"
+        "        layers.GRU(4), layers.Dense(4, activation='elu'), layers.BatchNormalization(),\n"
+        "        layers.Dense(4)])\n"
+    )
+    sys.path.insert(0, folder)
+    import numpy as np
+    from keras2_net import net  # type: ignore[import-not-found]
+
+    model = net()
+    draw = np.random.default_rng(0)
+    model.set_weights([draw.uniform(0.1, 0.7, each.shape) for each in model.get_weights()])
+    model.save(f"{folder}/model{suffix}")
+    if wrong:
+        layer = model.layers[int(wrong)]
+        kernel, *rest = layer.get_weights()
+        layer.set_weights([kernel.T, *rest])
+    model.save_weights(f"{folder}/ckpt")
+    print_comparison(f"{folder}/model{suffix}", f"{folder}/ckpt", folder, like_b="keras2_net:net")

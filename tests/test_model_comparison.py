@@ -20,7 +20,7 @@ from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UsageError
 from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models, warm
-from tests.conftest import ROOT
+from tests.conftest import KERAS_2, ROOT
 from tests.pair_models import SHAPES
 from tests.test_verify_models import InThisProcess
 
@@ -322,7 +322,7 @@ def tensorflow_comparison(call: str, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("name", "layers"), [("image", 6), ("text", 5)])
+@pytest.mark.parametrize(("name", "layers"), [("image", 6), pytest.param("text", 5, marks=pytest.mark.slow)])
 def test_the_layers_of_a_saved_model_are_compared(name: str, layers: int, tmp_path: Path) -> None:
     found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r})", tmp_path)
     assert found["within"]
@@ -332,7 +332,9 @@ def test_the_layers_of_a_saved_model_are_compared(name: str, layers: int, tmp_pa
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("name", "wrong"), [("image", "conv2"), ("text", "mix")])
+@pytest.mark.parametrize(
+    ("name", "wrong"), [pytest.param("image", "conv2", marks=pytest.mark.slow), ("text", "mix")]
+)
 def test_a_difference_from_a_saved_model_is_found_in_its_layer(name: str, wrong: str, tmp_path: Path) -> None:
     found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r}, {wrong!r})", tmp_path)
     assert not found["within"]
@@ -370,3 +372,19 @@ def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
 def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
     plain = {"y": np.array([1.0, np.inf], np.float32)}
     assert model_comparison._are_close(plain, {"y": np.array([made, np.inf])}) == credible
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(not KERAS_2.is_dir(), reason="Keras 2 is not installed")
+@pytest.mark.parametrize(
+    ("suffix", "wrong"), [(".h5", ""), pytest.param(".keras", "2", marks=pytest.mark.slow)]
+)
+def test_models_of_keras_2_run_in_keras_2(suffix: str, wrong: str, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare_keras2({str(tmp_path)!r}, {suffix!r}, {wrong!r})", tmp_path)
+    assert all("tf_keras" in each for each in found["models"]["engines"])
+    assert found["models"]["float64"]
+    assert len(found["models"]["layers"]) == 5
+    assert found["within"] == (not wrong)
+    if wrong:
+        assert found["models"]["first_difference"]["b"].startswith("dense")
+        assert found["models"]["first_difference"]["confirmed"]
