@@ -388,3 +388,36 @@ def test_models_of_keras_2_run_in_keras_2(suffix: str, wrong: str, tmp_path: Pat
     if wrong:
         assert found["models"]["first_difference"]["b"].startswith("dense")
         assert found["models"]["first_difference"]["confirmed"]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "wrong", "node"),
+    [("cnn", "", ""), ("cnn", "7.weight", "Gemm"), ("vision", "conv2.weight", "conv2")],
+)
+def test_an_onnx_file_is_compared_in_float64(
+    name: str, wrong: str, node: str, tmp_path: Path, here: None
+) -> None:
+    pytest.importorskip("onnx")
+    import torch
+
+    model, state = getattr(pair_models, name)(), pair_models.torch_state(name)
+    torch.save(state, tmp_path / "state.pt")
+    if wrong:
+        state[wrong] = state[wrong].flip(1)
+    model.load_state_dict(state)
+    given = torch.zeros(2, *map(int, SHAPES[name].split(",")))
+    how: dict[str, Any] = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
+    torch.onnx.export(model.eval(), (given,), str(tmp_path / "model.onnx"), **how)
+    like = ModelSpec(f"pair_models:{name}")
+    found = verify(str(tmp_path / "state.pt"), str(tmp_path / "model.onnx"), like_a=like)
+    assert found.models is not None
+    assert found.models.exact
+    assert found.within == (not wrong)
+    if wrong:
+        first = found.models.first
+        assert first is not None
+        assert first.a == wrong.partition(".")[0]
+        assert node in first.b
+        assert first.confirmed

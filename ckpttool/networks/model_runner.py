@@ -957,6 +957,7 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
 
 # ONNX: every node with initializers is a layer.
 
+_MOST_EXACT = 1 << 22
 _ONNX_TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
@@ -989,6 +990,59 @@ class OnnxRunner(ModelRunner):
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         return session.run, "onnxruntime"
 
+    @staticmethod
+    def _evaluator(model: Any) -> Any:
+        """Return what runs a model in the dtypes of its inputs: onnx's own evaluator, in NumPy."""
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(model).run
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
+        del names, arrays
+        if sum(each.size for each in self._held.values()) > _MOST_EXACT:
+            raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
+        made = copy.deepcopy(self.model)
+        for each in made.graph.initializer:
+            each.CopyFrom(self._in_float64(each))
+        for node in made.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "to" and attribute.i == 1:
+                    attribute.i = 11
+                elif attribute.name == "value" and attribute.t.data_type == 1:
+                    attribute.t.CopyFrom(self._in_float64(attribute.t))
+        self.exact = made
+
+    def _in_float64(self, tensor: Any) -> Any:
+        numbers = self._onnx.numpy_helper
+        if tensor.data_type != 1:
+            return tensor
+        return numbers.from_array(numbers.to_array(tensor).astype(np.float64), tensor.name)
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the result of a node with other initializers or attributes."""
+        row = next(each for each in self._nodes if each["path"] == path)
+        make, given = self._onnx.helper, call[0][0]
+        nodes = [copy.deepcopy(each) for each in row["parts"]]
+        for name, value in changes["settings"].items():
+            kept = [each for each in nodes[0].attribute if each.name != name]
+            del nodes[0].attribute[:]
+            nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
+        held = []
+        for name in row["held"]:
+            array = np.asarray(changes["tensors"].get(name, self._held[name]))
+            array = array.astype(given.dtype) if array.dtype.kind == "f" else array
+            held.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        kind = make.np_dtype_to_tensor_dtype(given.dtype)
+        takes = [make.make_tensor_value_info(row["takes"], kind, given.shape)]
+        gives = [self._onnx.ValueInfoProto(name=row["gives"])]
+        graph = make.make_graph(nodes, "layer", takes, gives, held)
+        model = make.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        run = self._evaluator(model) if exact else self._session(model)[0]
+        return run(None, {row["takes"]: given})[0]
+
     def inputs(self) -> list[dict[str, Any]]:
         """Return the graph's inputs without initializers."""
         rows = []
@@ -1003,16 +1057,16 @@ class OnnxRunner(ModelRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        del exact
-        given = dict(_paired(names, arrays))
+        given = dict(_paired(names, [self.tensor(each, exact=exact) for each in arrays]))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
-            return dict(_paired(outputs, self._run(None, given)))
-        observed = copy.deepcopy(self.model)
+            run = self._evaluator(self.exact) if exact else self._run
+            return dict(_paired(outputs, run(None, given)))
+        observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
-        run, _ = self._session(observed)
+        run = self._evaluator(observed) if exact else self._session(observed)[0]
         made = dict(_paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
@@ -1031,7 +1085,7 @@ class OnnxRunner(ModelRunner):
         for number, node in enumerate(nodes):
             if number in merged or not node.output:
                 continue
-            held = [name for name in node.input if name in self._held]
+            held, parts = [name for name in node.input if name in self._held], [node]
             takes = next((name for name in node.input if name not in self._held), "")
             gives = node.output[0]
             after = users.get(gives, [])
@@ -1040,11 +1094,13 @@ class OnnxRunner(ModelRunner):
                 if held and biases:
                     held, gives = [*held, *biases], after[0].output[0]
                     merged.add(nodes.index(after[0]))
+                    parts.append(after[0])
             path = node.name or f"{node.op_type}_{number}"
             yield {
                 "path": path,
                 "class": node.op_type,
                 "node": node,
+                "parts": parts,
                 "held": held,
                 "takes": takes,
                 "gives": gives,
