@@ -515,7 +515,10 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
         for name in ("messages", "model_child", "model_host", "model_runner", "tracing")
     ]
     files += [package / name / "__init__.py" for name in ("", "core", "networks")]
-    files += [package / "core" / f"{name}.py" for name in ("search_paths", "errors", "urls", "activations")]
+    files += [
+        package / "core" / f"{name}.py"
+        for name in ("search_paths", "errors", "urls", "activations", "graph_layers")
+    ]
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 7))
         for node in ast.walk(tree):

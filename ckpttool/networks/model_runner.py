@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
@@ -551,8 +552,8 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             made = (
                 tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
             )
-            # `restore` requires a save counter, which a checkpoint of `write` does not have.
-            made.read(file).assert_existing_objects_matched()
+            # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
+            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:
@@ -780,13 +781,52 @@ def _in_float64(config: Any) -> Any:
 
 
 class SignatureRunner(TensorFlowRunner):
-    """A signature of a SavedModel: a graph, whose calls are not recorded."""
-
-    observable = False
+    """A signature of a SavedModel: its layers are groups of operations of its graph."""
 
     def __init__(self, loaded: Any, name: str) -> None:
         super().__init__(loaded.signatures[name])
         self._loaded = loaded  # the variables end with it
+        self._graph: Any = None
+        self._held: dict[str, Any] = {}
+        self._groups: dict[str, GraphLayer] = {}
+        self._recorder: CallRecorder | None = None
+        try:
+            self._find_layers()
+        except Exception:  # noqa: BLE001 - a graph that cannot be copied still runs as a whole
+            self.observable = False
+            self._groups = {}
+
+    def _find_layers(self) -> None:
+        """Copy the graph with all functions inlined, and group its operations."""
+        convert = importlib.import_module("tensorflow.python.framework.convert_to_constants")
+        names = {id(variable.handle): variable.name for variable in self.model.variables}
+        titles = {
+            inner.op.name: names[id(outer)]
+            for outer, inner in self.model.graph.captures
+            if id(outer) in names
+        }
+        self._graph = convert.convert_variables_to_constants_v2(self.model, lower_control_flow=False)
+        operations, weights, constants = [], set(), set()
+        for each in self._graph.graph.get_operations():
+            if each.type == "Const":
+                constants.add(each.outputs[0].name)
+                if each.outputs[0].dtype.is_floating and each.outputs[0].shape.num_elements() > 1:
+                    weights.add(each.outputs[0].name)
+            else:
+                gives = [value.name for value in each.outputs]
+                takes = [value.name for value in each.inputs]
+                operations.append(
+                    GraphOperation(each.name, each.type, takes, gives, _operation_settings(each))
+                )
+        outputs = [value.name for value in self._graph.outputs]
+        found = LayerGrouping(operations, constants, weights, outputs).layers()
+        self._groups = {each.path: each for each in found}
+        for name in dict.fromkeys(name for each in found for name in each.held):
+            title = titles.get(name.partition(":")[0], name).partition(":")[0].rpartition("/")[2]
+            if title.startswith(("Variable", "unknown")):
+                rank = len(self._graph.graph.get_tensor_by_name(name).shape)
+                title = "kernel" if rank > 1 else "bias"
+            self._held[name] = title
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
@@ -801,9 +841,81 @@ class SignatureRunner(TensorFlowRunner):
         by_name = dict(_paired(names, given))
         return [lambda f: f(**by_name)]
 
+    def _named(self, layer: GraphLayer) -> dict[str, str]:
+        """Return the constants of a layer by the names of their variables."""
+        found: dict[str, str] = {}
+        for name in layer.held:
+            title = self._held[name]
+            found[title if title not in found else f"{title}_{len(found)}"] = name
+        return found
+
     def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: a graph has no layers."""
-        return []
+        """Return every group of operations with its weights."""
+        values = {name: self._value(name) for name in self._held}
+        return [
+            {
+                "path": path,
+                "class": each.cls,
+                "name": each.cls,
+                "settings": each.settings,
+                "tensors": {title: values[name] for title, name in self._named(each).items()},
+            }
+            for path, each in self._groups.items()
+        ]
+
+    def _value(self, name: str) -> Any:
+        tensorflow: Any = sys.modules["tensorflow"]
+        operation = self._graph.graph.get_operation_by_name(name.partition(":")[0])
+        return tensorflow.make_ndarray(operation.get_attr("value"))
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the signature's outputs; with a recorder, the values between layers are computed, too."""
+        if self._recorder is not None:
+            self._record(self._recorder, names, arrays)
+        return super().call(names, arrays, exact=exact)
+
+    def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
+        """Compute the values between the layers."""
+        given = dict(_paired(names, arrays))
+        specs = self.model.structured_input_signature[1]
+        by_tensor = {specs[name].name + ":0": given[name] for name in names}
+        feeds = list(self._graph.inputs)
+        wanted = dict.fromkeys(
+            name for each in self._groups.values() for name in (each.takes, each.before, each.gives) if name
+        )
+        graph = self._graph.graph
+        fetches = [name for name in wanted if name not in by_tensor]
+        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
+        made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
+        values = dict(_paired(fetches, made), **by_tensor)
+        for path, each in self._groups.items():
+            record = recorder.enter(path, (values[each.takes],), {})
+            if record is not None and each.before:
+                recorder.before_activation(record, values[each.before])
+            recorder.leave(record, values[each.gives])
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the value that a layer gives with other weights; its attributes are fixed."""
+        del exact
+        layer = self._groups[path]
+        end = layer.gives
+        if changes["settings"].get("activation") == "linear":
+            end = layer.before or end
+        elif changes["settings"]:
+            raise UnsupportedError("operations of a graph have fixed attributes")
+        names = self._named(layer)
+        graph = self._graph.graph
+        feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
+        given = [call[0][0], *changes["tensors"].values()]
+        run = self._graph.prune(
+            [graph.get_tensor_by_name(each) for each in feeds], graph.get_tensor_by_name(end)
+        )
+        return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Raise UnsupportedError: the graph has fixed dtypes."""
+        del names, arrays
+        raise UnsupportedError("the operations of a SavedModel have the dtypes of its graph")
 
     def channels(self) -> str:
         """Return the data format of the first convolution in the graph."""
@@ -816,13 +928,36 @@ class SignatureRunner(TensorFlowRunner):
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the values between layers."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+_ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
+
+
+def _operation_settings(operation: Any) -> dict[str, Any]:
+    """Return the settings of a TensorFlow operation in the form of Keras's."""
+    held = operation.node_def.attr
+    found: dict[str, Any] = {}
+    if "padding" in held and held["padding"].s in (b"SAME", b"VALID"):
+        found["padding"] = held["padding"].s.decode().lower()
+    if "epsilon" in held:
+        found["epsilon"] = held["epsilon"].f
+    for name, title in _ATTRIBUTES.items():
+        numbers = [int(each) for each in held[name].list.i] if name in held else []
+        if len(numbers) > 2:
+            found[title] = numbers[2:] if held["data_format"].s.startswith(b"NC") else numbers[1:-1]
+    return found
 
 
 # ONNX: every node with initializers is a layer.
 
+_MOST_EXACT = 1 << 22
 _ONNX_TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
@@ -855,6 +990,59 @@ class OnnxRunner(ModelRunner):
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         return session.run, "onnxruntime"
 
+    @staticmethod
+    def _evaluator(model: Any) -> Any:
+        """Return what runs a model in the dtypes of its inputs: onnx's own evaluator, in NumPy."""
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(model).run
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
+        del names, arrays
+        if sum(each.size for each in self._held.values()) > _MOST_EXACT:
+            raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
+        made = copy.deepcopy(self.model)
+        for each in made.graph.initializer:
+            each.CopyFrom(self._in_float64(each))
+        for node in made.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "to" and attribute.i == 1:
+                    attribute.i = 11
+                elif attribute.name == "value" and attribute.t.data_type == 1:
+                    attribute.t.CopyFrom(self._in_float64(attribute.t))
+        self.exact = made
+
+    def _in_float64(self, tensor: Any) -> Any:
+        numbers = self._onnx.numpy_helper
+        if tensor.data_type != 1:
+            return tensor
+        return numbers.from_array(numbers.to_array(tensor).astype(np.float64), tensor.name)
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the result of a node with other initializers or attributes."""
+        row = next(each for each in self._nodes if each["path"] == path)
+        make, given = self._onnx.helper, call[0][0]
+        nodes = [copy.deepcopy(each) for each in row["parts"]]
+        for name, value in changes["settings"].items():
+            kept = [each for each in nodes[0].attribute if each.name != name]
+            del nodes[0].attribute[:]
+            nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
+        held = []
+        for name in row["held"]:
+            array = np.asarray(changes["tensors"].get(name, self._held[name]))
+            array = array.astype(given.dtype) if array.dtype.kind == "f" else array
+            held.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        kind = make.np_dtype_to_tensor_dtype(given.dtype)
+        takes = [make.make_tensor_value_info(row["takes"], kind, given.shape)]
+        gives = [self._onnx.ValueInfoProto(name=row["gives"])]
+        graph = make.make_graph(nodes, "layer", takes, gives, held)
+        model = make.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        run = self._evaluator(model) if exact else self._session(model)[0]
+        return run(None, {row["takes"]: given})[0]
+
     def inputs(self) -> list[dict[str, Any]]:
         """Return the graph's inputs without initializers."""
         rows = []
@@ -869,16 +1057,16 @@ class OnnxRunner(ModelRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        del exact
-        given = dict(_paired(names, arrays))
+        given = dict(_paired(names, [self.tensor(each, exact=exact) for each in arrays]))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
-            return dict(_paired(outputs, self._run(None, given)))
-        observed = copy.deepcopy(self.model)
+            run = self._evaluator(self.exact) if exact else self._run
+            return dict(_paired(outputs, run(None, given)))
+        observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
-        run, _ = self._session(observed)
+        run = self._evaluator(observed) if exact else self._session(observed)[0]
         made = dict(_paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
@@ -897,7 +1085,7 @@ class OnnxRunner(ModelRunner):
         for number, node in enumerate(nodes):
             if number in merged or not node.output:
                 continue
-            held = [name for name in node.input if name in self._held]
+            held, parts = [name for name in node.input if name in self._held], [node]
             takes = next((name for name in node.input if name not in self._held), "")
             gives = node.output[0]
             after = users.get(gives, [])
@@ -906,11 +1094,13 @@ class OnnxRunner(ModelRunner):
                 if held and biases:
                     held, gives = [*held, *biases], after[0].output[0]
                     merged.add(nodes.index(after[0]))
+                    parts.append(after[0])
             path = node.name or f"{node.op_type}_{number}"
             yield {
                 "path": path,
                 "class": node.op_type,
                 "node": node,
+                "parts": parts,
                 "held": held,
                 "takes": takes,
                 "gives": gives,
