@@ -655,7 +655,8 @@ def _measure(
     """Return the differences of one output, by the rule for agents.
 
     A's float64 run is the reference, else B's, else A's own output. If both exist, they must agree
-    within float32 rounding of the output: they show differences that float32 hides.
+    within float32 rounding of the output: they show differences that float32 hides. With B's alone,
+    A's error is the difference of the models, and is bounded like B's.
     """
     a, b = (np.asarray(each, np.float64) for each in outputs)
     if a.shape != b.shape or not a.size:
@@ -669,9 +670,10 @@ def _measure(
     errors = [float(np.abs(each - reference).max()) for each in (a, b)]
     between = float(np.abs(a - b).max())
     largest = max(rounding.largest, scale)
-    own = allowed_error(errors[0], rounding.share, largest)
+    of_b = reference is not a and reference is not sides[0]
+    own = allowed_error(0.0 if of_b else errors[0], rounding.share, largest)
     allowed = own if tolerance is None else tolerance * scale
-    within = errors[1] <= allowed
+    within = (max(errors) if of_b else errors[1]) <= allowed
     if tolerance is None and all(each is not None and each.shape == a.shape for each in sides):
         within = within and float(np.abs(sides[0] - sides[1]).max()) <= ROUNDING * largest  # type: ignore[operator]
     return Parity(name, len(a), between, between / scale, errors[0], errors[1], within=within)
