@@ -19,8 +19,7 @@ import numpy as np
 
 from ckpttool.commands import load_into, model_comparison
 from ckpttool.commands.convert import convert
-from ckpttool.core import CkpttoolError, Tree
-from ckpttool.core.tree import Leaf
+from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
 from ckpttool.mapping.flattening import FeatureReordering
 from ckpttool.networks import ModelSpec, model_host, model_runner

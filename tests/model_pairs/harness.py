@@ -248,9 +248,7 @@ class _Try:
         options = {"flatten": self.flatten, "unflatten": self.unflatten, "kinds": self.kinds}
         said = {name: [tuple(each.rsplit("=", 1)) for each in held] for name, held in options.items()}
         # The referee is this harness: without it, the command would refuse what it finds wrong.
-        done = load_into(
-            net, str(self.file), match=self.match, shapes=self.shapes, verify=False, **said
-        )
+        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes, verify=False, **said)
         self.assumed = done.report.assumed
         return net
 
