@@ -13,12 +13,16 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_comparison
+from ckpttool.commands import model_causes, model_comparison
 from ckpttool.commands.model_comparison import ModelSide, find_code
 from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UsageError
+from ckpttool.networks import ModelSpec, model_runner
+from tests import pair_models
 from tests.conftest import ROOT
+from tests.pair_models import SHAPES
+from tests.test_verify_models import InThisProcess
 
 PAIR = (InputPair("image", "image", (3,), (3,)), InputPair("words", "words", (5,), (5,), "int32", below=11))
 
@@ -173,3 +177,137 @@ def test_numbers_that_are_rounded_are_reported(tmp_path: Path) -> None:
     assert len(found.notes) == 1
     with pytest.raises(UsageError):
         found.inputs(PAIR, 8)
+
+
+# The forms of one layer in both frameworks.
+
+
+def numbered(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape)
+
+
+FORMS = {
+    "recurrent": (
+        {
+            "weight_ih_l0": numbered(15, 3),
+            "weight_hh_l0": numbered(15, 5),
+            "bias_ih_l0": numbered(15),
+            "bias_hh_l0": numbered(15) + 1,
+        },
+        {
+            "cell/kernel": np.empty((3, 15)),
+            "cell/recurrent_kernel": np.empty((5, 15)),
+            "cell/bias": np.empty((2, 15)),
+        },
+    ),
+    "attention": (
+        {
+            "in_proj_weight": numbered(24, 8),
+            "in_proj_bias": numbered(24),
+            "out_proj/weight": numbered(8, 8),
+            "out_proj/bias": numbered(8),
+        },
+        {
+            **{f"_{what}_dense/kernel": np.empty((8, 2, 4)) for what in ("query", "key", "value")},
+            **{f"_{what}_dense/bias": np.empty((2, 4)) for what in ("query", "key", "value")},
+            "_output_dense/kernel": np.empty((2, 4, 8)),
+            "_output_dense/bias": np.empty(8),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
+    torch, keras = FORMS[family]
+    made = model_causes.translate_tensors(family, torch, keras)
+    assert {name: each.shape for name, each in made.items()} == {n: e.shape for n, e in keras.items()}
+    back = model_causes.translate_tensors(family, made, torch)
+    assert {*back} == {*torch}
+    for name, each in torch.items():
+        np.testing.assert_array_equal(back[name], each)
+
+
+def test_blocks_have_one_title_in_both_frameworks() -> None:
+    torch, keras = FORMS["attention"]
+    made = model_causes.translate_tensors("attention", torch, keras)
+    titles = [[*model_causes.split_blocks("attention", each, 2)] for each in (torch, made)]
+    assert titles[0] == titles[1]
+    assert len(titles[0]) == 6
+
+
+# Layers inside programs.
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run models in this process, and make `pair_models` importable."""
+    (tmp_path / "sides").mkdir()
+    InThisProcess.root = tmp_path / "sides"
+    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+def compare_program(tmp_path: Path, name: str, *, script: bool, wrong: str = "") -> Any:
+    """Compare a program with the same model of a factory, or with one whose tensor `wrong` is transposed."""
+    import torch
+
+    model = getattr(pair_models, name)()
+    state = pair_models.torch_state(name)
+    model.load_state_dict(state)
+    shape = [int(each) for each in SHAPES[name].split(",")]
+    given = torch.zeros(2, *shape, dtype=torch.int64 if name in ("text", "words") else torch.float32)
+    model.eval()
+    program = torch.jit.script(model) if script else torch.jit.trace(model, given)
+    program.save(str(tmp_path / "program.pt"))
+    if wrong:
+        state[wrong] = state[wrong].transpose(0, 1).contiguous()
+    torch.save(state, tmp_path / "state.pt")
+    like = ModelSpec(f"pair_models:{name}")
+    files = str(tmp_path / "program.pt"), str(tmp_path / "state.pt")
+    return verify(*files, like_b=like, input_shapes=(SHAPES[name],), run_code=True)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "script"), [("cnn", True), ("text", False)])
+def test_the_modules_of_a_program_are_compared(name: str, script: bool, tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, name, script=script)
+    assert found.within
+    assert found.models.exact
+    assert len(found.models.layers) >= 5
+    assert all(each.within for each in found.models.layers)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_difference_from_a_program_is_found_in_its_module(tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, "mlp", script=False, wrong="2.weight")
+    assert not found.within
+    assert (found.models.first.a, found.models.first.b) == ("2", "2")
+    assert found.models.first.confirmed
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
+    import torch
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Tanh()])
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner[0](self.inner[0](x))
+
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            return self.inner[1](self.twice(x)) * scale
+
+    runner = model_runner.ScriptRunner(torch.jit.script(Shared()))
+    recorder = model_runner.CallRecorder()
+    with runner.observe(recorder):
+        made = runner.call(["x"], [np.ones((2, 3), np.float32)])
+    rows = [(each["path"], each["number"]) for each in recorder.calls]
+    assert rows == [("inner.0", 0), ("inner.0", 1), ("inner.1", 0), ("(model)", 0)]
+    assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(made.abs().max()))

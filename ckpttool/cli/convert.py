@@ -365,6 +365,9 @@ class ModelPairOptions(OptionPanel, title="Models"):
         ),
     ] = None
     run_code: Annotated[bool, typer.Option("--run-code", help="Run models whose file contains code.")] = False
+    loss: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss for --train-step.")] = None
+    loss_a: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss of A alone.")] = None
+    loss_b: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss of B alone.")] = None
 
     def specs(self) -> tuple[Any, Any]:
         """Return the factories of both sides."""
@@ -421,6 +424,8 @@ def verify(
             inputs=models.inputs,
             transpose_inputs=models.transpose_inputs,
             run_code=models.run_code,
+            loss_a=models.loss_a or models.loss,
+            loss_b=models.loss_b or models.loss,
             progress=moving,
         )
     if as_json:

@@ -223,7 +223,9 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
         low, high = ([float(number) for number in word.split(",")] for word in pair)
     except ValueError:
         raise UsageError(
-            "action bounds must be numbers", found=" ".join(pair), hint="e.g. --bounds -1,-2 1,2"
+            "action bounds must be numbers",
+            found=" ".join(pair),
+            hint="e.g. --bounds -2 2, or --bounds -1,-2 1,2 for two actions",
         ) from None
     return low, high
 
@@ -717,7 +719,7 @@ class _PolicyUsage(NamedTuple):
         return (
             f"--obs-norm {shlex.quote(file)}"
             if file
-            else ("use --obs-norm FILE (with mean and var) to apply them")
+            else "use --obs-norm FILE (with mean and var) to apply them"
         )
 
     def uses(self, fact: str) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -52,6 +52,13 @@ from ckpttool.commands.network_outputs import (
     to_float64,
 )
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
+from ckpttool.commands.training_comparison import (
+    ModelTraining,
+    OutputTarget,
+    TrainedFile,
+    TrainingOptions,
+    compare_training,
+)
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
@@ -259,9 +266,9 @@ class RunnerProcess:
             self._layers = list(self.request("layers")["layers"])
         return self._layers
 
-    def tensors(self, path: str) -> dict[str, np.ndarray]:
-        """Return the tensors of one layer."""
-        names = self.request("tensors", path=path)["names"]
+    def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
+        """Return the tensors of one layer, on request with those of its parts as `part/name`."""
+        names = self.request("tensors", path=path, parts=parts)["names"]
         return {name: self.read(f"tensor-{place}.npy") for place, name in enumerate(names)}
 
     def repeat(
@@ -354,6 +361,7 @@ class ModelComparison:
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    training: ModelTraining | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -363,6 +371,7 @@ class ModelComparison:
             "float64": self.exact,
             "layers": [each.document() for each in self.layers],
             "first_difference": None if self.first is None else self.first.document(),
+            **({} if self.training is None else {"training": self.training.document()}),
         }
 
 
@@ -407,6 +416,7 @@ class ModelComparisonOptions:
     run_code: bool = False
     tolerance: float | None = None
     facts: AgentFacts = NO_FACTS
+    training: TrainingOptions | None = None
     shapes_b: tuple[tuple[int, ...], ...] = ()
 
 
@@ -551,14 +561,38 @@ def _compare(
         if found.exact and exact[0] is not None and exact[1] is not None:
             values = (exact[0][x], move_channels(exact[1][y], how))
         layers, first = finder.find(values, failed=not all(each.within for each in outputs))
-        found = replace(found, layers=layers, first=first)
+        none = () if layers else ("layers: no layer of A has a counterpart in B",)
+        found = replace(found, layers=layers, first=first, not_compared=none)
     else:
         words = [
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
         found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    if options.training is not None:
+        found = replace(found, training=_train(session, opened, (made_a, pairs), options.training))
     progress(_STEPS, _STEPS)
     return replace(found, notes=tuple(session.notes))
+
+
+def _train(
+    session: _Session,
+    opened: Sequence[Mapping[str, Any]],
+    outputs: tuple[Mapping[str, np.ndarray], Mapping[str, _Names]],
+    chosen: TrainingOptions,
+) -> ModelTraining:
+    """Train both models on the inputs of the comparison."""
+    session.give(session.arrays)
+    made, pairs = outputs
+    targets = [
+        OutputTarget(x, y, made[x], partial(move_channels, how=OPPOSITE[how]))
+        for x, y, how in pairs.values()
+        if made[x].dtype.kind == "f"
+    ]
+    files = [
+        TrainedFile(side.side.path, str(row.get("framework", "agent")))
+        for side, row in zip(session.sides, opened, strict=True)
+    ]
+    return compare_training(session.sides, files, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:
@@ -762,7 +796,7 @@ class _LayerFinder:
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
             return self._after_last(before, outputs) if before is not None else None
-        return self._explain_pair(pairs, pairs[at], rows[at], before)
+        return self._explain_pair(pairs, rows, at, before)
 
     def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
         """Return the place of the first pair that differs and affects what follows.
@@ -792,10 +826,11 @@ class _LayerFinder:
     def _explain_pair(
         self,
         pairs: list[LayerCallPair],
-        pair: LayerCallPair,
-        row: LayerComparison,
+        compared: Mapping[int, LayerComparison],
+        at: int,
         before: LayerCallPair | None,
     ) -> Divergence:
+        pair, row = pairs[at], compared[at]
         captured = self._capture([pair] if before is None else [before, pair])
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
         prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
@@ -809,10 +844,16 @@ class _LayerFinder:
             where = BETWEEN
             after = tuple((each.made if inside else each.given)[0] for each in calls)
             cause = None if inside else self._reordered(pair, calls)
+            if cause is None and before is not None and prior is not None:
+                activation = model_causes.activation_cause(prior, (after[0], after[1]), self._bound)
+                owner = self._activation_layer(before, pair, prior[1]) if activation is not None else None
+                if owner is not None:
+                    return _divergence(before.a.path, owner, LAYER, None, activation, before.a.path)
             cause = cause or self._between(prior, (after[0], after[1]))
             cause = cause or self._unpaired(pairs, before, pair)
         if cause is None or not cause.confirmed:
-            crossed = self._crossed(pairs, pair)
+            rows = {id(pairs[place]): each for place, each in compared.items()}
+            crossed = self._crossed(pairs, rows, pair)
             if crossed is not None:
                 return crossed
         title = None if before is None else before.a.path
@@ -820,6 +861,14 @@ class _LayerFinder:
             begin = "the inputs" if title is None else title
             cause = Cause(f"an operation between {begin} and {row.b} differs; none of the known causes fits")
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _activation_layer(self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall) -> str | None:
+        """Return B's layer that applies the activation between two pairs, None if no layer does."""
+        if call.before:
+            return before.b.path
+        keys = [each.key for each in self._layers[1]]
+        between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
+        return next((each.path for each in between if each.family == "activation"), None)
 
     def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
         captured = self._capture([before])
@@ -895,19 +944,33 @@ class _LayerFinder:
             ]
         return Cause("; ".join(texts)) if texts else None
 
-    def _crossed(self, pairs: Sequence[LayerCallPair], failed: LayerCallPair) -> Divergence | None:
-        """Return the first layers with equal weights that the sides call in different orders."""
+    def _crossed(
+        self, pairs: Sequence[LayerCallPair], rows: Mapping[int, LayerComparison], failed: LayerCallPair
+    ) -> Divergence | None:
+        """Return the layers with equal weights, up to the failed pair, that the sides call in other orders.
+
+        The order of layers that do not depend on each other is free: one of the two has other inputs.
+        """
         at_b = {each.key: place for place, each in enumerate(self._layers[1])}
         paths = {each.path for each in self._layers[1]}
         known = [each for each in pairs if each.by == "weights"]
+        last = pairs.index(failed)
         for place, pair in enumerate(known):
             later = next((o for o in known[place + 1 :] if at_b[o.b.key] < at_b[pair.b.key]), None)
-            if later is None:
+            if later is None or pairs.index(pair) > last:
+                continue
+            apart = [rows[id(each)].inputs > self._bound for each in (pair, later) if id(each) in rows]
+            if not any(apart) or _are_nested(pair, later):
                 continue
             text = f"A calls {pair.a.path} before {later.a.path}, B calls their counterparts in reverse order"
             if pair.a.path != pair.b.path and pair.a.path in paths:
                 text = f"B's {pair.b.path} has the weights of A's {pair.a.path}"
             return _divergence(pair.a.path, pair.b.path, LAYER, None, Cause(text), failed.a.path)
+        named = dict.fromkeys((each.a.path, each.b.path) for each in known if pairs.index(each) < last)
+        for a, b in named:
+            if a != b and (b, a) in named:
+                cause = Cause(f"B's {b} has the weights of A's {a}, and B's {a} those of A's {b}")
+                return _divergence(a, b, LAYER, None, cause, failed.a.path)
         return None
 
     def _with_origin(self, pair: LayerCallPair, cause: Cause | None) -> Cause | None:
@@ -946,6 +1009,12 @@ class _LayerFinder:
             a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
             return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
+
+
+def _are_nested(pair: LayerCallPair, other: LayerCallPair) -> bool:
+    """Return whether a layer contains the other one: the outer call ends later, whatever the order."""
+    paths = ((pair.a.path, other.a.path), (pair.b.path, other.b.path))
+    return any(is_inside(one, two) or is_inside(two, one) for one, two in paths)
 
 
 def _divergence(

@@ -818,7 +818,7 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
     chosen = infer_target_word(target, to)
     if chosen in EXPORTS:
         raise UsageError(
-            f"{chosen} stores a runnable network, not a tree", hint=("use ckpttool convert to write one")
+            f"{chosen} stores a runnable network, not a tree", hint="use ckpttool convert to write one"
         )
     return TARGETS[chosen]
 

@@ -443,7 +443,7 @@ class _Planner:
             why = (
                 "is copied unchanged"
                 if kept or binding is None
-                else (f"is mapped by its layout, {binding.layout}")
+                else f"is mapped by its layout, {binding.layout}"
             )
             raise UsageError(
                 f"--kind and --flatten set how layers are mapped, but this checkpoint {why}", file=file
@@ -962,7 +962,7 @@ def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[st
     norm = facts.obs_norm
     if norm is None:
         raise UsageError(
-            "no observation statistics to fold", hint=("use --obs-norm FILE to provide statistics")
+            "no observation statistics to fold", hint="use --obs-norm FILE to provide statistics"
         )
     if norm.get("clip") is not None:
         raise UnsupportedError(

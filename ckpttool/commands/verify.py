@@ -56,6 +56,7 @@ from ckpttool.commands.restore import (
 )
 from ckpttool.commands.save import reverse_conversion
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
+from ckpttool.commands.training_comparison import TrainingOptions
 from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -876,7 +877,8 @@ class Verification:
     def within(self) -> bool:
         """Whether every network is within the tolerance, every update within its bound, and all equal."""
         forward = all(network.within for network in self.networks)
-        return forward and (self.training is None or self.training.within) and not self.discrepancies
+        trained = (self.training, None if self.models is None else self.models.training)
+        return forward and all(each is None or each.within for each in trained) and not self.discrepancies
 
     @property
     def discrepancies(self) -> tuple[Discrepancy, ...]:
@@ -925,6 +927,9 @@ class VerificationOptions:
         transpose_inputs: whether the second model's inputs have channels on the other side; None decides
             by declared shapes and by convolutions.
         run_code: permit files that contain code: SavedModel, TorchScript, Lambda layers.
+        loss_a: the loss of the first model's training steps, "module:function", called with its outputs
+            and targets; None for the mean of 0.5 * (output - target)^2.
+        loss_b: the same for the second model.
 
     """
 
@@ -942,11 +947,13 @@ class VerificationOptions:
     inputs: str | None = None
     transpose_inputs: bool | None = None
     run_code: bool = False
+    loss_a: str | None = None
+    loss_b: str | None = None
 
     @property
     def of_models(self) -> bool:
         """Whether an option applies to models only."""
-        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs)
+        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, self.loss_a, self.loss_b)
         return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
@@ -967,11 +974,12 @@ def verify(
     network in common (unless `whole`), or a side cannot run.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
-    agents_only = options.whole or options.steps is not None
-    if options.of_models and agents_only:
-        raise UsageError("--all and --train-step compare agents, not models that your code builds")
+    if (options.loss_a or options.loss_b) and options.steps is None:
+        raise UsageError("--loss requires --train-step")
+    if options.of_models and options.whole:
+        raise UsageError("--all compares agents, not models that your code builds")
     sides = _model_sides(first, second, options)
-    if options.of_models or (not agents_only and _are_models(sides)):
+    if options.of_models or (not options.whole and _are_models(sides)):
         return _verify_models(sides, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)
@@ -1010,6 +1018,7 @@ def _verify_models(
         options.run_code,
         options.tolerance,
         options.facts,
+        None if options.steps is None else TrainingOptions(options.steps, options.loss_a, options.loss_b),
     )
     found = compare_models(sides[0], sides[1], chosen, progress)
     return Verification(
@@ -1018,8 +1027,8 @@ def _verify_models(
         found.engines,
         found.outputs,
         _describe_tolerance(options.tolerance),
-        found.assumed,
-        found.notes,
+        (*found.assumed, *(() if found.training is None else found.training.assumed)),
+        (*found.notes, *(() if found.training is None else found.training.notes)),
         not_compared=found.not_compared,
         models=found,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks import model_child
+from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
 
@@ -178,9 +178,13 @@ class ModelRunner:
         """Return the array as the framework's tensor."""
         return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by name."""
+        return named_tensors(made)
+
     def outputs(self, made: Any) -> list[tuple[str, Any]]:
         """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in named_tensors(made)]
+        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64; raise any error if that is impossible."""
@@ -316,16 +320,18 @@ class TorchRunner(ModelRunner):
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a module's result with changed tensors and settings, which are restored afterwards."""
         model = self.exact if exact else self.model
-        module = model if path == ROOT else model.get_submodule(path)
+        module = model if path == ROOT else _submodule(model, path)
         held: Any
         with contextlib.ExitStack() as undo, self._torch.no_grad():
-            for name, array in changes["tensors"].items():
-                held = getattr(module, name, None)
+            for full, array in changes["tensors"].items():
+                part, _, name = full.rpartition("/")
+                owner = _submodule(module, part.replace("/", "."))
+                held = getattr(owner, name, None)
                 value = self._torch.from_numpy(np.ascontiguousarray(array))
                 value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
                 if held is None:
-                    undo.callback(setattr, module, name, None)
-                    setattr(module, name, self._torch.nn.Parameter(value))
+                    undo.callback(setattr, owner, name, None)
+                    setattr(owner, name, self._torch.nn.Parameter(value))
                 else:
                     undo.callback(setattr, held, "data", held.data)
                     held.data = value.to(held.dtype)
@@ -339,21 +345,107 @@ class TorchRunner(ModelRunner):
         return "first" if any("Conv" in each["class"] for each in self.layers()) else ""
 
 
+def _submodule(module: Any, path: str) -> Any:
+    """Return a module by its path; programs have no get_submodule."""
+    for name in path.split(".") if path else ():
+        module = getattr(module, name)
+    return module
+
+
 def _is_missing(tensor: Any) -> bool:
     """Return whether a parameter has no values: none at all, or those of the first call."""
     return tensor is None or type(tensor).__name__.startswith("Uninitialized")
 
 
 class ScriptRunner(TorchRunner):
-    """A TorchScript program; hooks do not see the calls inside it."""
+    """A TorchScript program, whose calls of modules are extra results of a copy of its graph.
 
-    observable = False
+    Hooks do not fire inside a program. A module called in a branch or a loop of the graph is not recorded.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._recorder: CallRecorder | None = None
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs; with a recorder, those of the copy of the graph."""
+        if self._recorder is None:
+            return super().call(names, arrays, exact=exact)
+        model = self.exact if exact else self.model
+        given = [self.tensor(each, exact=exact) for each in arrays]
+        with self._torch.no_grad():
+            return self.styles(names, given)[self.style](
+                lambda *args, **kwargs: self._record(model, "", "forward", _positional(model, args, kwargs))
+            )
+
+    def _record(self, module: Any, path: str, method: str, args: list[Any]) -> Any:
+        """Call a method of a module and record it, and the calls inside it; return the result."""
+        assert self._recorder is not None  # noqa: S101 - set while calls are recorded
+        record = self._recorder.enter(path or ROOT, args, {}) if method.startswith("forward") else None
+        observed, calls = _observed_method(self._torch, module._c._get_method(method))
+        values: list[Any]
+        made, *values = observed(module, *args) if calls else (getattr(module, method)(*args),)
+        for name, inner, count in calls:
+            given, values = list(values[:count]), values[count:]
+            part = _submodule(module, name)
+            below = ".".join(filter(None, (path, name)))
+            if _has_calls(part._c._get_method(inner)):
+                self._record(part, below, inner, given)
+            elif inner.startswith("forward"):
+                self._recorder.leave(self._recorder.enter(below, given, {}), values[0])
+            values = values[1:]
+        if method.startswith("forward"):
+            self._recorder.leave(record, made)
+        return made
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the calls of modules."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+def _positional(model: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments of a program's forward method by position, defaults included."""
+    rest = model._c._get_method("forward").schema.arguments[1 + len(args) :]
+    held = [each for each in rest if each.name in kwargs or each.has_default_value()]
+    return [*args, *(kwargs.get(each.name, each.default_value) for each in held)]
+
+
+def _module_path(value: Any) -> str:
+    """Return the path of the module that a value of a graph is, from the graph's own module."""
+    steps = []  # type: list[str]
+    while value.node().kind() == "prim::GetAttr":
+        steps.insert(0, value.node().s("name"))
+        value = value.node().input()
+    return ".".join(steps)
+
+
+def _has_calls(method: Any) -> bool:
+    return any(node.kind() == "prim::CallMethod" for node in method.graph.nodes())
+
+
+def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str, int]]]:
+    """Return a method that also returns inputs and results of the calls in it, and those calls in order.
+
+    A call is the module's path, the method, and the number of inputs.
+    """
+    graph = method.graph.copy()
+    calls = []
+    for node in list(graph.nodes()):
+        if node.kind() == "prim::CallMethod":
+            module, *given = node.inputs()
+            calls.append((_module_path(module), node.s("name"), len(given)))
+            for value in (*given, node.output()):
+                graph.registerOutput(value)
+    if not calls:
+        return None, []
+    graph.makeMultiOutputIntoTuple()
+    return torch._C._create_function_from_graph("observed", graph), calls
 
 
 def _all_lines(error: BaseException | None) -> str:
@@ -459,7 +551,8 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             made = (
                 tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
             )
-            made.restore(file).assert_existing_objects_matched()
+            # `restore` requires a save counter, which a checkpoint of `write` does not have.
+            made.read(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:
@@ -554,12 +647,12 @@ class KerasRunner(TensorFlowRunner):
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        found = super().outputs(made)
+        found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), array) for name, (_, array) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -606,21 +699,27 @@ class KerasRunner(TensorFlowRunner):
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
         """Record calls by wrapping `__call__` of Keras's layers, and what they pass to their activations."""
-        model = self.exact if exact else self.model
-        found = [
-            (each, "/".join(path) or ROOT) for path, each in model_child.iter_keras_layers([], model, set())
-        ]
-        with _CallWrapper(recorder, found).wrapped():
+        with _CallWrapper(recorder, self._layers_by_path(exact=exact)).wrapped():
             yield
+
+    def _layers_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
+        """Return every layer with its path in the model: automatic names of the float64 copy are others."""
+        known = list(model_child.iter_keras_layers([], self.model, set()))
+        found = list(model_child.iter_keras_layers([], self.exact, set())) if exact else known
+        paths = known if len(found) == len(known) else found
+        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in _paired(paths, found)]
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
-        model = self.exact if exact else self.model
-        held = model_child.iter_keras_layers([], model, set())
-        layer = next(each for found, each in held if ("/".join(found) or ROOT) == path)
-        variables = list(model.weights)
+        layers = {found: each for each, found in self._layers_by_path(exact=exact)}
+        layer = layers[path]
+        variables = list((self.exact if exact else self.model).weights)
         numbers = {id(variable): place for place, variable in enumerate(variables)}
         own = dict(model_child.own_keras_weights(layer, numbers))
+        for found, each in layers.items():
+            if found.startswith(path + "/"):
+                rows = model_child.own_keras_weights(each, numbers)
+                own.update((found[len(path) + 1 :] + "/" + name, number) for name, number in rows)
         with contextlib.ExitStack() as undo:
             for name, array in changes["tensors"].items():
                 variable = variables[own[name]]
@@ -956,6 +1055,7 @@ class RunnerSession:
         self.folder, self.held = folder, held
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.trainer: Any = None
         self._layers: list[dict[str, Any]] | None = None
 
     def layers(self) -> list[dict[str, Any]]:
@@ -1153,8 +1253,13 @@ def _capture(session: RunnerSession, message: Message) -> Message:
 
 
 def _read_tensors(session: RunnerSession, message: Message) -> Message:
-    """Write the tensors of one layer."""
-    held = next(each["tensors"] for each in session.layers() if each["path"] == message["path"])
+    """Write the tensors of one layer, and of its parts if they are requested."""
+    path = message["path"]
+    held = dict(next(each["tensors"] for each in session.layers() if each["path"] == path))
+    for each in session.layers() if message["parts"] else ():
+        part = each["path"][len(path) + 1 :].replace(".", "/")
+        if part and each["path"].startswith((path + ".", path + "/")):
+            held.update((part + "/" + name, tensor) for name, tensor in each["tensors"].items())
     for place, tensor in enumerate(held.values()):
         np.save(session.folder / f"tensor-{place}.npy", view_array(tensor), allow_pickle=False)
     return {"names": list(held)}
@@ -1192,6 +1297,7 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": _close,
+    **model_training.HANDLERS,
 }
 
 
