@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ckpttool.commands.run_history import LayerHistory, find_logs, find_run, fol
 from ckpttool.report.run_page import build_drift
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
-from tests.report_pages import HOSTILE, Page
+from tests.report_pages import HOSTILE, Page, write_gif, write_results
 
 STEPS = (2500, 5000, 7500, 10000, 12500, 15000)
 
@@ -225,41 +224,14 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
 # --- Returns ----------------------------------------------------------------------------------------
 
 
-def results(folder: Path, means: dict[int, float], **more: Any) -> Path:
-    """Write what `eval --json` prints about the torch samples, shortened to what the page reads."""
-    entries = [
-        {
-            "checkpoint": str(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt")), "env": "Pendulum-v1",
-            "updates": step, "returns": [mean - 1, mean + 1], "mean": mean,
-            "ci95": [mean - 1, mean + 1], "std": 1.0, "median": mean, "iqm": mean,
-            "judgement": {
-                "sentence": f"between random and solved: {step} %", "random": {"mean": -1200.0},
-                "goal": {"value": -140.0, "source": "authors"}, "verdict": "between",
-            },
-        }
-        for step, mean in means.items()
-    ]  # fmt: skip
-    file = folder / "results.json"
-    file.write_text(json.dumps({"evaluations": entries, "curve": [], "notes": [], **more}))
-    return file
-
-
-def gif(file: Path, size: int = 40) -> Path:
-    """Write a GIF of one black pixel, with a comment of any size."""
-    head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
-    comment = b"!\xfe" + b"".join(b"\xff" + bytes(255) for _ in range(size // 256)) + b"\0"
-    image = b",\0\0\0\0\1\0\1\0\0\2\2D\1\0;"
-    file.write_bytes(head + comment + image)
-    return file
-
-
 def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     best = str(TORCH_SAMPLE.with_name("ckpt-12500.pt"))
-    file = results(
+    file = write_results(
         tmp_path, {2500: -900.0, 12500: -150.0, 15000: -160.0},
-        best={"checkpoint": best, "certain": False}, video={"file": "film.gif", "checkpoint": best},
+        run=TORCH_SAMPLE.parent, best={"checkpoint": best, "certain": False},
+        video={"file": "film.gif", "checkpoint": best, "episodes": [{"episode": 0, "return": -3.5}]},
     )  # fmt: skip
-    gif(tmp_path / "film.gif")
+    write_gif(tmp_path / "film.gif")
     page, document = written(TORCH_SAMPLE.parent, "--eval", file, out=tmp_path / "page.html")
     assert document["best"] == {
         "checkpoint": best, "mean": -150.0, "certain": False,
@@ -274,6 +246,7 @@ def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none'; ")
     assert "img-src data:; " in policy
     assert "between random and solved: 2500 %" in page.words
+    assert "episode 0: return \u22123.50" in page.words
     # The points of the curve are at the steps of the run.
     assert (
         len([1 for tag, attributes in page.elements if tag == "circle" and attributes.get("r") == "3"]) == 3
@@ -285,7 +258,7 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     run.mkdir()
     for step in (2500, 15000):
         shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run)
-    file = results(tmp_path, {2500: -1.0, 15000: -2.0})
+    file = write_results(tmp_path, {2500: -1.0, 15000: -2.0}, run=TORCH_SAMPLE.parent)
     page, document = written(run, "--eval", file)
     assert document["best"] is None  # these files exist, elsewhere
     gone = json.loads(file.read_text().replace(str(TORCH_SAMPLE.parent), "/gone"))
@@ -299,13 +272,13 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_the_film_that_is_given(tmp_path: Path, golden: Golden) -> None:
-    film = gif(tmp_path / "ckpt-7500.gif")
+    film = write_gif(tmp_path / "ckpt-7500.gif")
     _, document = written(TORCH_SAMPLE.parent, "--video", film, out=tmp_path / "page.html")
     assert document["film"] == {"file": "ckpt-7500.gif", "checkpoint": "ckpt-7500.pt"}
-    other = gif(tmp_path / "other.gif")
+    other = write_gif(tmp_path / "other.gif")
     _, document = written(TORCH_SAMPLE.parent, "--video", other, out=tmp_path / "page.html")
     assert document["film"]["checkpoint"] is None
-    gif(tmp_path / "large.gif", 4 << 20)
+    write_gif(tmp_path / "large.gif", 4 << 20)
     (tmp_path / "film.mp4").write_bytes(bytes(100))
     for name in ("large.gif", "film.mp4", "none.gif"):
         golden(refused(in_process("report", TORCH_SAMPLE.parent, "--video", name, "-q", cwd=tmp_path)))

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -92,8 +92,9 @@ def format_exactly(value: float, digits: int = 6) -> str:
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
-# Bytes of all pictures on a page; maximum and minimum cells per picture; maximum side length.
-_ALL = 3 << 20
+# Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
+# cells per picture; maximum side length.
+_ALL, _ROW = 3 << 20, 60
 _MOST, _LEAST, _LONGEST = 4096, 64, 160
 # Numbers processed together.
 _PIECE = 1 << 18
@@ -125,7 +126,7 @@ class HeatMap:
 
 def cell_budget(tensors: int) -> int:
     """Return the maximum number of cells per picture for this number of tensors."""
-    return max(_LEAST, min(_MOST, _ALL // max(1, tensors)))
+    return max(_LEAST, min(_MOST, (_ALL - _ROW * tensors) // max(1, tensors)))
 
 
 class HeatMapBuffer:
@@ -348,7 +349,7 @@ def _tensor_row(
             "slots": slots,
             "also": format_name(people[0]) if people else "",
             "aliases": [format_path(each) for each in names[:_ALIASES]],
-            "more": max(0, len(row.aliases) - _ALIASES),
+            "more": max(0, len(row.aliases) - _ALIASES) or None,
             "stats": None if stats is None else format_moments(stats.moments),
             "histogram": [] if stats is None else list(stats.histogram),
             "signs": [] if stats is None else [clean(sign) for sign in stats.signs],
@@ -486,7 +487,7 @@ def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) 
         or not isinstance(right, Leaf)
         or "string" in (left.dtype, right.dtype)
     ):
-        return {"pictures": []}
+        return {}
     arrays = left.array(), right.array()
     moments = [compute_moments(each) for each in arrays]
     both = moments[0] + moments[1]
@@ -509,7 +510,7 @@ def _change_object(change: ChangedEntry) -> dict[str, Any]:
     values = change.values
     return {
         **fields,
-        "sentence": "; ".join(_change_sentences(change, values)),
+        **({"note": note} if (note := "; ".join(_change_notes(change, values))) else {}),
         "share": values.different / values.size,
         "max_abs": format_exactly(values.max_abs, 3),
         "max_rel": format_exactly(values.max_rel, 3),
@@ -521,8 +522,7 @@ def _change_object(change: ChangedEntry) -> dict[str, Any]:
     }
 
 
-def _change_sentences(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
-    yield f"{values.different:,} of {values.size:,} differ"
+def _change_notes(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
     kinds = [entry.dtype for entry in (change.left, change.right) if isinstance(entry, Leaf)]
     if len(set(kinds)) > 1:
         yield " → ".join(kinds)
@@ -1162,8 +1162,48 @@ def content_security_policy(style: str, script: str, *, images: bool = False) ->
 
 
 def _page_data(found: ReportContents) -> dict[str, Any]:
-    comparison = found.comparison
-    return {"rows": found.rows, "changes": [] if comparison is None else comparison.changes}
+    changes = [] if found.comparison is None else _compact_changes(found.rows, found.comparison.changes)
+    return {"rows": pack_objects(_compact_rows(found.rows)), "changes": pack_objects(changes)}
+
+
+def _compact_changes(
+    rows: Sequence[Mapping[str, Any]], changes: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the changes without what most of them share: the path of their row, and that values differ."""
+    paths: dict[int, str] = {}
+    for row in rows:
+        if "change" in row:
+            paths.setdefault(row["change"], row["path"])
+    made = []
+    for number, each in enumerate(changes):
+        shared = {"path": paths.get(number), "what": "values"} if each["share"] is not None else {}
+        made.append({key: value for key, value in each.items() if key not in shared or value != shared[key]})
+    return made
+
+
+def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows without what the page's script derives: paths of names, and numbers of elements."""
+    above: list[str] = []
+    for row in rows:
+        del above[row["level"] :]
+        made = {key: value for key, value in row.items() if key not in ("size", "stats")}
+        if row["path"] == "/".join([*above[-1:], row["name"]]):
+            del made["path"]
+        for key, value in row.get("stats", {}).items():
+            if (key, value) != ("elements", row.get("size")):
+                made[f"stats.{key}"] = value
+        above.append(row["path"])
+        yield made
+
+
+def pack_objects(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return objects as lists of values, each after the number of its keys in `keys`.
+
+    Pages of many tensors consist of such objects, and their keys would be half of the page.
+    """
+    known: dict[tuple[str, ...], int] = {}
+    items = [[known.setdefault(tuple(each), len(known)), *each.values()] for each in objects]
+    return {"keys": [list(keys) for keys in known], "items": items}
 
 
 def _embed_json(value: object) -> Markup:
