@@ -152,6 +152,9 @@ def test_the_run_is_in_training_order_and_of_one_kind(tmp_path: Path) -> None:
     # The best one has no number in its name; its own counter puts it where it was saved.
     shutil.copy(TORCH_SAMPLE.with_name("ckpt-5000.pt"), tmp_path / "best.pt")
     assert names(find_run(str(tmp_path)))[:3] == ["ckpt-2500.pt", "best.pt", "ckpt-7500.pt"]
+    # A damaged one has no counter; its name puts it between the others.
+    (tmp_path / "ckpt-9000.pt").write_bytes((tmp_path / "ckpt-7500.pt").read_bytes()[:5000])
+    assert names(find_run(str(tmp_path)))[2:] == ["ckpt-7500.pt", "ckpt-9000.pt", "ckpt-10000.pt"]
 
 
 @pytest.mark.parametrize(

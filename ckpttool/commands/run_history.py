@@ -97,14 +97,27 @@ def find_run(path: str, layout: str | None = None) -> RunFiles | None:
     steps = [each.counts.get(source) for each in run if each.error is None] if source else []
     if len({step for step in steps if step is not None}) < 2:
         return None
-    run.sort(key=lambda each: _training_order(each, source))
-    return RunFiles(path, tuple(run), source, tuple(notes))
+    return RunFiles(path, tuple(_training_order(run, source)), source, tuple(notes))
 
 
-def _training_order(member: RunMember, source: str | None) -> tuple[bool, int, list[tuple[int, str]]]:
-    """Return a sorting key: the step, then the name; a checkpoint without a step is last."""
-    step = member.counts.get(source or "")
-    return step is None, step or 0, natural_sort_key(member.path)
+def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMember]:
+    """Return the checkpoints by step, then by name.
+
+    One without a step (damaged) is where the number in its name puts it, else last.
+    """
+    named = sorted(run, key=lambda each: natural_sort_key(each.path))
+    known = sorted(
+        (each for each in named if (source or "") in each.counts), key=lambda each: each.counts[source or ""]
+    )
+    for member in (each for each in named if (source or "") not in each.counts):
+        number = member.counts.get(inspect.NAME)
+        later = (
+            at
+            for at, each in enumerate(known)
+            if number is not None and each.counts.get(inspect.NAME, -1) > number
+        )
+        known.insert(next(later, len(known)), member)
+    return known
 
 
 def _folder_entries(path: str) -> tuple[list[CheckpointEntry], list[str]]:

@@ -529,6 +529,7 @@ def render_run(found: RunContents) -> bytes:
         history=history,
         checkpoint=history.latest.checkpoint,
         steps=steps,
+        span=_step_span(history.checkpoints) or (steps[0], steps[-1]),
         unit=UNITS.get(history.step_from or "", ANY_UNIT),
         drift=build_drift(found.layers, steps),
         findings=build_findings(history.findings, steps),
@@ -555,6 +556,11 @@ def step_labels(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, ...]:
         f"{each.step:,}" if each.step is not None else format_path(os.path.basename(each.path))
         for each in checkpoints
     )
+
+
+def _step_span(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, str] | None:
+    known = [each.step for each in checkpoints if each.step is not None]
+    return (f"{known[0]:,}", f"{known[-1]:,}") if known else None
 
 
 def _counter_columns(checkpoints: Sequence[RunCheckpoint]) -> list[tuple[str, list[str]]]:
