@@ -364,7 +364,8 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
 
 # Findings of doctor over the checkpoints.
 
-_NUMBER = re.compile(r"[0-9][0-9,.]*")
+# What differs between sentences about different counts: numbers, and words in singular or plural.
+_NUMBER = re.compile(r"[0-9][0-9,.]*|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,11 +383,6 @@ class FindingHistory:
     def sentence(self) -> str:
         """The most recent text."""
         return next(text for text in reversed(self.sentences) if text is not None)
-
-    @property
-    def constant(self) -> bool:
-        """Whether it is at every checkpoint with the same text."""
-        return len(set(self.sentences)) == 1
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""

@@ -471,23 +471,33 @@ class FindingRow:
     texts: tuple[tuple[str, str], ...]
 
 
-def build_findings(found: Sequence[FindingHistory], steps: Sequence[str]) -> tuple[FindingRow, ...]:
-    """Return a row for each finding that is not the same at every checkpoint."""
-    return tuple(_finding_row(each, steps) for each in found if not each.constant)
-
-
-def _finding_row(found: FindingHistory, steps: Sequence[str]) -> FindingRow:
-    marks = [
-        HeatCell("found" if sentence else "none", f"{step}: {'found' if sentence else 'not found'}")
-        for step, sentence in zip(steps, found.sentences, strict=True)
+def split_findings(
+    found: Sequence[FindingHistory], checkpoints: Sequence[RunCheckpoint]
+) -> tuple[tuple[FindingRow, ...], tuple[FindingHistory, ...]]:
+    """Return a row for each finding that changes, and those that are equal at all readable checkpoints."""
+    steps = step_labels(checkpoints)
+    readable = [at for at, each in enumerate(checkpoints) if each.error is None]
+    constant = [len({each.sentences[at] for at in readable}) == 1 for each in found]
+    rows = [
+        _finding_row(each, steps, readable) for each, same in zip(found, constant, strict=True) if not same
     ]
-    at = [number for number, sentence in enumerate(found.sentences) if sentence]
+    return tuple(rows), tuple(each for each, same in zip(found, constant, strict=True) if same)
+
+
+def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence[int]) -> FindingRow:
+    words = {"found": "found", "none": "not found", "unknown": "unknown"}
+    shades = [
+        "unknown" if at not in readable else "found" if sentence else "none"
+        for at, sentence in enumerate(found.sentences)
+    ]
+    marks = [HeatCell(shade, f"{step}: {words[shade]}") for step, shade in zip(steps, shades, strict=True)]
+    at = [number for number, readable_at in enumerate(readable) if found.sentences[readable_at]]
     return FindingRow(
         found.topic,
         found.sentence,
         found.fix or "",
         tuple(marks),
-        _describe_times(at, steps),
+        _describe_times(at, [steps[number] for number in readable]),
         tuple(_changing_texts(found.sentences, steps)) if len({*found.sentences} - {None}) > 1 else (),
     )
 
@@ -524,6 +534,7 @@ def render_run(found: RunContents) -> bytes:
     style, script = (pages.join_templates(names) for names in (_STYLES, _SCRIPTS))
     history, steps = found.history, step_labels(found.history.checkpoints)
     strips, ends = pages.build_strips(found.results.results)
+    findings, constant = split_findings(history.findings, history.checkpoints)
     page = pages.template_environment().get_template("run.html").render(
         found=found,
         history=history,
@@ -532,8 +543,8 @@ def render_run(found: RunContents) -> bytes:
         span=_step_span(history.checkpoints) or (steps[0], steps[-1]),
         unit=UNITS.get(history.step_from or "", ANY_UNIT),
         drift=build_drift(found.layers, steps),
-        findings=build_findings(history.findings, steps),
-        constant=[each for each in history.findings if each.constant],
+        findings=findings,
+        constant=constant,
         counters=_counter_columns(history.checkpoints),
         chart=pages.build_chart(found.results.curves),
         chart_width=pages.WIDTH,
