@@ -873,6 +873,8 @@ class ReportContents:
     signs: int
     files: tuple[File, ...]
     networks: tuple[FlowStrip, ...] = ()
+    others: tuple[FlowStrip, ...] | None = None
+    """networks of the second checkpoint; None if they are the same, or there is no second one"""
 
 
 def gather_contents(
@@ -896,17 +898,19 @@ def gather_contents(
     stages = 2 if other is None else 3
     sha256 = digest_checkpoint(checkpoint, _stage_progress(progress, 0, stages)).sha256
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
-    changes = None
+    changes = others = None
     if other is not None:
         sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
         files += sides[1].checkpoint.files
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
+        others = find_strips(sides[1].checkpoint, sides[1].binding, None)
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
+    networks = find_strips(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -918,7 +922,8 @@ def gather_contents(
         pictures.encoded(),
         sum(1 for each in values.tensors if each.signs),
         files,
-        find_strips(checkpoint, listing.binding, sha256),
+        networks,
+        None if others == networks else others,
     )
 
 
@@ -1126,6 +1131,7 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
