@@ -1,4 +1,4 @@
-"""Make the pictures of README and pages from real runs: `python -m docs.pictures [NAME ...]`.
+"""Make the pictures of README and pages from real runs: `python -m docs.recordings [NAME ...]`.
 
 Names are those of the files in docs/images, without the suffix. All need the extras of `make demo`; the
 screenshots need chromium and chromedriver.

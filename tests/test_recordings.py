@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.core.text import format_size
-from docs import pictures
+from docs import recordings
 from docs.blocks import DOCS, ROOT
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
@@ -46,8 +46,8 @@ def test_the_readme_is_small() -> None:
 
 def test_every_picture_is_used_and_made() -> None:
     shown = {file for page in PAGES for file in used(page)}
-    kept = set(pictures.IMAGES.iterdir())
-    assert kept == {pictures.IMAGES / name for name in pictures.PICTURES}
+    kept = set(recordings.IMAGES.iterdir())
+    assert kept == {recordings.IMAGES / name for name in recordings.PICTURES}
     assert kept <= shown
 
 
@@ -60,8 +60,8 @@ def test_a_drawing_is_self_contained(file: Path) -> None:
 
 def test_the_recording_shows_the_commands_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    recording = (pictures.IMAGES / "terminal.svg").read_text(encoding="utf-8")
-    for scene in pictures.SCENES:
+    recording = (recordings.IMAGES / "terminal.svg").read_text(encoding="utf-8")
+    for scene in recordings.SCENES:
         assert scene.command in readme
         assert f">{scene.command}</text>" in recording
     assert "prefers-reduced-motion" in recording
@@ -73,9 +73,9 @@ def test_the_recording_shows_the_commands_of_the_readme() -> None:
 @pytest.mark.environment
 def test_the_recording_is_what_the_commands_print(tmp_path: Path) -> None:
     """Speeds and rounding differ between machines."""
-    pictures.copy_samples(tmp_path)
-    made = pictures.make_recording(tmp_path).decode()
-    kept = (pictures.IMAGES / "terminal.svg").read_text(encoding="utf-8")
+    recordings.copy_samples(tmp_path)
+    made = recordings.make_recording(tmp_path).decode()
+    kept = (recordings.IMAGES / "terminal.svg").read_text(encoding="utf-8")
     assert words(made) == words(kept)
 
 
@@ -83,9 +83,9 @@ def test_the_recording_is_what_the_commands_print(tmp_path: Path) -> None:
 @pytest.mark.environment
 @pytest.mark.parametrize("name", ["curve.svg", "best-and-worst.gif"])
 def test_a_picture_is_made_again(name: str, tmp_path: Path) -> None:
-    pictures.copy_samples(tmp_path)
-    made = pictures.PICTURES[name](tmp_path)
-    size = (pictures.IMAGES / name).stat().st_size
+    recordings.copy_samples(tmp_path)
+    made = recordings.PICTURES[name](tmp_path)
+    size = (recordings.IMAGES / name).stat().st_size
     assert abs(len(made) - size) < size / 4
 
 
@@ -94,8 +94,8 @@ def test_a_picture_is_made_again(name: str, tmp_path: Path) -> None:
 def test_a_screenshot_is_made_again(tmp_path: Path) -> None:
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("chromium and chromedriver are not here")
-    pictures.copy_samples(tmp_path)
-    assert len(pictures.PICTURES["report-dark.png"](tmp_path)) > 10_000
+    recordings.copy_samples(tmp_path)
+    assert len(recordings.PICTURES["report-dark.png"](tmp_path)) > 10_000
 
 
 def words(drawing: str) -> list[str]:
