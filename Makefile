@@ -88,6 +88,7 @@ fuzz: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m docs.screens
+	$(BIN)/python -m docs.pictures
 	$(BIN)/python -m docs.recordings
 
 site: $(VENV)/.installed

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 IMAGES = ROOT / "docs" / "images"
 TF_SAMPLE = "sample_ckpts/td3_pendulum_tf/ckpt-15000"
 TORCH_SAMPLE = "sample_ckpts/td3_pendulum_torch/ckpt-15000.pt"
-TF_RUN, TORCH_RUN = "sample_ckpts/td3_pendulum_tf", "sample_ckpts/td3_pendulum_torch"
+TF_RUN = "sample_ckpts/td3_pendulum_tf"
 
 
 # Commands.
@@ -232,21 +232,15 @@ def quantized(png: bytes) -> bytes:
     return out.getvalue()
 
 
-# Plots and films.
-
-
-def make_curve(folder: Path) -> bytes:
-    """Return the learning curve of the sample run."""
-    run(folder, f"ckpttool eval {TORCH_RUN} --episodes 20 --plot curve.svg --quiet")
-    return (folder / "curve.svg").read_bytes()
-
+# A film of two episodes.
 
 FILM_SIDE, FILM_STEP, FILM_DELAY_MS = 300, 3, 100
 
 
 def make_film(folder: Path) -> bytes:
     """Return the best and the worst of 20 episodes, side by side, as a GIF."""
-    words = f"ckpttool eval {TORCH_SAMPLE} --episodes 20 --video play.gif --video-episodes best,worst --json"
+    words = f"ckpttool eval {TORCH_SAMPLE} --episodes 20 --video play.gif --video-width {FILM_SIDE}"
+    words += " --video-episodes best,worst --json"
     document = json.loads(run(folder, words))
     frames = read_frames(folder / "play.gif")
     first = episode_length(document, frames)
@@ -295,7 +289,6 @@ PICTURES: dict[str, Callable[[Path], bytes]] = {
     "terminal.svg": make_recording,
     "report-light.png": make_screenshot("light"),
     "report-dark.png": make_screenshot("dark"),
-    "curve.svg": make_curve,
     "best-and-worst.gif": make_film,
 }
 

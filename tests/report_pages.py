@@ -49,6 +49,7 @@ class Page(html.parser.HTMLParser):
     def __post_init__(self) -> None:
         super().__init__()
         self._within = ""
+        self._continued = False
 
     @classmethod
     def of(cls, file: Path) -> Page:
@@ -59,13 +60,19 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        self._within = tag
+        self._continued = tag == "wbr"  # a place for a line break within a word
+        if not self._continued:
+            self._within = tag
 
     def handle_endtag(self, tag: str) -> None:
         self._within = ""
 
     def handle_data(self, data: str) -> None:
-        {"script": self.scripts, "style": self.styles}.get(self._within, self.text).append(data)
+        texts = {"script": self.scripts, "style": self.styles}.get(self._within, self.text)
+        if self._continued:
+            data = texts.pop() + data
+        texts.append(data)
+        self._continued = False
 
     @property
     def data(self) -> dict[str, Any]:

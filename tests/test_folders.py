@@ -78,6 +78,13 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "other files": (other_files, NOTHING),
     "an unsupported format": (orbax, NOTHING),
 }
+# `report` has a page for the checkpoints of one run: how many there are.
+RUNS = {
+    "a run with its latest": 2,
+    "a run without its latest": 3,
+    "a run in a subfolder": 2,
+    "numbered files in a subfolder": 2,
+}
 COMMANDS: dict[str, tuple[str, ...]] = {
     "digest": ("digest", "FOLDER"),
     "stats": ("stats", "FOLDER"),
@@ -111,7 +118,11 @@ def test_a_command_takes_a_folder(kind: str, command: str, folders: Path, tmp_pa
     folder, expected = folders / kind, KINDS[kind][1]
     words = [w.replace("FOLDER", str(folder)).replace("TMP", str(tmp_path)) for w in COMMANDS[command]]
     ran = in_process(*words)
-    if expected == CHOOSE:
+    if command == "report" and kind in RUNS:
+        assert ran.status == 0, ran.err
+        assert ran.err == f"using {RUNS[kind]} checkpoints of {folder}\n"
+        assert len(in_process(*words, "--json").json()["run"]["checkpoints"]) == RUNS[kind]
+    elif expected == CHOOSE:
         assert ran.status == 2
         assert not ran.out
         hint = next(line for line in ran.err.splitlines() if line.startswith("hint: ckpttool "))

@@ -35,7 +35,7 @@ class _SignalExit(SystemExit):
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
         self.how = (
-            "interrupted" if signum == signal.SIGINT else (f"terminated by {signal.Signals(signum).name}")
+            "interrupted" if signum == signal.SIGINT else f"terminated by {signal.Signals(signum).name}"
         )
 
 

@@ -587,12 +587,9 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
         name = tree.names.get(path)
         if name is None or name in written or leaf.role == "slot":
             continue
-        segments = re.split(r"[/.]", name)
-        for number, segment in enumerate(segments):
-            what = next((w for w, pattern in _WEIGHTS.items() if pattern.fullmatch(segment.lower())), None)
-            if what is not None:
-                found.setdefault((what, "/".join(segments[:number])), {})[name] = leaf
-                break
+        kind = _find_weight_kind(name)
+        if kind is not None:
+            found.setdefault(kind, {})[name] = leaf
     for (what, module), leaves in found.items():
         owned = module in modules
         if what == "running statistics" and not owned:
@@ -600,6 +597,22 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
         name, leaf = next(iter(leaves.items()))
         value = f"{leaf.dtype}{list(leaf.shape)}" if len(leaves) == 1 else f"{len(leaves)} tensors"
         yield LedgerEntry("not used", what, value, name, decides=owned and what != "averaged weights")
+
+
+def _find_weight_kind(name: str) -> tuple[Topic, str] | None:
+    """Return the kind of special weights that a name shows, and the module that has them."""
+    segments = re.split(r"[/.]", name)
+    for number, segment in enumerate(segments):
+        for what, pattern in _WEIGHTS.items():
+            if pattern.fullmatch(segment.lower()):
+                return what, "/".join(segments[:number])
+    return None
+
+
+def weight_kind(name: str) -> Topic | None:
+    """Return what a tensor's name shows: averages, low-rank weights, scales or running statistics."""
+    found = _find_weight_kind(name)
+    return None if found is None else found[0]
 
 
 def _is_of_layer(name: str, names: Collection[str]) -> bool:
@@ -706,7 +719,7 @@ class _PolicyUsage(NamedTuple):
         return (
             f"--obs-norm {shlex.quote(file)}"
             if file
-            else ("use --obs-norm FILE (with mean and var) to apply them")
+            else "use --obs-norm FILE (with mean and var) to apply them"
         )
 
     def uses(self, fact: str) -> bool:

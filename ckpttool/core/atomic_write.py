@@ -437,7 +437,7 @@ def require_regular(target: str) -> None:
         folder = os.path.realpath(os.path.dirname(hop))
         if f"{folder}/".startswith(_SYSTEM) and not f"{folder}/".startswith(_SHARED_MEMORY):
             raise TargetExistsError(
-                "the target is in a system folder", file=target, hint=("choose another name")
+                "the target is in a system folder", file=target, hint="choose another name"
             )
         if not os.path.islink(hop):
             break
@@ -869,7 +869,7 @@ def require_new(
     sources: tuple[File, ...] = (),
     *,
     force: bool = False,
-    hint: str = ("use --force to replace it"),
+    hint: str = "use --force to replace it",
 ) -> None:
     """Raise unless `target` may be written: it is not a source, and does not exist unless `force`."""
     if urls.is_url(target):

@@ -656,7 +656,7 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
             file,
             "two members overlap",
             entry.header,
-            found=(f"member {quote_member(entry.name)} and the one after it"),
+            found=f"member {quote_member(entry.name)} and the one after it",
         )
     layout = _DESCRIPTORS.get(length)
     if layout is None or not entry.flags & LATER:

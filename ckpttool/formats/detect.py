@@ -70,6 +70,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return _open_path(place)
 
 
+def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """Return the checkpoint, opened if a path is given."""
+    return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
+
+
 def _open_path(path: str) -> Checkpoint:
     found = resolve(path)
     checkpoint = _add_location_notes(path, found, read_location(found))

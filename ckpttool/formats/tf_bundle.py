@@ -350,7 +350,7 @@ def _index_bytes(file: File) -> bytes:
         raise FormatError(
             "Git LFS pointer instead of the file itself",
             file=file.path,
-            hint=("run git lfs pull to fetch the file"),
+            hint="run git lfs pull to fetch the file",
         )
     if not data:
         raise TruncatedError("the index is empty", file=file.path)

@@ -46,7 +46,9 @@ from ckpttool.commands.stats import (
     Moments,
     Stats,
     TensorStats,
+    compute_moments,
     compute_stats,
+    histogram,
 )
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -56,6 +58,7 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.verification import VerificationSection, read_verification
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
@@ -140,17 +143,16 @@ class HeatMapBuffer:
         cells, shape = shrink_matrix(to_matrix(path, array), self._most)
         return self._kept(cells, shape, _largest_magnitude(cells))
 
-    def pair(self, path: str, left: Leaf, right: Leaf) -> list[HeatMap]:
+    def pair(self, path: str, left: np.ndarray, right: np.ndarray) -> list[HeatMap]:
         """Shrink two tensors of one shape to pictures of one scale, and their difference to a third."""
         import numpy as np
 
         if left.size < 2:
             return []
-        one, shape = shrink_matrix(to_matrix(path, left.array()), self._most)
-        other, _ = shrink_matrix(to_matrix(path, right.array()), self._most)
+        one, shape = shrink_matrix(to_matrix(path, left), self._most)
+        other, _ = shrink_matrix(to_matrix(path, right), self._most)
         with np.errstate(invalid="ignore", over="ignore"):
-            # The mean of differences is the difference of means, so the tensors need not be in memory
-            # together.
+            # The mean of differences is the difference of means.
             more = other - one
         scale = max(_largest_magnitude(one), _largest_magnitude(other))
         return [
@@ -407,6 +409,22 @@ class ComparisonSection:
     changes: list[dict[str, Any]]
     marks: dict[str, int]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
+    slots: tuple[SlotComparison, ...]
+    """optimizer state by kind; empty if it is the same"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotComparison:
+    """Slot variables of one kind of one optimizer that differ, with the norms of both sides.
+
+    The norms are empty where not all tensors were read for the page.
+    """
+
+    optimizer: str
+    slot: str
+    tensors: int
+    largest: str
+    norms: tuple[str, str]
 
 
 def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
@@ -416,11 +434,36 @@ def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBu
     changes = []
     for number, each in enumerate(found.changed):
         marks.update(dict.fromkeys(places.get(each.path, (each.path,)), number))
-        changes.append({**_change_object(each), "pictures": _change_heat_maps(each, pictures, number)})
+        changes.append({**_change_object(each), **_compare_values(each, pictures, number)})
     left, right = (
         tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
     )
-    return ComparisonSection(found, changes, marks, (left, right))
+    return ComparisonSection(found, changes, marks, (left, right), tuple(_compare_slots(found, changes)))
+
+
+def _compare_slots(found: Diff, changes: Sequence[Mapping[str, Any]]) -> Iterator[SlotComparison]:
+    """Yield the differences of slot variables by optimizer and kind."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, each in enumerate(found.changed):
+        if isinstance(each.left, Leaf) and each.left.role == "slot" and each.values is not None:
+            groups.setdefault((_optimizer_name(each.path), each.left.slot or ""), []).append(number)
+    for (optimizer, slot), numbers in sorted(groups.items()):
+        largest = max(values.max_abs for n in numbers if (values := found.changed[n].values) is not None)
+        sides = [changes[number].get("sides") for number in numbers]
+        norms = ("", "")
+        if all(each and isinstance(each[side].get("norm"), float) for each in sides for side in (0, 1)):
+            squares = [sum(each[side]["norm"] ** 2 for each in sides if each) for side in (0, 1)]
+            norms = (format_exactly(math.sqrt(squares[0]), 3), format_exactly(math.sqrt(squares[1]), 3))
+        yield SlotComparison(
+            format_path(optimizer), clean(slot), len(numbers), format_exactly(largest, 3), norms
+        )
+
+
+def _optimizer_name(path: str) -> str:
+    """Return the part of a slot's path up to the optimizer, else its first step."""
+    steps = path.split("/")
+    end = next((at for at, step in enumerate(steps) if "optim" in step.lower()), 0)
+    return "/".join(steps[: end + 1])
 
 
 def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
@@ -434,18 +477,26 @@ def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, li
     return places
 
 
-def _change_heat_maps(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> list[list[float]]:
+def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> dict[str, Any]:
+    """Read both sides once more; return their pictures, histograms in common bins, and moments."""
     left, right = change.left, change.right
     if (
         number >= PICTURED
         or change.values is None
         or not isinstance(left, Leaf)
         or not isinstance(right, Leaf)
+        or "string" in (left.dtype, right.dtype)
     ):
-        return []
-    if "string" in (left.dtype, right.dtype):
-        return []
-    return [each.document() for each in pictures.pair(change.path, left, right)]
+        return {"pictures": []}
+    arrays = left.array(), right.array()
+    moments = [compute_moments(each) for each in arrays]
+    both = moments[0] + moments[1]
+    bins = [list(histogram(each, both)) for each in arrays]
+    return {
+        "pictures": [each.document() for each in pictures.pair(change.path, *arrays)],
+        "sides": [format_moments(each) for each in moments],
+        **({"bins": bins, "range": [both.low, both.high]} if bins[0] and left.size > 1 else {}),
+    }
 
 
 def _change_object(change: ChangedEntry) -> dict[str, Any]:
@@ -639,6 +690,9 @@ class EvaluationEntry:
     ci95: tuple[float, float] | None
     how: str
     notes: tuple[str, ...]
+    verdict: str = ""
+    """comparison with the references of the environment, as a sentence"""
+    references: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -716,7 +770,22 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
             *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
             *_clean_notes(found.get("notes")),
         ),
+        *_read_judgement(found.get("judgement")),
     )
+
+
+def _read_judgement(found: object) -> tuple[str, str]:
+    """Return the verdict of `eval`, and the references behind it."""
+    if not isinstance(found, dict) or not isinstance(found.get("sentence"), str):
+        return "", ""
+    numbers = []
+    for word, name, key in (("random policy", "random", "mean"), ("goal", "goal", "value")):
+        known = found.get(name)
+        value = _parse_number(known.get(key)) if isinstance(known, dict) else math.nan
+        if isinstance(known, dict) and math.isfinite(value):
+            source = f" ({_clean_text(known['source'])})" if isinstance(known.get("source"), str) else ""
+            numbers.append(f"{word} {format_number(value)}{source}")
+    return _clean_text(found["sentence"]), ", ".join(numbers)
 
 
 def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
@@ -781,10 +850,11 @@ _OF_A_CHANGE = 3
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """Files with more about a checkpoint: evaluations, and the report of its conversion."""
+    """Files with more about a checkpoint: evaluations, and the reports of its conversion and verification."""
 
     evaluations: Sequence[str] = ()
     conversion: str | None = None
+    verification: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -805,6 +875,7 @@ class ReportContents:
     signs: int
     files: tuple[File, ...]
     networks: tuple[FlowStrip, ...] = ()
+    verification: VerificationSection | None = None
 
 
 def gather_contents(
@@ -828,6 +899,8 @@ def gather_contents(
     stages = 2 if other is None else 3
     sha256 = digest_checkpoint(checkpoint, _stage_progress(progress, 0, stages)).sha256
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
+    checked = inputs.verification
+    verification = None if checked is None else read_verification(checked, checkpoint.path)
     changes = None
     if other is not None:
         sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
@@ -851,6 +924,7 @@ def gather_contents(
         sum(1 for each in values.tensors if each.signs),
         files,
         find_strips(checkpoint, listing.binding, sha256),
+        verification,
     )
 
 
@@ -872,7 +946,8 @@ def _read_tensors(
 def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
     """Return the documents read with the checkpoint, including its own sidecar."""
     given = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
-    return tuple(File.stamp(file) for file in given if filesystem.isfile(file))
+    checked = () if inputs.verification is None else (inputs.verification,)
+    return tuple(File.stamp(file) for file in (*given, *checked) if filesystem.isfile(file))
 
 
 def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
@@ -1031,11 +1106,11 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 # Page rendering: templates, styles and scripts become one self-contained file.
 
-_STYLES = ("page.css", "tree.css", "print.css")
+_STYLES = ("page.css", "tree.css", "verification.css", "print.css")
 # In dependency order.
-_SCRIPTS = ("pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
+_SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
 # Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
-_TITLE, _SENTENCE, _SHOWN = 200, 600, 100
+_TITLE, _SENTENCE, SHOWN = 200, 600, 100
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
 # Width of the networks' dataflow, in pixels.
@@ -1044,9 +1119,9 @@ _FLOW = 1120.0
 
 def render_page(found: ReportContents) -> bytes:
     """Return the page in UTF-8; the same contents give the same bytes."""
-    style, script = (_join_templates(names) for names in (_STYLES, _SCRIPTS))
+    style, script = (join_templates(names) for names in (_STYLES, _SCRIPTS))
     strips, ends = build_strips(found.results.results)
-    text = _template_environment().get_template("page.html").render(
+    text = template_environment().get_template("page.html").render(
         found=found,
         checkpoint=found.summary.checkpoint,
         audit=inspect.build_audit_document(found.summary.checkpoint.code_references),
@@ -1058,10 +1133,10 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
-        most=_SHOWN,
+        most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
-        policy=_content_security_policy(style, script),
+        policy=content_security_policy(style, script),
         data=_embed_json(_page_data(found)),
         version=__version__,
     )  # fmt: skip
@@ -1075,17 +1150,21 @@ def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     return plain[:_TOLD]
 
 
-def _join_templates(names: tuple[str, ...]) -> str:
+def join_templates(names: Sequence[str]) -> str:
+    """Return the content of templates that are no pages: style sheets or scripts."""
     folder = files("ckpttool.report") / "templates"
     return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
 
 
-def _content_security_policy(style: str, script: str) -> str:
-    """Return the content security policy: no network requests, and only our own script runs."""
+def content_security_policy(style: str, script: str, *, images: bool = False) -> str:
+    """Return the content security policy: no network requests, and only our own script runs.
+
+    `images` permits images inside the page.
+    """
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"{'img-src data:; ' if images else ''}base-uri 'none'; form-action 'none'"
     )
 
 
@@ -1102,7 +1181,8 @@ def _embed_json(value: object) -> Markup:
     return Markup(text)  # noqa: S704  # nothing of it is markup any more
 
 
-def _template_environment() -> Environment:
+def template_environment() -> Environment:
+    """Return the environment of all pages, with the filters that templates use."""
     made = Environment(
         loader=PackageLoader("ckpttool.report"),
         autoescape=True,
@@ -1119,6 +1199,7 @@ def _template_environment() -> Environment:
         sentence=lambda text: shorten(clean(text), _SENTENCE),
         base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
         decimal=format_number,
+        breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )
     return made

@@ -26,9 +26,10 @@ let terms = [];
 function elementOf(index) {
   if (made.has(index)) return made.get(index);
   const row = rows[index], kind = kindOf(row), item = make("div", `item ${kind}`), line = make("div", "row");
-  item.setAttribute("role", "treeitem"); item.setAttribute("aria-level", row.level + 1);
-  item.setAttribute("aria-setsize", siblings.get(parent[index])); item.setAttribute("aria-posinset", place[index]);
-  item.tabIndex = -1; item.dataset.index = index; line.style.setProperty("--level", row.level);
+  // The row is the tree's item, named by what it shows; an open panel is an item of its own below it.
+  item.setAttribute("role", "none"); line.setAttribute("role", "treeitem"); line.setAttribute("aria-level", row.level + 1);
+  line.setAttribute("aria-setsize", siblings.get(parent[index])); line.setAttribute("aria-posinset", place[index]);
+  line.tabIndex = -1; line.dataset.index = index; line.style.setProperty("--level", row.level);
   const name = make("span", "name"), text = make("span", "text");
   text.title = row.path;
   name.append(make("span", "caret"), text);
@@ -36,7 +37,6 @@ function elementOf(index) {
   line.append(name, type);
   if (kind === "value") {
     type.textContent = `${row.type} `; type.append(make("i", "", row.value)); type.title = row.value;
-    item.setAttribute("aria-label", `${row.name}, ${row.type} ${row.value}`);
   } else {
     const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
     if (kind === "module") type.textContent = row.kind ?? (row.tensors ? counting(row.tensors, "tensor", "tensors") : "plain values");
@@ -47,13 +47,14 @@ function elementOf(index) {
     const count = kind === "module" ? row.parameters : row.size;
     line.append(make("span", "size", count ? number(count) : ""), make("span", "nbytes", row.nbytes ? bytes(row.nbytes) : ""), spark,
       make("span", "mean", many && "mean" in stats ? short(stats.mean) : ""), make("span", "std", many && "std" in stats ? short(stats.std) : ""), mark);
-    item.setAttribute("aria-label", [row.name, type.textContent, tag, mark.textContent].filter(Boolean).join(", "));
     if (mark.textContent) item.classList.add("marked");
   }
   item.append(line);
   made.set(index, item);
   return item;
 }
+
+const lineOf = (index) => elementOf(index).firstElementChild;
 
 // What a tensor is besides a trained one; a slot names its parameter, since its own path may only count.
 function tagOf(row) {
@@ -79,7 +80,7 @@ function refresh(index, isOpen) {
   const item = elementOf(index), row = rows[index], kind = kindOf(row), state = `${isOpen} ${terms.join(" ")}`;
   if (states.get(index) === state) return item;
   states.set(index, state);
-  if (kind !== "value") item.setAttribute("aria-expanded", String(isOpen));
+  if (kind !== "value") lineOf(index).setAttribute("aria-expanded", String(isOpen));
   const text = item.querySelector(".text");
   text.replaceChildren(...highlighted(row.name));
   const panel = item.querySelector(".panel");
