@@ -62,7 +62,7 @@ FAULTS = {
     "gate order": ("rnn", "rnn"),
     "statistics": ("norm", "1"),
     "epsilon": ("norm", "1"),
-    "activation": ("second", "2"),
+    "activation": ("first", "1"),
     "stated orientation": ("second", "2"),
 }
 

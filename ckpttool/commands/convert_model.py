@@ -45,6 +45,7 @@ from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.mapping import fill_model, user_rules
@@ -92,7 +93,8 @@ def convert_into_model(
         moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
         ledger = _account(checkpoint, given, filling, moved, options)
         made = _with_ledger(_with_optimizers(made, given.ready, moved), ledger)
-        planned = _PlannedModel(target, checkpoint, own, made, filling, moved, ledger)
+        vectors = given.guessed() if all(len(each) == 1 for each in given.guessed()) else ()
+        planned = _PlannedModel(target, checkpoint, own, made, filling, moved, ledger, vectors)
         done = planned.result(given)
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
@@ -124,6 +126,8 @@ class _PlannedModel:
     filling: FillResult
     moved: ConvertedOptimizers
     ledger: ModelLedger
+    vectors: tuple[Shape, ...]
+    """the input shapes that the source's first layer shows, if it takes vectors"""
 
     def result(self, given: ModelSource) -> ConversionResult:
         """Return the result before anything is written."""
@@ -165,7 +169,9 @@ class _ModelWriter:
         if options.verify:
             self.beside.prove(found, planned.moved)
         model, request = self.model, self._request()
-        staged = ModelSide("B", self.beside.staged(found), model, model.python, self.beside.host())
+        shapes = model.shapes or (self.planned.vectors if request.like is not None else ())
+        built = replace(model, shapes=shapes)
+        staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.host())
         command = comparing_command(checkpoint, planned.target, model, request)
         self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
         known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)

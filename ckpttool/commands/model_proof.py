@@ -160,9 +160,9 @@ def prove_outputs(
 ) -> ModelProof:
     """Run the source and the filled model on the same inputs and return the comparison.
 
-    Raise ModelMismatchError if an output differs, and the error of a source that the user's own code
-    builds. A source that cannot run for another reason is reported as such, with the `command` that
-    compares the outputs.
+    Raise ModelMismatchError if an output differs, and the error of the user's code that builds the source's
+    model. A source that cannot run for another reason is reported as such, with the `command` that compares
+    the outputs.
     """
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason, command)
@@ -173,13 +173,19 @@ def prove_outputs(
     try:
         found = compare_models(source, target, options, progress)
     except CkpttoolError as error:
-        if like is not None:
+        if like is not None and _is_of_own_code(error):
             raise
         return ModelProof(_reason(error), command)
     proof = ModelProof(comparison=found)
     if not proof.within:
         raise ModelMismatchError(proof)
     return proof
+
+
+def _is_of_own_code(error: CkpttoolError) -> bool:
+    """Return whether the user's code fails to build the source's model or to load its file."""
+    cannot_run = any(text in error.message for text in ("not installed", "cannot be called"))
+    return error.message.startswith("A: ") and not cannot_run
 
 
 def _reason(error: CkpttoolError) -> str:
