@@ -18,7 +18,11 @@ from ckpttool.commands.model_comparison import ModelSide, find_code
 from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UsageError
-from tests.conftest import ROOT
+from ckpttool.networks import ModelSpec, model_runner
+from tests import pair_models, warm
+from tests.conftest import KERAS_2, ROOT
+from tests.pair_models import SHAPES
+from tests.test_verify_models import InThisProcess
 
 PAIR = (InputPair("image", "image", (3,), (3,)), InputPair("words", "words", (5,), (5,), "int32", below=11))
 
@@ -230,3 +234,190 @@ def test_blocks_have_one_title_in_both_frameworks() -> None:
     titles = [[*model_causes.split_blocks("attention", each, 2)] for each in (torch, made)]
     assert titles[0] == titles[1]
     assert len(titles[0]) == 6
+
+
+# Layers inside programs.
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run models in this process, and make `pair_models` importable."""
+    (tmp_path / "sides").mkdir()
+    InThisProcess.root = tmp_path / "sides"
+    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+def compare_program(tmp_path: Path, name: str, *, script: bool, wrong: str = "") -> Any:
+    """Compare a program with the same model of a factory, or with one whose tensor `wrong` is transposed."""
+    import torch
+
+    model = getattr(pair_models, name)()
+    state = pair_models.torch_state(name)
+    model.load_state_dict(state)
+    shape = [int(each) for each in SHAPES[name].split(",")]
+    given = torch.zeros(2, *shape, dtype=torch.int64 if name in ("text", "words") else torch.float32)
+    model.eval()
+    program = torch.jit.script(model) if script else torch.jit.trace(model, given)
+    program.save(str(tmp_path / "program.pt"))
+    if wrong:
+        state[wrong] = state[wrong].transpose(0, 1).contiguous()
+    torch.save(state, tmp_path / "state.pt")
+    like = ModelSpec(f"pair_models:{name}")
+    files = str(tmp_path / "program.pt"), str(tmp_path / "state.pt")
+    return verify(*files, like_b=like, input_shapes=(SHAPES[name],), run_code=True)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "script"), [("cnn", True), ("text", False)])
+def test_the_modules_of_a_program_are_compared(name: str, script: bool, tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, name, script=script)
+    assert found.within
+    assert found.models.exact
+    assert len(found.models.layers) >= 5
+    assert all(each.within for each in found.models.layers)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_difference_from_a_program_is_found_in_its_module(tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, "mlp", script=False, wrong="2.weight")
+    assert not found.within
+    assert (found.models.first.a, found.models.first.b) == ("2", "2")
+    assert found.models.first.confirmed
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
+    import torch
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Tanh()])
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner[0](self.inner[0](x))
+
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            return self.inner[1](self.twice(x)) * scale
+
+    runner = model_runner.ScriptRunner(torch.jit.script(Shared()))
+    recorder = model_runner.CallRecorder()
+    with runner.observe(recorder):
+        made = runner.call(["x"], [np.ones((2, 3), np.float32)])
+    rows = [(each["path"], each["number"]) for each in recorder.calls]
+    assert rows == [("inner.0", 0), ("inner.0", 1), ("inner.1", 0), ("(model)", 0)]
+    assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(made.abs().max()))
+
+
+def tensorflow_comparison(call: str, tmp_path: Path) -> dict[str, Any]:
+    """Return what a function of tests/program_sides.py prints."""
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests import program_sides\n"
+    status, output = warm.run("tensorflow", f"{program}program_sides.{call}", tmp_path)
+    assert status == 0, output
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("name", "layers"), [("image", 6), pytest.param("text", 5, marks=pytest.mark.slow)])
+def test_the_layers_of_a_saved_model_are_compared(name: str, layers: int, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r})", tmp_path)
+    assert found["within"]
+    rows = found["models"]["layers"]
+    assert len(rows) >= layers
+    assert all(each["within"] for each in rows), rows
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("name", "wrong"), [pytest.param("image", "conv2", marks=pytest.mark.slow), ("text", "mix")]
+)
+def test_a_difference_from_a_saved_model_is_found_in_its_layer(name: str, wrong: str, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r}, {wrong!r})", tmp_path)
+    assert not found["within"]
+    first = found["models"]["first_difference"]
+    assert first["b"] == wrong
+    assert wrong in first["a"]
+    assert first["confirmed"]
+
+
+@pytest.mark.tensorflow
+def test_a_saved_model_without_names_of_layers_runs_beside_its_module(tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare_module({str(tmp_path)!r})", tmp_path)
+    assert found["within"]
+
+
+# The bound of an output.
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("runs", ["both", "A", "B", "none"])
+@pytest.mark.parametrize("tolerance", [None, 1e-4])
+def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
+    wrong: bool, runs: str, tolerance: float | None
+) -> None:
+    right = np.random.default_rng(0).standard_normal((8, 3))
+    own = right + (0.01 if wrong else 0.0)
+    exact = (right if runs in ("both", "A") else None, own if runs in ("both", "B") else None)
+    outputs = right.astype(np.float32), own.astype(np.float32)
+    bound = model_comparison._RoundingBound(4.0, 1e-6)
+    found = model_comparison._measure("y", outputs, exact, "", bound, tolerance)
+    assert found.within == (not wrong)
+
+
+@pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
+def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
+    plain = {"y": np.array([1.0, np.inf], np.float32)}
+    assert model_comparison._are_close(plain, {"y": np.array([made, np.inf])}) == credible
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(not KERAS_2.is_dir(), reason="Keras 2 is not installed")
+@pytest.mark.parametrize(
+    ("suffix", "wrong"), [(".h5", ""), pytest.param(".keras", "2", marks=pytest.mark.slow)]
+)
+def test_models_of_keras_2_run_in_keras_2(suffix: str, wrong: str, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare_keras2({str(tmp_path)!r}, {suffix!r}, {wrong!r})", tmp_path)
+    assert all("tf_keras" in each for each in found["models"]["engines"])
+    assert found["models"]["float64"]
+    assert len(found["models"]["layers"]) == 5
+    assert found["within"] == (not wrong)
+    if wrong:
+        assert found["models"]["first_difference"]["b"].startswith("dense")
+        assert found["models"]["first_difference"]["confirmed"]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "wrong", "node"),
+    [("cnn", "", ""), ("cnn", "7.weight", "Gemm"), ("vision", "conv2.weight", "conv2")],
+)
+def test_an_onnx_file_is_compared_in_float64(
+    name: str, wrong: str, node: str, tmp_path: Path, here: None
+) -> None:
+    pytest.importorskip("onnx")
+    import torch
+
+    model, state = getattr(pair_models, name)(), pair_models.torch_state(name)
+    torch.save(state, tmp_path / "state.pt")
+    if wrong:
+        state[wrong] = state[wrong].flip(1)
+    model.load_state_dict(state)
+    given = torch.zeros(2, *map(int, SHAPES[name].split(",")))
+    how: dict[str, Any] = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
+    torch.onnx.export(model.eval(), (given,), str(tmp_path / "model.onnx"), **how)
+    like = ModelSpec(f"pair_models:{name}")
+    found = verify(str(tmp_path / "state.pt"), str(tmp_path / "model.onnx"), like_a=like)
+    assert found.models is not None
+    assert found.models.exact
+    assert found.within == (not wrong)
+    if wrong:
+        first = found.models.first
+        assert first is not None
+        assert first.a == wrong.partition(".")[0]
+        assert node in first.b
+        assert first.confirmed

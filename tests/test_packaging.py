@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import ckpttool
-from tests.conftest import ROOT, TF_SAMPLE, in_process
+from tests.conftest import ROOT, TF_SAMPLE, command_loop, in_process
 
 pytest.importorskip("hatchling", reason="hatchling builds the package")
 
@@ -94,6 +94,21 @@ def test_the_metadata(built: Built) -> None:
     versions = {each.rpartition(" ")[2] for each in told if re.search(r":: 3\.\d+$", each)}
     assert versions == {"3.11", "3.12", "3.13"}
     assert "Python 3.11 to 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_links_of_the_readme_are_absolute(built: Built) -> None:
+    metadata = email.message_from_bytes(built.members()[f"{INFO}/METADATA"])
+    urls = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
+    home, readme = urls["Homepage"], str(metadata.get_payload())
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    links = re.findall(r"(?:\]\(|(?:src|srcset|href)=\")([^)\"\s]+)", readme)
+    assert len(links) > 30
+    assert {link for link in links if not link.startswith("https://")} == set()
+    assert f"({home}/blob/main/docs/tutorial.md)" in readme
+    assert f'srcset="{home}/raw/main/docs/images/report-dark.png"' in readme
+    for link in links:
+        if (file := re.match(rf"{home}/(?:blob|raw)/main/([^#]+)", link)) is not None:
+            assert (ROOT / file[1]).is_file()
 
 
 def test_every_extra_that_is_named_is_there_and_all_has_those_for_users(built: Built) -> None:
@@ -198,29 +213,14 @@ LACKS = {
     "inspect https://localhost/agent.pt": "remote",
     "inspect s3://bucket/agent.pt": "s3",
 }
-PROGRAM = """
-import contextlib, io, json, os, sys
-from ckpttool.cli import main
-answers = []
-
+# A terminal, which the browser requires.
+TERMINAL = """
 class Terminal:
     def isatty(self):
         return True
 
-# What a browser asks whether there is one.
 os.environ["TERM"] = "xterm"
 sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = Terminal()
-for line in json.load(sys.stdin):
-    sys.argv = ["ckpttool", *line.split()]
-    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
-    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
-        try:
-            main()
-        except SystemExit as ended:
-            status = ended.code
-    said[0].flush()
-    answers.append([status, said[0].buffer.getvalue().decode(), said[1].getvalue()])
-print(json.dumps([answers, sorted(sys.modules)]))
 """
 
 
@@ -263,7 +263,7 @@ def test_without_a_framework_all_works_that_needs_none_and_the_rest_names_its_ex
 ) -> None:
     lines = [each.format(tf=TF_SAMPLE) for each in (*WORKS, *LACKS)]
     asked: Any = subprocess.run(
-        [bare, "-I", "-c", PROGRAM],
+        [bare, "-I", "-c", command_loop(TERMINAL)],
         input=json.dumps(lines),
         cwd=tmp_path,
         capture_output=True,

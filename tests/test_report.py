@@ -17,6 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import ckpttool
 from ckpttool.formats import open_checkpoint
 from ckpttool.report import pages
 from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_matrix
@@ -261,6 +262,57 @@ def test_what_differs_is_listed_and_marked(folder: Path) -> None:
     left, right, more = (page.cells(each) for each in change["pictures"])
     assert np.abs(right - left - more).max() <= 3 * change["pictures"][0][5] / 127
     assert biggest["path"] in page.words
+
+
+def test_both_sides_of_a_change_are_measured_in_the_same_bins(folder: Path) -> None:
+    page, _ = made(folder, "sides.html", EARLY, TORCH_SAMPLE)
+    sides = [ckpttool.open(str(path)) for path in (EARLY, TORCH_SAMPLE)]
+    for path in ("critic/q1/l2/weight", "actor_optimizer/state/0/exp_avg"):
+        arrays = [each[path].numpy() for each in sides]
+        change = page.data["changes"][page.rows[path]["change"]]
+        low, high = min(each.min() for each in arrays), max(each.max() for each in arrays)
+        assert change["range"] == [low, high]
+        assert change["bins"] == [np.histogram(each, 16, (low, high))[0].tolist() for each in arrays]
+        norms = [each["norm"] for each in change["sides"]]
+        assert norms == pytest.approx([np.linalg.norm(each) for each in arrays], rel=1e-5)
+
+
+def test_the_state_of_optimizers_is_compared_by_kind(folder: Path) -> None:
+    found = pages.gather_contents(str(EARLY), str(TORCH_SAMPLE), inputs=pages.ReportInputs()).comparison
+    assert found is not None
+    sides = [ckpttool.open(str(path)) for path in (EARLY, TORCH_SAMPLE)]
+    slots = {(each.optimizer, each.slot): each for each in found.slots}
+    assert sorted(slots) == [
+        (name, slot) for name in ("actor_optimizer", "critic_optimizer") for slot in ("exp_avg", "exp_avg_sq")
+    ]
+    moments = [
+        [each[f"actor_optimizer/state/{number}/exp_avg"].numpy().ravel() for number in range(6)]
+        for each in sides
+    ]
+    one, other = (np.concatenate(each) for each in moments)
+    shown = slots["actor_optimizer", "exp_avg"]
+    assert [float(norm) for norm in shown.norms] == pytest.approx(
+        [np.linalg.norm(one), np.linalg.norm(other)], rel=5e-3
+    )
+    assert float(shown.largest) == pytest.approx(np.abs(other - one).max(), rel=5e-3)
+    assert shown.tensors == 6
+    same = pages.gather_contents(str(EARLY), str(EARLY), inputs=pages.ReportInputs()).comparison
+    assert same is not None
+    assert same.slots == ()
+
+
+def test_networks_of_both_are_shown_where_they_differ(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", w=np.ones(2))
+    inputs = pages.ReportInputs()
+    alike = pages.gather_contents(str(TF_SAMPLE), str(TORCH_SAMPLE), inputs=inputs)
+    assert alike.networks
+    assert alike.others is None
+    unlike = pages.gather_contents(str(TORCH_SAMPLE), str(tmp_path / "other.npz"), inputs=inputs)
+    assert unlike.others == ()
+    page, _ = made(tmp_path, "unlike.html", TORCH_SAMPLE, tmp_path / "other.npz")
+    ids = [attributes.get("id") for _, attributes in page.elements]
+    assert "networks-a" in ids
+    assert "networks-b" in ids
 
 
 def test_across_frameworks_the_marks_are_on_the_first_ones_own_paths(folder: Path) -> None:

@@ -275,7 +275,8 @@ def test_a_program_runs_with_permission_only(tmp_path: Path, here: None) -> None
     assert "--run-code" in (refused.value.hint or "")
     found = verify(script, weights, like_b=spec("mlp"), input_shapes=("6",), run_code=True)
     assert found.within
-    assert found.not_compared
+    assert found.models is not None
+    assert found.models.layers
 
 
 def test_weights_alone_do_not_run(tmp_path: Path, here: None) -> None:

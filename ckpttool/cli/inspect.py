@@ -36,6 +36,7 @@ from ckpttool.commands.inspect import (
     format_command,
     list_plugins,
     list_schemas,
+    may_describe_layers,
     step_columns,
     summary,
 )
@@ -47,9 +48,10 @@ from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
 if TYPE_CHECKING:
+    from ckpttool.commands.architecture import Architecture
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
-    from ckpttool.report import HtmlReport
+    from ckpttool.report import HtmlReport, RunReport
 
 
 # Commands that read metadata or hashes: `inspect` and `digest`.
@@ -95,8 +97,15 @@ class GraphOptions(OptionPanel, title="Graph"):
         typer.Option(metavar="FILE", help="Draw the modules into a new .svg, .html or .dot file."),
     ] = None
     dataflow: Annotated[
-        bool, typer.Option("--dataflow", help="Draw an agent's networks, from observation to action.")
+        bool, typer.Option("--dataflow", help="Draw an agent's networks, or the layers of a model.")
     ] = False
+    input_shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[LAYER=]3,32,32",
+            help="Input shape without batch, for output shapes of a model's layers; repeatable.",
+        ),
+    ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False
 
 
@@ -120,18 +129,24 @@ def inspect(
     # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
     gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
-    found = load_listing(common.spool_stdin(path), tree.glob, layout)
+    path = common.spool_stdin(path)
+    if drawing.graph is not None or pickle.strict:
+        path = use_checkpoint(path, quiet=quiet or as_json)
+    found = load_listing(path, tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
+    models = find_architecture(found, drawing.input_shape or ())
     drawn = None
     if drawing.dataflow:
-        drawn = draw_dataflow(found, drawing, layout)
+        drawn = draw_dataflow(found, drawing, layout, models)
     elif drawing.graph is not None:
         drawn = draw_modules(found, drawing.graph, tree.depth, force=drawing.force)
     if as_json:
         name = "dataflow" if drawing.dataflow else "graph"
-        common.print_text(common.render_document({**found.document(), **({name: drawn} if drawn else {})}))
+        described = {"architecture": [each.document() for each in models]}
+        document = {**found.document(), **described, **({name: drawn} if drawn else {})}
+        common.print_text(common.render_document(document))
     else:
-        common.page_text(render_listing(found, view, drawn))
+        common.page_text(render_listing(found, replace(view, models=models), drawn))
         common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
     return status
 
@@ -207,17 +222,36 @@ def draw_modules(
     return plots.write_drawing(found, target, depth, force=force)
 
 
+def find_architecture(
+    found: CheckpointSummary | CheckpointFolder, shapes: Sequence[str]
+) -> tuple[Architecture, ...]:
+    """Return the models whose layers the checkpoint describes."""
+    if not isinstance(found, CheckpointSummary):
+        if shapes:
+            raise UsageError("no single checkpoint to describe", file=found.path, hint=found.hint)
+        return ()
+    if not shapes and not may_describe_layers(found.checkpoint):
+        return ()
+    # Not a top-level import: files of weights alone do not need it.
+    from ckpttool.commands.architecture import describe_architecture
+
+    return describe_architecture(found.checkpoint, shapes)
+
+
 def draw_dataflow(
-    found: CheckpointSummary | CheckpointFolder, drawing: GraphOptions, layout: str | None
+    found: CheckpointSummary | CheckpointFolder,
+    drawing: GraphOptions,
+    layout: str | None,
+    models: Sequence[Architecture],
 ) -> dict[str, Any]:
-    """Draw the dataflow of an agent's networks into a new file; return its JSON object."""
+    """Draw an agent's networks or a model's layers into a new file; return its JSON object."""
     from ckpttool.cli import plots
 
     if drawing.graph is None:
         raise UsageError("--dataflow needs --graph FILE.svg", hint="add --graph dataflow.svg")
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
-    return plots.write_dataflow(found, drawing.graph, layout, force=drawing.force)
+    return plots.write_dataflow(found, drawing.graph, layout, models, force=drawing.force)
 
 
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
@@ -472,6 +506,10 @@ class ReportOptions(OptionPanel, title="Report"):
         list[str] | None,
         typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
     ] = None
+    video: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="GIF or PNG to show on the page of a run."),
+    ] = None
     conversion: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Sidecar or convert --json output. Default: PATH's sidecar."),
@@ -493,11 +531,12 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Write a self-contained HTML report on a checkpoint, or on the differences of two.
+    """Write a self-contained HTML report on a checkpoint, the differences of two, or a training run.
 
     It opens in any browser, needs no other file and makes no network requests: tree, search, histograms
     and heat maps of every tensor, provenance, findings of doctor, the conversion, returns and learning
-    curves.
+    curves. A folder with several checkpoints of one run gives a page of the run: norms and updates of
+    layers, findings and counters over training.
     """
     import gc
 
@@ -506,6 +545,15 @@ def report(
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
+    if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
+        common.print_text(
+            common.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
+        )
+        return 0
+    if options.video is not None:
+        raise UsageError(
+            "--video requires a folder with several checkpoints of one run", file=path, hint="omit --video"
+        )
     path = use_checkpoint(path, quiet=quiet or as_json)
     other = None if other is None else use_checkpoint(other, quiet=quiet or as_json)
     with show_progress("report", quiet=quiet or as_json) as moving:
@@ -523,6 +571,48 @@ def report(
         )
     common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))
     return 0
+
+
+def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport | None:
+    """Write the page of the run in a folder; None if there is no run."""
+    from ckpttool import report
+    from ckpttool.commands import run_history
+    from ckpttool.report import run_page
+
+    run = run_history.find_run(path, options.layout)
+    if run is None:
+        return None
+    if options.conversion is not None:
+        last = run.members[-1].path
+        hint = format_command("report", last, "--conversion", options.conversion)
+        raise UsageError("--conversion requires one checkpoint, not a run", file=path, hint=hint)
+    if not quiet:
+        common.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
+    with show_progress("report", quiet=quiet) as moving:
+        return report.write_run_report(
+            run,
+            out=options.out,
+            inputs=run_page.RunInputs(tuple(options.evaluation or ()), options.video),
+            glob=options.glob,
+            layout=options.layout,
+            force=options.force,
+            progress=moving,
+        )
+
+
+def _run_text(made: RunReport, *, quiet: bool) -> str:
+    wrote = f"wrote {clean(made.file)}"
+    if quiet:
+        return wrote
+    found = made.contents
+    text = [
+        format_count(len(found.history.checkpoints), "checkpoint"),
+        format_count(len(found.history.layers), "layer"),
+        format_count(len(found.history.findings), "finding"),
+    ]
+    if found.results.results:
+        text.append(format_count(len(found.results.results), "evaluation"))
+    return f"{', '.join(text)}\n{wrote}"
 
 
 def _report_text(made: HtmlReport, *, quiet: bool) -> str:
@@ -644,9 +734,12 @@ def textconv(
     .gitattributes. A file that is not a checkpoint prints one sentence and exits with 0, because git
     would stop otherwise.
     """
-    from ckpttool.commands import check
+    from ckpttool.commands import check, folder
 
-    lines = check.textconv(file)
+    place = folder.choose_checkpoint(file).path
+    if place != file and not filesystem.lexists(place):
+        place = f"{place}.index"  # of a TensorFlow prefix
+    lines = check.textconv(place)
     common.print_text(common.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
     return 0
 
@@ -666,7 +759,7 @@ def browse(
     by: Annotated[str, typer.Option(metavar="HOW", help="Pair entries by path, agent or auto.")] = "auto",
     layout: LayoutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Unsupported; use inspect, stats, diff.")] = False,
-    quiet: Quiet = False,  # noqa: ARG001  # every command takes it
+    quiet: Quiet = False,
 ) -> int:
     """Browse a checkpoint in the terminal: tree, values, histograms, search, differences.
 
@@ -679,6 +772,8 @@ def browse(
         )
     from ckpttool.browser import browse
 
+    path = use_checkpoint(path, quiet=quiet)
+    other = None if other is None else use_checkpoint(other, quiet=quiet)
     return browse(path, other, glob=glob, by=by, layout=layout)
 
 

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,6 +52,13 @@ from ckpttool.commands.network_outputs import (
     to_float64,
 )
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
+from ckpttool.commands.training_comparison import (
+    ModelTraining,
+    OutputTarget,
+    TrainedFile,
+    TrainingOptions,
+    compare_training,
+)
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
@@ -83,14 +91,35 @@ _PROGRAM = (
 )
 
 
+class ModelHost(Protocol):
+    """What runs a model: a process, or this one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that both sides share."""
+
+    def start(self) -> None:
+        """Start the process."""
+
+    def stop(self, farewell: bytes | None) -> None:
+        """End the process, with a farewell message if there is one."""
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer."""
+
+
 @dataclass(frozen=True)
 class ModelSide:
-    """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given.
+
+    `process` runs the model instead of a new process, e.g. the one that holds a model already.
+    """
 
     word: str
     path: str
     like: ModelSpec | None = None
     python: str = sys.executable
+    process: ModelHost | None = None
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -163,7 +192,7 @@ class RunnerProcess:
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process = ChildProcess(
+        self._process: ModelHost = side.process or ChildProcess(
             f"process of model {side.word}",
             _PROGRAM,
             [],
@@ -332,6 +361,7 @@ class ModelComparison:
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    training: ModelTraining | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -341,6 +371,7 @@ class ModelComparison:
             "float64": self.exact,
             "layers": [each.document() for each in self.layers],
             "first_difference": None if self.first is None else self.first.document(),
+            **({} if self.training is None else {"training": self.training.document()}),
         }
 
 
@@ -374,7 +405,10 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparisonOptions:
-    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions."""
+    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions.
+
+    `shapes_b` are those of B's inputs in order, for a model that declares none.
+    """
 
     shapes: tuple[str, ...] = ()
     inputs: str | None = None
@@ -382,6 +416,8 @@ class ModelComparisonOptions:
     run_code: bool = False
     tolerance: float | None = None
     facts: AgentFacts = NO_FACTS
+    training: TrainingOptions | None = None
+    shapes_b: tuple[tuple[int, ...], ...] = ()
 
 
 _STEPS = 8
@@ -442,7 +478,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         names = [row["name"] for row in opened[0]["inputs"]] or input_names(shapes)
         given = InputFile(options.inputs, names)
         shapes = shapes or given.shapes
-    session.pairs = resolver.pairs(shapes)
+    session.pairs = resolver.pairs(shapes, options.shapes_b)
     session.assumed += resolver.assumed
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     kinds: list[dict[str, tuple[str, int | None]]] = []
@@ -491,7 +527,10 @@ def _compare(
     )
     progress(4, _STEPS)
     unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
-    exact = [_exact_outputs(side, session) for side in session.sides]
+    exact = [
+        _exact_outputs(side, session, made)
+        for side, made in zip(session.sides, (made_a, made_b), strict=True)
+    ]
     progress(6, _STEPS)
     scale = _RoundingBound.of((*calls_a, *calls_b), max(a.layers(), b.layers(), key=len))
     layouts = [str(each.get("channels", "")) for each in opened]
@@ -525,14 +564,38 @@ def _compare(
         if found.exact and exact[0] is not None and exact[1] is not None:
             values = (exact[0][x], move_channels(exact[1][y], how))
         layers, first = finder.find(values, failed=not all(each.within for each in outputs))
-        found = replace(found, layers=layers, first=first)
+        none = () if layers else ("layers: no layer of A has a counterpart in B",)
+        found = replace(found, layers=layers, first=first, not_compared=none)
     else:
         words = [
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
         found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    if options.training is not None:
+        found = replace(found, training=_train(session, opened, (made_a, pairs), options.training))
     progress(_STEPS, _STEPS)
     return replace(found, notes=tuple(session.notes))
+
+
+def _train(
+    session: _Session,
+    opened: Sequence[Mapping[str, Any]],
+    outputs: tuple[Mapping[str, np.ndarray], Mapping[str, _Names]],
+    chosen: TrainingOptions,
+) -> ModelTraining:
+    """Train both models on the inputs of the comparison."""
+    session.give(session.arrays)
+    made, pairs = outputs
+    targets = [
+        OutputTarget(x, y, made[x], partial(move_channels, how=OPPOSITE[how]))
+        for x, y, how in pairs.values()
+        if made[x].dtype.kind == "f"
+    ]
+    files = [
+        TrainedFile(side.side.path, str(row.get("framework", "agent")))
+        for side, row in zip(session.sides, opened, strict=True)
+    ]
+    return compare_training(session.sides, files, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:
@@ -545,8 +608,10 @@ def _repeats(side: RunnerProcess, made: Mapping[str, np.ndarray]) -> bool:
     return all(np.array_equal(made[name], again[name], equal_nan=True) for name in made)
 
 
-def _exact_outputs(side: RunnerProcess, session: _Session) -> dict[str, np.ndarray] | None:
-    """Return the outputs in float64, None if the model has no such form."""
+def _exact_outputs(
+    side: RunnerProcess, session: _Session, plain: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray] | None:
+    """Return the outputs in float64, None if the model has no such form, or another one than `plain`."""
     answer = side.request("exact", names=side.names)
     if answer["made"]:
         try:
@@ -554,12 +619,34 @@ def _exact_outputs(side: RunnerProcess, session: _Session) -> dict[str, np.ndarr
         except CkpttoolError as error:
             answer["reason"] = error.message
         else:
-            if any(each.dtype == np.float64 for each in made.values()):
+            if all(each.dtype != np.float64 for each in made.values()):
+                answer["reason"] = "its outputs stay in float32"
+            elif not _are_close(plain, made):
+                answer["reason"] = "its outputs in float64 are others"
+            else:
                 side.exact = True
                 return made
-            answer["reason"] = "its outputs stay in float32"
     session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
     return None
+
+
+_CREDIBLE = 1e-2
+
+
+def _are_close(plain: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a float64 run computes what the model computes: far more than rounding apart is not."""
+    for name, each in plain.items():
+        other = exact.get(name)
+        if other is None or other.shape != each.shape:
+            return False
+        finite = np.isfinite(each) & np.isfinite(other)
+        scale = float(np.abs(other[finite]).max(initial=0.0)) or 1.0
+        if (
+            float(np.abs(each[finite].astype(np.float64) - other[finite]).max(initial=0.0))
+            > _CREDIBLE * scale
+        ):
+            return False
+    return True
 
 
 # Outputs.
@@ -628,8 +715,9 @@ def _measure(
 ) -> Parity:
     """Return the differences of one output, by the rule for agents.
 
-    A's float64 run is the reference, else B's, else A's own output. If both exist, they must agree
-    within float32 rounding of the output: they show differences that float32 hides.
+    A's float64 run is the reference, else B's, else A's own output. B may be as far off as A only where A's
+    own float64 run shows how far A is. If both runs exist, they must agree within float32 rounding of the
+    output: they show differences that float32 hides.
     """
     a, b = (np.asarray(each, np.float64) for each in outputs)
     if a.shape != b.shape or not a.size:
@@ -643,9 +731,10 @@ def _measure(
     errors = [float(np.abs(each - reference).max()) for each in (a, b)]
     between = float(np.abs(a - b).max())
     largest = max(rounding.largest, scale)
-    own = allowed_error(errors[0], rounding.share, largest)
-    allowed = own if tolerance is None else tolerance * scale
-    within = errors[1] <= allowed
+    own = sides[0] is not None and sides[0].shape == a.shape
+    usual = allowed_error(errors[0] if own else 0.0, rounding.share, largest)
+    allowed = usual if tolerance is None else tolerance * scale
+    within = (errors[1] if own else max(errors)) <= allowed
     if tolerance is None and all(each is not None and each.shape == a.shape for each in sides):
         within = within and float(np.abs(sides[0] - sides[1]).max()) <= ROUNDING * largest  # type: ignore[operator]
     return Parity(name, len(a), between, between / scale, errors[0], errors[1], within=within)

@@ -88,10 +88,19 @@ class InputResolver:
         self._transpose = transpose
         self.assumed: list[str] = []
 
-    def pairs(self, given: Mapping[str, tuple[int, ...]]) -> list[InputPair]:
-        """Return the pairs; `given` are shapes of A's inputs by name, "" for one without a name."""
+    def pairs(
+        self, given: Mapping[str, tuple[int, ...]], given_b: Sequence[tuple[int, ...]] = ()
+    ) -> list[InputPair]:
+        """Return the pairs.
+
+        `given` are shapes of A's inputs by name, "" for one without a name; `given_b` are those of a B
+        that declares none, in order.
+        """
         a, b = self._declared
         a = _with_shapes(a, given)
+        if given_b and not b and len(given_b) == (len(a) or len(given_b)):
+            names = [each.name for each in a] or [f"input {place}" for place in range(len(given_b))]
+            b = [ModelInput(*each) for each in zip(names, given_b, strict=True)]
         if a and b:
             return [self._pair(x, y) for x, y in self._by_name(a, b)]
         if a:

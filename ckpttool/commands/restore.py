@@ -368,7 +368,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
     facts = binding.facts
     alone = binding.layout == NO_LAYOUT
     habit = (
-        "assumed: the framework's default" if alone else (f"assumed: the default of layout {binding.layout}")
+        "assumed: the framework's default" if alone else f"assumed: the default of layout {binding.layout}"
     )
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
     normed = any("layer_norm" in each for each in kinds)
@@ -585,7 +585,7 @@ def no_layers_error(tree: Tree, framework: str) -> MappingError:
     return MappingError(
         f"no network in the checkpoint: it contains {what}"
         if what
-        else ("no tensor belongs to a layer of a known kind"),
+        else "no tensor belongs to a layer of a known kind",
         found=abbreviate_list(tensors, 3) or None,
         hint=hint,
     )

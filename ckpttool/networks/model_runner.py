@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks import model_child
+from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
+from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
 
@@ -178,9 +179,13 @@ class ModelRunner:
         """Return the array as the framework's tensor."""
         return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by name."""
+        return named_tensors(made)
+
     def outputs(self, made: Any) -> list[tuple[str, Any]]:
         """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in named_tensors(made)]
+        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64; raise any error if that is impossible."""
@@ -316,12 +321,12 @@ class TorchRunner(ModelRunner):
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a module's result with changed tensors and settings, which are restored afterwards."""
         model = self.exact if exact else self.model
-        module = model if path == ROOT else model.get_submodule(path)
+        module = model if path == ROOT else _submodule(model, path)
         held: Any
         with contextlib.ExitStack() as undo, self._torch.no_grad():
             for full, array in changes["tensors"].items():
                 part, _, name = full.rpartition("/")
-                owner = module.get_submodule(part.replace("/", "."))
+                owner = _submodule(module, part.replace("/", "."))
                 held = getattr(owner, name, None)
                 value = self._torch.from_numpy(np.ascontiguousarray(array))
                 value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
@@ -341,21 +346,107 @@ class TorchRunner(ModelRunner):
         return "first" if any("Conv" in each["class"] for each in self.layers()) else ""
 
 
+def _submodule(module: Any, path: str) -> Any:
+    """Return a module by its path; programs have no get_submodule."""
+    for name in path.split(".") if path else ():
+        module = getattr(module, name)
+    return module
+
+
 def _is_missing(tensor: Any) -> bool:
     """Return whether a parameter has no values: none at all, or those of the first call."""
     return tensor is None or type(tensor).__name__.startswith("Uninitialized")
 
 
 class ScriptRunner(TorchRunner):
-    """A TorchScript program; hooks do not see the calls inside it."""
+    """A TorchScript program, whose calls of modules are extra results of a copy of its graph.
 
-    observable = False
+    Hooks do not fire inside a program. A module called in a branch or a loop of the graph is not recorded.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._recorder: CallRecorder | None = None
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs; with a recorder, those of the copy of the graph."""
+        if self._recorder is None:
+            return super().call(names, arrays, exact=exact)
+        model = self.exact if exact else self.model
+        given = [self.tensor(each, exact=exact) for each in arrays]
+        with self._torch.no_grad():
+            return self.styles(names, given)[self.style](
+                lambda *args, **kwargs: self._record(model, "", "forward", _positional(model, args, kwargs))
+            )
+
+    def _record(self, module: Any, path: str, method: str, args: list[Any]) -> Any:
+        """Call a method of a module and record it, and the calls inside it; return the result."""
+        assert self._recorder is not None  # noqa: S101 - set while calls are recorded
+        record = self._recorder.enter(path or ROOT, args, {}) if method.startswith("forward") else None
+        observed, calls = _observed_method(self._torch, module._c._get_method(method))
+        values: list[Any]
+        made, *values = observed(module, *args) if calls else (getattr(module, method)(*args),)
+        for name, inner, count in calls:
+            given, values = list(values[:count]), values[count:]
+            part = _submodule(module, name)
+            below = ".".join(filter(None, (path, name)))
+            if _has_calls(part._c._get_method(inner)):
+                self._record(part, below, inner, given)
+            elif inner.startswith("forward"):
+                self._recorder.leave(self._recorder.enter(below, given, {}), values[0])
+            values = values[1:]
+        if method.startswith("forward"):
+            self._recorder.leave(record, made)
+        return made
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the calls of modules."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+def _positional(model: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments of a program's forward method by position, defaults included."""
+    rest = model._c._get_method("forward").schema.arguments[1 + len(args) :]
+    held = [each for each in rest if each.name in kwargs or each.has_default_value()]
+    return [*args, *(kwargs.get(each.name, each.default_value) for each in held)]
+
+
+def _module_path(value: Any) -> str:
+    """Return the path of the module that a value of a graph is, from the graph's own module."""
+    steps = []  # type: list[str]
+    while value.node().kind() == "prim::GetAttr":
+        steps.insert(0, value.node().s("name"))
+        value = value.node().input()
+    return ".".join(steps)
+
+
+def _has_calls(method: Any) -> bool:
+    return any(node.kind() == "prim::CallMethod" for node in method.graph.nodes())
+
+
+def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str, int]]]:
+    """Return a method that also returns inputs and results of the calls in it, and those calls in order.
+
+    A call is the module's path, the method, and the number of inputs.
+    """
+    graph = method.graph.copy()
+    calls = []
+    for node in list(graph.nodes()):
+        if node.kind() == "prim::CallMethod":
+            module, *given = node.inputs()
+            calls.append((_module_path(module), node.s("name"), len(given)))
+            for value in (*given, node.output()):
+                graph.registerOutput(value)
+    if not calls:
+        return None, []
+    graph.makeMultiOutputIntoTuple()
+    return torch._C._create_function_from_graph("observed", graph), calls
 
 
 def _all_lines(error: BaseException | None) -> str:
@@ -461,7 +552,8 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             made = (
                 tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
             )
-            made.restore(file).assert_existing_objects_matched()
+            # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
+            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:
@@ -556,12 +648,12 @@ class KerasRunner(TensorFlowRunner):
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        found = super().outputs(made)
+        found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), array) for name, (_, array) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -689,13 +781,52 @@ def _in_float64(config: Any) -> Any:
 
 
 class SignatureRunner(TensorFlowRunner):
-    """A signature of a SavedModel: a graph, whose calls are not recorded."""
-
-    observable = False
+    """A signature of a SavedModel: its layers are groups of operations of its graph."""
 
     def __init__(self, loaded: Any, name: str) -> None:
         super().__init__(loaded.signatures[name])
         self._loaded = loaded  # the variables end with it
+        self._graph: Any = None
+        self._held: dict[str, Any] = {}
+        self._groups: dict[str, GraphLayer] = {}
+        self._recorder: CallRecorder | None = None
+        try:
+            self._find_layers()
+        except Exception:  # noqa: BLE001 - a graph that cannot be copied still runs as a whole
+            self.observable = False
+            self._groups = {}
+
+    def _find_layers(self) -> None:
+        """Copy the graph with all functions inlined, and group its operations."""
+        convert = importlib.import_module("tensorflow.python.framework.convert_to_constants")
+        names = {id(variable.handle): variable.name for variable in self.model.variables}
+        titles = {
+            inner.op.name: names[id(outer)]
+            for outer, inner in self.model.graph.captures
+            if id(outer) in names
+        }
+        self._graph = convert.convert_variables_to_constants_v2(self.model, lower_control_flow=False)
+        operations, weights, constants = [], set(), set()
+        for each in self._graph.graph.get_operations():
+            if each.type == "Const":
+                constants.add(each.outputs[0].name)
+                if each.outputs[0].dtype.is_floating and each.outputs[0].shape.num_elements() > 1:
+                    weights.add(each.outputs[0].name)
+            else:
+                gives = [value.name for value in each.outputs]
+                takes = [value.name for value in each.inputs]
+                operations.append(
+                    GraphOperation(each.name, each.type, takes, gives, _operation_settings(each))
+                )
+        outputs = [value.name for value in self._graph.outputs]
+        found = LayerGrouping(operations, constants, weights, outputs).layers()
+        self._groups = {each.path: each for each in found}
+        for name in dict.fromkeys(name for each in found for name in each.held):
+            title = titles.get(name.partition(":")[0], name).partition(":")[0].rpartition("/")[2]
+            if title.startswith(("Variable", "unknown")):
+                rank = len(self._graph.graph.get_tensor_by_name(name).shape)
+                title = "kernel" if rank > 1 else "bias"
+            self._held[name] = title
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
@@ -710,9 +841,81 @@ class SignatureRunner(TensorFlowRunner):
         by_name = dict(_paired(names, given))
         return [lambda f: f(**by_name)]
 
+    def _named(self, layer: GraphLayer) -> dict[str, str]:
+        """Return the constants of a layer by the names of their variables."""
+        found: dict[str, str] = {}
+        for name in layer.held:
+            title = self._held[name]
+            found[title if title not in found else f"{title}_{len(found)}"] = name
+        return found
+
     def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: a graph has no layers."""
-        return []
+        """Return every group of operations with its weights."""
+        values = {name: self._value(name) for name in self._held}
+        return [
+            {
+                "path": path,
+                "class": each.cls,
+                "name": each.cls,
+                "settings": each.settings,
+                "tensors": {title: values[name] for title, name in self._named(each).items()},
+            }
+            for path, each in self._groups.items()
+        ]
+
+    def _value(self, name: str) -> Any:
+        tensorflow: Any = sys.modules["tensorflow"]
+        operation = self._graph.graph.get_operation_by_name(name.partition(":")[0])
+        return tensorflow.make_ndarray(operation.get_attr("value"))
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the signature's outputs; with a recorder, the values between layers are computed, too."""
+        if self._recorder is not None:
+            self._record(self._recorder, names, arrays)
+        return super().call(names, arrays, exact=exact)
+
+    def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
+        """Compute the values between the layers."""
+        given = dict(_paired(names, arrays))
+        specs = self.model.structured_input_signature[1]
+        by_tensor = {specs[name].name + ":0": given[name] for name in names}
+        feeds = list(self._graph.inputs)
+        wanted = dict.fromkeys(
+            name for each in self._groups.values() for name in (each.takes, each.before, each.gives) if name
+        )
+        graph = self._graph.graph
+        fetches = [name for name in wanted if name not in by_tensor]
+        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
+        made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
+        values = dict(_paired(fetches, made), **by_tensor)
+        for path, each in self._groups.items():
+            record = recorder.enter(path, (values[each.takes],), {})
+            if record is not None and each.before:
+                recorder.before_activation(record, values[each.before])
+            recorder.leave(record, values[each.gives])
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the value that a layer gives with other weights; its attributes are fixed."""
+        del exact
+        layer = self._groups[path]
+        end = layer.gives
+        if changes["settings"].get("activation") == "linear":
+            end = layer.before or end
+        elif changes["settings"]:
+            raise UnsupportedError("operations of a graph have fixed attributes")
+        names = self._named(layer)
+        graph = self._graph.graph
+        feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
+        given = [call[0][0], *changes["tensors"].values()]
+        run = self._graph.prune(
+            [graph.get_tensor_by_name(each) for each in feeds], graph.get_tensor_by_name(end)
+        )
+        return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Raise UnsupportedError: the graph has fixed dtypes."""
+        del names, arrays
+        raise UnsupportedError("the operations of a SavedModel have the dtypes of its graph")
 
     def channels(self) -> str:
         """Return the data format of the first convolution in the graph."""
@@ -725,13 +928,36 @@ class SignatureRunner(TensorFlowRunner):
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the values between layers."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+_ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
+
+
+def _operation_settings(operation: Any) -> dict[str, Any]:
+    """Return the settings of a TensorFlow operation in the form of Keras's."""
+    held = operation.node_def.attr
+    found: dict[str, Any] = {}
+    if "padding" in held and held["padding"].s in (b"SAME", b"VALID"):
+        found["padding"] = held["padding"].s.decode().lower()
+    if "epsilon" in held:
+        found["epsilon"] = held["epsilon"].f
+    for name, title in _ATTRIBUTES.items():
+        numbers = [int(each) for each in held[name].list.i] if name in held else []
+        if len(numbers) > 2:
+            found[title] = numbers[2:] if held["data_format"].s.startswith(b"NC") else numbers[1:-1]
+    return found
 
 
 # ONNX: every node with initializers is a layer.
 
+_MOST_EXACT = 1 << 22
 _ONNX_TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
@@ -764,6 +990,59 @@ class OnnxRunner(ModelRunner):
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         return session.run, "onnxruntime"
 
+    @staticmethod
+    def _evaluator(model: Any) -> Any:
+        """Return what runs a model in the dtypes of its inputs: onnx's own evaluator, in NumPy."""
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(model).run
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
+        del names, arrays
+        if sum(each.size for each in self._held.values()) > _MOST_EXACT:
+            raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
+        made = copy.deepcopy(self.model)
+        for each in made.graph.initializer:
+            each.CopyFrom(self._in_float64(each))
+        for node in made.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "to" and attribute.i == 1:
+                    attribute.i = 11
+                elif attribute.name == "value" and attribute.t.data_type == 1:
+                    attribute.t.CopyFrom(self._in_float64(attribute.t))
+        self.exact = made
+
+    def _in_float64(self, tensor: Any) -> Any:
+        numbers = self._onnx.numpy_helper
+        if tensor.data_type != 1:
+            return tensor
+        return numbers.from_array(numbers.to_array(tensor).astype(np.float64), tensor.name)
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the result of a node with other initializers or attributes."""
+        row = next(each for each in self._nodes if each["path"] == path)
+        make, given = self._onnx.helper, call[0][0]
+        nodes = [copy.deepcopy(each) for each in row["parts"]]
+        for name, value in changes["settings"].items():
+            kept = [each for each in nodes[0].attribute if each.name != name]
+            del nodes[0].attribute[:]
+            nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
+        held = []
+        for name in row["held"]:
+            array = np.asarray(changes["tensors"].get(name, self._held[name]))
+            array = array.astype(given.dtype) if array.dtype.kind == "f" else array
+            held.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        kind = make.np_dtype_to_tensor_dtype(given.dtype)
+        takes = [make.make_tensor_value_info(row["takes"], kind, given.shape)]
+        gives = [self._onnx.ValueInfoProto(name=row["gives"])]
+        graph = make.make_graph(nodes, "layer", takes, gives, held)
+        model = make.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        run = self._evaluator(model) if exact else self._session(model)[0]
+        return run(None, {row["takes"]: given})[0]
+
     def inputs(self) -> list[dict[str, Any]]:
         """Return the graph's inputs without initializers."""
         rows = []
@@ -778,16 +1057,16 @@ class OnnxRunner(ModelRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        del exact
-        given = dict(_paired(names, arrays))
+        given = dict(_paired(names, [self.tensor(each, exact=exact) for each in arrays]))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
-            return dict(_paired(outputs, self._run(None, given)))
-        observed = copy.deepcopy(self.model)
+            run = self._evaluator(self.exact) if exact else self._run
+            return dict(_paired(outputs, run(None, given)))
+        observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
-        run, _ = self._session(observed)
+        run = self._evaluator(observed) if exact else self._session(observed)[0]
         made = dict(_paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
@@ -806,7 +1085,7 @@ class OnnxRunner(ModelRunner):
         for number, node in enumerate(nodes):
             if number in merged or not node.output:
                 continue
-            held = [name for name in node.input if name in self._held]
+            held, parts = [name for name in node.input if name in self._held], [node]
             takes = next((name for name in node.input if name not in self._held), "")
             gives = node.output[0]
             after = users.get(gives, [])
@@ -815,11 +1094,13 @@ class OnnxRunner(ModelRunner):
                 if held and biases:
                     held, gives = [*held, *biases], after[0].output[0]
                     merged.add(nodes.index(after[0]))
+                    parts.append(after[0])
             path = node.name or f"{node.op_type}_{number}"
             yield {
                 "path": path,
                 "class": node.op_type,
                 "node": node,
+                "parts": parts,
                 "held": held,
                 "takes": takes,
                 "gives": gives,
@@ -940,23 +1221,31 @@ def open_factory(factory: str, arguments: Any) -> ModelRunner:
             expected="a torch.nn.Module, a keras.Model or a tf.Module",
             found=type(made).__name__,
         )
+    return wrap_model(made, lambda: call_factory(factory, arguments))
+
+
+def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
+    """Return what runs a model of any framework; `again` creates another one like it."""
+    framework = model_framework(model)
     if framework == "torch":
-        return TorchRunner(made)
-    if framework == "keras":
-        return KerasRunner(made, lambda: call_factory(factory, arguments))
-    return TensorFlowRunner(made)
+        return TorchRunner(model)
+    return KerasRunner(model, again) if framework == "keras" else TensorFlowRunner(model)
 
 
 # Program of the process.
 
 
 class RunnerSession:
-    """The model of this process, and the calls that may be repeated."""
+    """The model of this process, and the calls that may be repeated.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `held` creates what runs a model that the process has already.
+    """
+
+    def __init__(self, folder: Path, held: Callable[[], ModelRunner] | None = None) -> None:
+        self.folder, self.held = folder, held
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.trainer: Any = None
         self._layers: list[dict[str, Any]] | None = None
 
     def layers(self) -> list[dict[str, Any]]:
@@ -972,7 +1261,9 @@ class RunnerSession:
 
 def _open(session: RunnerSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
-    if kind == "factory":
+    if session.held is not None:
+        runner = session.held()
+    elif kind == "factory":
         runner = open_factory(message["factory"], message["arguments"])
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
@@ -1196,6 +1487,7 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": _close,
+    **model_training.HANDLERS,
 }
 
 

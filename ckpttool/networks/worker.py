@@ -24,9 +24,10 @@ import ckpttool
 from ckpttool.core import filesystem, plugins, search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
-from ckpttool.networks import train_step
+from ckpttool.networks import policy_training, train_step
 from ckpttool.networks.messages import Message, decode_error, encode_line, message_pipes, serve
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
+from ckpttool.networks.policy_training import PolicyBatch, PolicyLearner
 from ckpttool.networks.train_step import Learner, TrainedWeights, TransitionBatch, train_learner
 
 # One child process with a line protocol: started in isolation, with timeouts and explained exits.
@@ -242,8 +243,8 @@ MODEL_TIMEOUT_S = 600.0
 # requires Python 3.11.
 _PROGRAM = (
     "-c",
-    "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
-    "runpy.run_module('ckpttool.networks.model_child', run_name='__main__', alter_sys=True)",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from ckpttool.networks.model_host import main; main(sys.argv[1])",
 )
 
 
@@ -261,23 +262,30 @@ class ModelSpec:
 
 
 def parse_model_spec(
-    factory: str, arguments: str | None, shapes: Sequence[str], python: str | None
+    factory: str,
+    arguments: str | None,
+    shapes: Sequence[str],
+    python: str | None,
+    option: str = "--like-args",
 ) -> ModelSpec:
-    """Parse the user's description; raise UsageError for invalid JSON or an invalid shape."""
+    """Parse the user's description; raise UsageError for invalid JSON (of `option`) or an invalid shape."""
     return ModelSpec(
-        factory, _parse_arguments(arguments), tuple(map(parse_input_shape, shapes)), python or sys.executable
+        factory,
+        _parse_arguments(arguments, option),
+        tuple(map(parse_input_shape, shapes)),
+        python or sys.executable,
     )
 
 
-def _parse_arguments(text: str | None) -> Any:
+def _parse_arguments(text: str | None, option: str) -> Any:
     if text is None:
         return None
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--like-args is not valid JSON: {error}", found=text[:100]) from None
+        raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100]) from None
     if not isinstance(found, list | dict):
-        raise UsageError("--like-args requires a JSON object or list", found=text[:100])
+        raise UsageError(f"{option} requires a JSON object or list", found=text[:100])
     return found
 
 
@@ -335,6 +343,32 @@ class ModelProcess:
         weights of each of their `groups`, by key or number.
         """
         self._process.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
+
+    def host(self) -> HeldProcess | None:
+        """Return the process as one that runs the model (networks/model_runner.py)."""
+        return HeldProcess(self._process)
+
+
+class HeldProcess:
+    """A process that another object starts and ends."""
+
+    def __init__(self, process: ChildProcess) -> None:
+        self._process = process
+
+    @property
+    def folder(self) -> Path:
+        """Return the shared folder."""
+        return self._process.folder
+
+    def start(self) -> None:
+        """Do nothing: the process runs."""
+
+    def stop(self, farewell: bytes | None) -> None:
+        """Do nothing: the owner ends the process."""
+
+    def request(self, do: str, values: Message) -> Message:
+        """Send one request and return its answer; raise the other side's error in this process."""
+        return self._process.request(do, values)
 
 
 # Worker: a separate process per framework, with one protocol for all.
@@ -397,6 +431,11 @@ class Worker:
         """Make one update per batch in the worker's framework, in the learner's float type."""
         document = train_step.write_learner(learner, batches, self.folder)
         return train_step.read_trained(self.request("train", learner=document), self.folder)
+
+    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
+        """Make one update of a Gaussian policy per batch, in the learner's float type."""
+        document = policy_training.write_policy_learner(learner, batches, self.folder)
+        return train_step.read_trained(self.request("train_policy", learner=document), self.folder)
 
     @property
     def folder(self) -> Path:
@@ -486,6 +525,15 @@ def _train(session: WorkerSession, message: Message) -> Message:
     return train_step.write_trained(train_learner(learn(learner), learner, batches), session.folder)
 
 
+def _train_policy(session: WorkerSession, message: Message) -> Message:
+    learner, batches = policy_training.read_policy_learner(message["learner"], session.folder)
+    learn = getattr(session.backend, "learn_policy", None)
+    if learn is None:
+        raise UnsupportedError(f"backend {session.name} does not support training")
+    trained = policy_training.train_policy(learn(learner), learner, batches)
+    return train_step.write_trained(trained, session.folder)
+
+
 def _close(_session: WorkerSession, _: Message) -> Message:
     # Some frameworks abort while an interpreter shuts down; no data is left to save here.
     os._exit(0)
@@ -496,6 +544,7 @@ HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
     "build": _build,
     "step": _step,
     "train": _train,
+    "train_policy": _train_policy,
     "close": _close,
 }
 

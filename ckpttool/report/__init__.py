@@ -1,14 +1,18 @@
-"""`report`: a self-contained HTML page about one checkpoint, or about two side by side."""
+"""`report`: a self-contained HTML page about one checkpoint, two side by side, or a training run."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, write_file
 from ckpttool.report.pages import ReportContents, ReportInputs, gather_contents, render_page
+
+if TYPE_CHECKING:
+    from ckpttool.commands.run_history import RunFiles
+    from ckpttool.report.run_page import RunContents, RunInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,42 @@ class HtmlReport:
             "changes": None if comparison is None else len(comparison.changes),
             "evaluations": len(found.results.results),
             "conversion": found.conversion is not None,
+            "run": None,
             "notes": [*summary.notes, *found.diagnosis.notes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Result of writing the report of a run."""
+
+    file: str
+    nbytes: int
+    contents: RunContents
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document: the keys of a checkpoint's report for the last one, and `run`."""
+        from ckpttool.report.run_page import run_document
+
+        found = self.contents
+        history = found.history
+        summary = history.latest
+        return {
+            "path": urls.display_url(history.path),
+            "other": None,
+            "format": summary.checkpoint.format,
+            "layout": summary.layout,
+            "sha256": history.sha256,
+            "file": self.file,
+            "nbytes": self.nbytes,
+            "tensors": len(summary.tensors),
+            "values": len(summary.values),
+            "findings": next(each.findings for each in reversed(history.checkpoints) if each.error is None),
+            "changes": None,
+            "evaluations": len(found.results.results),
+            "conversion": False,
+            "run": run_document(found),
+            "notes": list(found.notes),
         }
 
 
@@ -78,3 +117,28 @@ def write_report(
     content = render_page(found)
     write_file(target, content, force=force, sources=found.files)
     return HtmlReport(target, len(content), found)
+
+
+def write_run_report(
+    run: RunFiles,
+    *,
+    out: str | None = None,
+    inputs: RunInputs,
+    glob: str | None = None,
+    layout: str | None = None,
+    force: bool = False,
+    progress: Progress = ignore_progress,
+) -> RunReport:
+    """Write a page about a training run into a new file; see `write_report` for the other parameters.
+
+    Raise TargetExistsError if the file exists and `force` is not given, and any error of reading.
+    """
+    from ckpttool.report.run_page import gather_run, render_run
+
+    target = out if out is not None else default_report_name(run.path)
+    require_new(target, force=force)
+    found = gather_run(run, inputs=inputs, glob=glob, layout=layout, progress=progress)
+    require_new(target, found.files, force=force)
+    content = render_run(found)
+    write_file(target, content, force=force, sources=found.files)
+    return RunReport(target, len(content), found)

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -46,7 +46,9 @@ from ckpttool.commands.stats import (
     Moments,
     Stats,
     TensorStats,
+    compute_moments,
     compute_stats,
+    histogram,
 )
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -91,8 +93,9 @@ def format_exactly(value: float, digits: int = 6) -> str:
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
-# Bytes of all pictures on a page; maximum and minimum cells per picture; maximum side length.
-_ALL = 3 << 20
+# Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
+# cells per picture; maximum side length.
+_ALL, _ROW = 3 << 20, 60
 _MOST, _LEAST, _LONGEST = 4096, 64, 160
 # Numbers processed together.
 _PIECE = 1 << 18
@@ -124,7 +127,7 @@ class HeatMap:
 
 def cell_budget(tensors: int) -> int:
     """Return the maximum number of cells per picture for this number of tensors."""
-    return max(_LEAST, min(_MOST, _ALL // max(1, tensors)))
+    return max(_LEAST, min(_MOST, (_ALL - _ROW * tensors) // max(1, tensors)))
 
 
 class HeatMapBuffer:
@@ -141,17 +144,16 @@ class HeatMapBuffer:
         cells, shape = shrink_matrix(to_matrix(path, array), self._most)
         return self._kept(cells, shape, _largest_magnitude(cells))
 
-    def pair(self, path: str, left: Leaf, right: Leaf) -> list[HeatMap]:
+    def pair(self, path: str, left: np.ndarray, right: np.ndarray) -> list[HeatMap]:
         """Shrink two tensors of one shape to pictures of one scale, and their difference to a third."""
         import numpy as np
 
         if left.size < 2:
             return []
-        one, shape = shrink_matrix(to_matrix(path, left.array()), self._most)
-        other, _ = shrink_matrix(to_matrix(path, right.array()), self._most)
+        one, shape = shrink_matrix(to_matrix(path, left), self._most)
+        other, _ = shrink_matrix(to_matrix(path, right), self._most)
         with np.errstate(invalid="ignore", over="ignore"):
-            # The mean of differences is the difference of means, so the tensors need not be in memory
-            # together.
+            # The mean of differences is the difference of means.
             more = other - one
         scale = max(_largest_magnitude(one), _largest_magnitude(other))
         return [
@@ -348,7 +350,7 @@ def _tensor_row(
             "slots": slots,
             "also": format_name(people[0]) if people else "",
             "aliases": [format_path(each) for each in names[:_ALIASES]],
-            "more": max(0, len(row.aliases) - _ALIASES),
+            "more": max(0, len(row.aliases) - _ALIASES) or None,
             "stats": None if stats is None else format_moments(stats.moments),
             "histogram": [] if stats is None else list(stats.histogram),
             "signs": [] if stats is None else [clean(sign) for sign in stats.signs],
@@ -408,6 +410,22 @@ class ComparisonSection:
     changes: list[dict[str, Any]]
     marks: dict[str, int]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
+    slots: tuple[SlotComparison, ...]
+    """optimizer state by kind; empty if it is the same"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotComparison:
+    """Slot variables of one kind of one optimizer that differ, with the norms of both sides.
+
+    The norms are empty where not all tensors were read for the page.
+    """
+
+    optimizer: str
+    slot: str
+    tensors: int
+    largest: str
+    norms: tuple[str, str]
 
 
 def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
@@ -417,11 +435,36 @@ def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBu
     changes = []
     for number, each in enumerate(found.changed):
         marks.update(dict.fromkeys(places.get(each.path, (each.path,)), number))
-        changes.append({**_change_object(each), "pictures": _change_heat_maps(each, pictures, number)})
+        changes.append({**_change_object(each), **_compare_values(each, pictures, number)})
     left, right = (
         tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
     )
-    return ComparisonSection(found, changes, marks, (left, right))
+    return ComparisonSection(found, changes, marks, (left, right), tuple(_compare_slots(found, changes)))
+
+
+def _compare_slots(found: Diff, changes: Sequence[Mapping[str, Any]]) -> Iterator[SlotComparison]:
+    """Yield the differences of slot variables by optimizer and kind."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, each in enumerate(found.changed):
+        if isinstance(each.left, Leaf) and each.left.role == "slot" and each.values is not None:
+            groups.setdefault((_optimizer_name(each.path), each.left.slot or ""), []).append(number)
+    for (optimizer, slot), numbers in sorted(groups.items()):
+        largest = max(values.max_abs for n in numbers if (values := found.changed[n].values) is not None)
+        sides = [changes[number].get("sides") for number in numbers]
+        norms = ("", "")
+        if all(each and isinstance(each[side].get("norm"), float) for each in sides for side in (0, 1)):
+            squares = [sum(each[side]["norm"] ** 2 for each in sides if each) for side in (0, 1)]
+            norms = (format_exactly(math.sqrt(squares[0]), 3), format_exactly(math.sqrt(squares[1]), 3))
+        yield SlotComparison(
+            format_path(optimizer), clean(slot), len(numbers), format_exactly(largest, 3), norms
+        )
+
+
+def _optimizer_name(path: str) -> str:
+    """Return the part of a slot's path up to the optimizer, else its first step."""
+    steps = path.split("/")
+    end = next((at for at, step in enumerate(steps) if "optim" in step.lower()), 0)
+    return "/".join(steps[: end + 1])
 
 
 def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
@@ -435,18 +478,26 @@ def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, li
     return places
 
 
-def _change_heat_maps(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> list[list[float]]:
+def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> dict[str, Any]:
+    """Read both sides once more; return their pictures, histograms in common bins, and moments."""
     left, right = change.left, change.right
     if (
         number >= PICTURED
         or change.values is None
         or not isinstance(left, Leaf)
         or not isinstance(right, Leaf)
+        or "string" in (left.dtype, right.dtype)
     ):
-        return []
-    if "string" in (left.dtype, right.dtype):
-        return []
-    return [each.document() for each in pictures.pair(change.path, left, right)]
+        return {}
+    arrays = left.array(), right.array()
+    moments = [compute_moments(each) for each in arrays]
+    both = moments[0] + moments[1]
+    bins = [list(histogram(each, both)) for each in arrays]
+    return {
+        "pictures": [each.document() for each in pictures.pair(change.path, *arrays)],
+        "sides": [format_moments(each) for each in moments],
+        **({"bins": bins, "range": [both.low, both.high]} if bins[0] and left.size > 1 else {}),
+    }
 
 
 def _change_object(change: ChangedEntry) -> dict[str, Any]:
@@ -460,7 +511,7 @@ def _change_object(change: ChangedEntry) -> dict[str, Any]:
     values = change.values
     return {
         **fields,
-        "sentence": "; ".join(_change_sentences(change, values)),
+        **({"note": note} if (note := "; ".join(_change_notes(change, values))) else {}),
         "share": values.different / values.size,
         "max_abs": format_exactly(values.max_abs, 3),
         "max_rel": format_exactly(values.max_rel, 3),
@@ -472,8 +523,7 @@ def _change_object(change: ChangedEntry) -> dict[str, Any]:
     }
 
 
-def _change_sentences(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
-    yield f"{values.different:,} of {values.size:,} differ"
+def _change_notes(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
     kinds = [entry.dtype for entry in (change.left, change.right) if isinstance(entry, Leaf)]
     if len(set(kinds)) > 1:
         yield " → ".join(kinds)
@@ -640,6 +690,9 @@ class EvaluationEntry:
     ci95: tuple[float, float] | None
     how: str
     notes: tuple[str, ...]
+    verdict: str = ""
+    """comparison with the references of the environment, as a sentence"""
+    references: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -717,7 +770,22 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
             *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
             *_clean_notes(found.get("notes")),
         ),
+        *_read_judgement(found.get("judgement")),
     )
+
+
+def _read_judgement(found: object) -> tuple[str, str]:
+    """Return the verdict of `eval`, and the references behind it."""
+    if not isinstance(found, dict) or not isinstance(found.get("sentence"), str):
+        return "", ""
+    numbers = []
+    for word, name, key in (("random policy", "random", "mean"), ("goal", "goal", "value")):
+        known = found.get(name)
+        value = _parse_number(known.get(key)) if isinstance(known, dict) else math.nan
+        if isinstance(known, dict) and math.isfinite(value):
+            source = f" ({_clean_text(known['source'])})" if isinstance(known.get("source"), str) else ""
+            numbers.append(f"{word} {format_number(value)}{source}")
+    return _clean_text(found["sentence"]), ", ".join(numbers)
 
 
 def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
@@ -808,6 +876,8 @@ class ReportContents:
     files: tuple[File, ...]
     networks: tuple[FlowStrip, ...] = ()
     verification: VerificationSection | None = None
+    others: tuple[FlowStrip, ...] | None = None
+    """networks of the second checkpoint; None if they are the same, or there is no second one"""
 
 
 def gather_contents(
@@ -833,17 +903,19 @@ def gather_contents(
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
     checked = inputs.verification
     verification = None if checked is None else read_verification(checked, checkpoint.path)
-    changes = None
+    changes = others = None
     if other is not None:
         sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
         files += sides[1].checkpoint.files
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
+        others = find_strips(sides[1].checkpoint, sides[1].binding, None)
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
+    networks = find_strips(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -855,8 +927,9 @@ def gather_contents(
         pictures.encoded(),
         sum(1 for each in values.tensors if each.signs),
         files,
-        find_strips(checkpoint, listing.binding, sha256),
+        networks,
         verification,
+        None if others == networks else others,
     )
 
 
@@ -1040,9 +1113,9 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 _STYLES = ("page.css", "tree.css", "verification.css", "print.css")
 # In dependency order.
-_SCRIPTS = ("pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
+_SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
 # Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
-_TITLE, _SENTENCE, _SHOWN = 200, 600, 100
+_TITLE, _SENTENCE, SHOWN = 200, 600, 100
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
 # Width of the networks' dataflow, in pixels.
@@ -1051,9 +1124,9 @@ _FLOW = 1120.0
 
 def render_page(found: ReportContents) -> bytes:
     """Return the page in UTF-8; the same contents give the same bytes."""
-    style, script = (_join_templates(names) for names in (_STYLES, _SCRIPTS))
+    style, script = (join_templates(names) for names in (_STYLES, _SCRIPTS))
     strips, ends = build_strips(found.results.results)
-    text = _template_environment().get_template("page.html").render(
+    text = template_environment().get_template("page.html").render(
         found=found,
         checkpoint=found.summary.checkpoint,
         audit=inspect.build_audit_document(found.summary.checkpoint.code_references),
@@ -1065,10 +1138,11 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
-        most=_SHOWN,
+        others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
-        policy=_content_security_policy(style, script),
+        policy=content_security_policy(style, script),
         data=_embed_json(_page_data(found)),
         version=__version__,
     )  # fmt: skip
@@ -1082,23 +1156,67 @@ def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     return plain[:_TOLD]
 
 
-def _join_templates(names: tuple[str, ...]) -> str:
+def join_templates(names: Sequence[str]) -> str:
+    """Return the content of templates that are no pages: style sheets or scripts."""
     folder = files("ckpttool.report") / "templates"
     return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
 
 
-def _content_security_policy(style: str, script: str) -> str:
-    """Return the content security policy: no network requests, and only our own script runs."""
+def content_security_policy(style: str, script: str, *, images: bool = False) -> str:
+    """Return the content security policy: no network requests, and only our own script runs.
+
+    `images` permits images inside the page.
+    """
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"{'img-src data:; ' if images else ''}base-uri 'none'; form-action 'none'"
     )
 
 
 def _page_data(found: ReportContents) -> dict[str, Any]:
-    comparison = found.comparison
-    return {"rows": found.rows, "changes": [] if comparison is None else comparison.changes}
+    changes = [] if found.comparison is None else _compact_changes(found.rows, found.comparison.changes)
+    return {"rows": pack_objects(_compact_rows(found.rows)), "changes": pack_objects(changes)}
+
+
+def _compact_changes(
+    rows: Sequence[Mapping[str, Any]], changes: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the changes without what most of them share: the path of their row, and that values differ."""
+    paths: dict[int, str] = {}
+    for row in rows:
+        if "change" in row:
+            paths.setdefault(row["change"], row["path"])
+    made = []
+    for number, each in enumerate(changes):
+        shared = {"path": paths.get(number), "what": "values"} if each["share"] is not None else {}
+        made.append({key: value for key, value in each.items() if key not in shared or value != shared[key]})
+    return made
+
+
+def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows without what the page's script derives: paths of names, and numbers of elements."""
+    above: list[str] = []
+    for row in rows:
+        del above[row["level"] :]
+        made = {key: value for key, value in row.items() if key not in ("size", "stats")}
+        if row["path"] == "/".join([*above[-1:], row["name"]]):
+            del made["path"]
+        for key, value in row.get("stats", {}).items():
+            if (key, value) != ("elements", row.get("size")):
+                made[f"stats.{key}"] = value
+        above.append(row["path"])
+        yield made
+
+
+def pack_objects(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return objects as lists of values, each after the number of its keys in `keys`.
+
+    Pages of many tensors consist of such objects, and their keys would be half of the page.
+    """
+    known: dict[tuple[str, ...], int] = {}
+    items = [[known.setdefault(tuple(each), len(known)), *each.values()] for each in objects]
+    return {"keys": [list(keys) for keys in known], "items": items}
 
 
 def _embed_json(value: object) -> Markup:
@@ -1109,7 +1227,8 @@ def _embed_json(value: object) -> Markup:
     return Markup(text)  # noqa: S704  # nothing of it is markup any more
 
 
-def _template_environment() -> Environment:
+def template_environment() -> Environment:
+    """Return the environment of all pages, with the filters that templates use."""
     made = Environment(
         loader=PackageLoader("ckpttool.report"),
         autoescape=True,
@@ -1126,6 +1245,7 @@ def _template_environment() -> Environment:
         sentence=lambda text: shorten(clean(text), _SENTENCE),
         base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
         decimal=format_number,
+        breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )
     return made

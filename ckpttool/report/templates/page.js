@@ -1,14 +1,5 @@
-// Theme, paper, and links from tables into the tree.
-const theme = document.getElementById("theme"), root = document.documentElement;
-function labelTheme() {
-  theme.querySelector(".word").textContent = isDark() ? "Light" : "Dark";
-  theme.setAttribute("aria-pressed", String(isDark()));
-  theme.setAttribute("aria-label", isDark() ? "Use light colors" : "Use dark colors");
-}
-theme.hidden = false;
-theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; labelTheme(); repaint(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { labelTheme(); repaint(); });
-labelTheme();
+// Pictures in the theme's colors, paper, and links from tables into the tree.
+onTheme.push(() => repaint());
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-change]");

@@ -1,15 +1,9 @@
-"use strict";
 // Heat maps: cells are bytes, 128 is zero, 0 is no number. Blue is below zero, orange above: distinguishable with any color vision.
 const STOPS = {
   light: [[9, 74, 130], [98, 160, 208], [247, 246, 242], [232, 152, 88], [152, 58, 12]],
   dark: [[148, 206, 255], [52, 116, 176], [24, 29, 34], [172, 96, 40], [255, 190, 132]],
 };
 const NONE = { light: [196, 20, 130], dark: [255, 80, 190] };
-
-const isDark = () => {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-};
 
 // Return the 256 colours of a theme, by byte.
 const palette = (() => {

@@ -1,5 +1,17 @@
+// Objects are stored as lists of values, after the number of their keys; `stats.min` is a key of the object `stats`.
+function unpacked({ keys, items }) {
+  const split = keys.map((names) => names.map((name) => name.split(".")));
+  return items.map((values) => {
+    const made = {};
+    split[values[0]].forEach(([outer, inner], at) => {
+      if (inner === undefined) made[outer] = values[at + 1];
+      else (made[outer] ??= {})[inner] = values[at + 1];
+    });
+    return made;
+  });
+}
 // The rows in the order of the tree: a module, then all that is in it. Empty values are not in the data.
-const { rows, changes } = JSON.parse(document.getElementById("data").textContent);
+const packed = JSON.parse(document.getElementById("data").textContent), rows = unpacked(packed.rows), changes = unpacked(packed.changes);
 const parent = new Int32Array(rows.length), end = new Int32Array(rows.length).fill(rows.length);
 const place = new Int32Array(rows.length), siblings = new Map(), byId = new Map();
 // How many rows below a module are changed, and how many have a sign.
@@ -9,10 +21,14 @@ const changedBelow = new Int32Array(rows.length), signsBelow = new Int32Array(ro
   rows.forEach((row, index) => {
     while (open.length > row.level) end[open.pop()] = index;
     parent[index] = open.length ? open[open.length - 1] : -1;
+    row.path ??= open.length ? `${rows[parent[index]].path}/${row.name}` : row.name;
+    if (row.shape) row.size = row.shape.reduce((size, extent) => size * extent, 1);
+    if (row.stats) row.stats.elements ??= row.size;
     siblings.set(parent[index], (siblings.get(parent[index]) ?? 0) + 1);
     place[index] = siblings.get(parent[index]);
     if (row.id !== undefined) byId.set(row.id, index);
     if (row.change !== undefined) for (const above of open) changedBelow[above]++;
+    if (row.change >= 0) changes[row.change].path ??= row.path;
     if (row.signs) for (const above of open) signsBelow[above]++;
     open.push(index);
   });
@@ -26,9 +42,10 @@ let terms = [];
 function elementOf(index) {
   if (made.has(index)) return made.get(index);
   const row = rows[index], kind = kindOf(row), item = make("div", `item ${kind}`), line = make("div", "row");
-  item.setAttribute("role", "treeitem"); item.setAttribute("aria-level", row.level + 1);
-  item.setAttribute("aria-setsize", siblings.get(parent[index])); item.setAttribute("aria-posinset", place[index]);
-  item.tabIndex = -1; item.dataset.index = index; line.style.setProperty("--level", row.level);
+  // The row is the tree's item, named by what it shows; an open panel is an item of its own below it.
+  item.setAttribute("role", "none"); line.setAttribute("role", "treeitem"); line.setAttribute("aria-level", row.level + 1);
+  line.setAttribute("aria-setsize", siblings.get(parent[index])); line.setAttribute("aria-posinset", place[index]);
+  line.tabIndex = -1; line.dataset.index = index; line.style.setProperty("--level", row.level);
   const name = make("span", "name"), text = make("span", "text");
   text.title = row.path;
   name.append(make("span", "caret"), text);
@@ -36,7 +53,6 @@ function elementOf(index) {
   line.append(name, type);
   if (kind === "value") {
     type.textContent = `${row.type} `; type.append(make("i", "", row.value)); type.title = row.value;
-    item.setAttribute("aria-label", `${row.name}, ${row.type} ${row.value}`);
   } else {
     const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
     if (kind === "module") type.textContent = row.kind ?? (row.tensors ? counting(row.tensors, "tensor", "tensors") : "plain values");
@@ -47,13 +63,14 @@ function elementOf(index) {
     const count = kind === "module" ? row.parameters : row.size;
     line.append(make("span", "size", count ? number(count) : ""), make("span", "nbytes", row.nbytes ? bytes(row.nbytes) : ""), spark,
       make("span", "mean", many && "mean" in stats ? short(stats.mean) : ""), make("span", "std", many && "std" in stats ? short(stats.std) : ""), mark);
-    item.setAttribute("aria-label", [row.name, type.textContent, tag, mark.textContent].filter(Boolean).join(", "));
     if (mark.textContent) item.classList.add("marked");
   }
   item.append(line);
   made.set(index, item);
   return item;
 }
+
+const lineOf = (index) => elementOf(index).firstElementChild;
 
 // What a tensor is besides a trained one; a slot names its parameter, since its own path may only count.
 function tagOf(row) {
@@ -68,7 +85,7 @@ function markOf(index) {
     else if (signsBelow[index]) { mark.classList.add("sign"); mark.textContent = counting(signsBelow[index], "sign", "signs"); }
     return mark;
   }
-  if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what);
+  if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what ?? "values");
   else if (row.change === -1) mark.textContent = "only in A";
   else if (row.signs) { mark.classList.add("sign"); mark.textContent = counting(row.signs.length, "sign", "signs"); }
   return mark;
@@ -79,7 +96,7 @@ function refresh(index, isOpen) {
   const item = elementOf(index), row = rows[index], kind = kindOf(row), state = `${isOpen} ${terms.join(" ")}`;
   if (states.get(index) === state) return item;
   states.set(index, state);
-  if (kind !== "value") item.setAttribute("aria-expanded", String(isOpen));
+  if (kind !== "value") lineOf(index).setAttribute("aria-expanded", String(isOpen));
   const text = item.querySelector(".text");
   text.replaceChildren(...highlighted(row.name));
   const panel = item.querySelector(".panel");

@@ -23,9 +23,9 @@ function show() {
   tree.replaceChildren(...elements(0));
   if (!visible.length) tree.append(make("p", "none", rows.length ? "No tensor matches." : "Empty."));
   showRest();
-  if (made.has(current)) made.get(current).tabIndex = -1;
+  if (made.has(current)) lineOf(current).tabIndex = -1;
   if (!visible.includes(current) && visible.length) current = visible[0];
-  if (made.has(current)) made.get(current).tabIndex = 0;
+  if (made.has(current)) lineOf(current).tabIndex = 0;
 }
 
 const elements = (from) => visible.slice(from, limit).map((index) => refresh(index, isOpen(index)));
@@ -44,11 +44,11 @@ function focus(index) {
   const at = visible.indexOf(index);
   if (at < 0) return;
   if (at >= limit) extend(at + AT_ONCE);
-  if (made.has(current)) made.get(current).tabIndex = -1;
+  if (made.has(current)) lineOf(current).tabIndex = -1;
   current = index;
-  const item = elementOf(index);
-  item.tabIndex = 0; item.focus({ preventScroll: true });
-  item.querySelector(".row").scrollIntoView({ block: "nearest", behavior: "instant" });
+  const line = lineOf(index);
+  line.tabIndex = 0; line.focus({ preventScroll: true });
+  line.scrollIntoView({ block: "nearest", behavior: "instant" });
 }
 
 function toggle(index) {
@@ -72,7 +72,7 @@ function reveal(index) {
 tree.addEventListener("click", (event) => {
   const line = event.target.closest(".row");
   if (!line) return;
-  const index = Number(line.parentElement.dataset.index);
+  const index = Number(line.dataset.index);
   toggle(index); focus(index);
 });
 

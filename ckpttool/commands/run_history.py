@@ -1,0 +1,673 @@
+"""Follow a training run over its checkpoints: counters, layer norms and updates, findings, logged returns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpttool.commands import algorithms, inspect
+from ckpttool.commands.algorithms import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
+from ckpttool.commands.digest import DigestRecorder
+from ckpttool.commands.doctor import examine_agent
+from ckpttool.commands.folder import CheckpointEntry, expand_paths, list_names
+from ckpttool.commands.inspect import Finding, natural_sort_key, step_columns, step_in_name
+from ckpttool.commands.stats import compute_stats
+from ckpttool.core import filesystem, urls
+from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, is_system_error
+from ckpttool.core.source import File, Shape
+from ckpttool.core.text import describe_error, format_count, replace_nonfinite
+from ckpttool.core.tree import Leaf, Path
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_checkpoint
+
+# The checkpoints of a run: those of one format and layout in a folder, at different training steps.
+
+# Folders that hold one checkpoint each, by training step: `checkpoint-500/`, `global_step1000/`. Other
+# numbers may count seeds or runs.
+_STEP_FOLDER = re.compile(
+    r"(?:.*[-_.])?(?:checkpoint|ckpt|(?:global_?)?step|iter|epoch)s?[-_=]?[0-9]+\Z", re.I
+)
+_MODELS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class RunMember:
+    """One checkpoint of a run before its values are read; `error` is the reason why it cannot be opened."""
+
+    entry: CheckpointEntry
+    format: str | None
+    layout: str | None
+    counts: Mapping[str, int]
+    nbytes: int
+    error: CkpttoolError | None = None
+
+    @property
+    def path(self) -> str:
+        """The path to open."""
+        return self.entry.path
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The checkpoints of one run in training order; `step_from` is the source of all steps.
+
+    `notes` name the checkpoints in the folder that are not part of the run.
+    """
+
+    path: str
+    members: tuple[RunMember, ...]
+    step_from: str | None
+    notes: tuple[str, ...]
+
+    def step(self, member: RunMember) -> int | None:
+        """Return the training step of a checkpoint."""
+        return None if self.step_from is None else member.counts.get(self.step_from)
+
+
+def find_run(path: str, layout: str | None = None) -> RunFiles | None:
+    """Return the run in a folder: two or more checkpoints of one format and layout at different steps.
+
+    None for a file, a folder that is one checkpoint, several runs, and checkpoints without an order. Raise
+    the errors of the operating system.
+    """
+    if urls.is_url(path) or not filesystem.isdir(path):
+        return None
+    entries, notes = _folder_entries(path)
+    if len(entries) < 2:
+        return None
+    members = [_open_member(entry, layout) for entry in entries]
+    kind = _common_kind(members)
+    if kind is None:
+        return None
+    run = [each for each in members if _is_of(each, kind)]
+    notes += [_left_out(each, kind) for each in members if not _is_of(each, kind)]
+    source = inspect.most_common_source([each.counts for each in run if each.error is None])
+    steps = [each.counts.get(source) for each in run if each.error is None] if source else []
+    if len({step for step in steps if step is not None}) < 2:
+        return None
+    return RunFiles(path, tuple(_training_order(run, source)), source, tuple(notes))
+
+
+def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMember]:
+    """Return the checkpoints by step, then by name.
+
+    One without a step (damaged) is where the number in its name puts it, else last.
+    """
+    named = sorted(run, key=lambda each: natural_sort_key(each.path))
+    known = sorted(
+        (each for each in named if (source or "") in each.counts), key=lambda each: each.counts[source or ""]
+    )
+    for member in (each for each in named if (source or "") not in each.counts):
+        number = member.counts.get(inspect.NAME)
+        later = (
+            at
+            for at, each in enumerate(known)
+            if number is not None and each.counts.get(inspect.NAME, -1) > number
+        )
+        known.insert(next(later, len(known)), member)
+    return known
+
+
+def _folder_entries(path: str) -> tuple[list[CheckpointEntry], list[str]]:
+    """Return the checkpoints that lie in one folder, or in one numbered folder each; and notes on others."""
+    found = [each for each in expand_paths([path]) if not each.named]
+    by_folder: dict[str, list[CheckpointEntry]] = {}
+    for each in found:
+        by_folder.setdefault(os.path.normpath(os.path.dirname(each.path)), []).append(each)
+    if not found:
+        return _numbered_folders(path), []
+    direct = by_folder.pop(os.path.normpath(path), [])
+    if not direct and len(by_folder) == 1:
+        # A subfolder is listed by its latest checkpoint.
+        return [each for each in expand_paths([*by_folder]) if not each.named], []
+    if not direct:
+        return _numbered_folders(path), []
+    below = [each for entries in by_folder.values() for each in entries]
+    return direct, [f"{os.path.relpath(each.path, path)} is in a subfolder and is left out" for each in below]
+
+
+def _numbered_folders(path: str) -> list[CheckpointEntry]:
+    """Return the checkpoints of folders that are named by training steps, if each has exactly one."""
+    names = [name for name in list_names(path) if _STEP_FOLDER.fullmatch(name)]
+    found: list[CheckpointEntry] = []
+    for name in sorted(names, key=natural_sort_key):
+        inside = expand_paths([os.path.join(path, name)])
+        # The model of a Hugging Face trainer is beside files of its optimizer and random states.
+        models = [each for each in inside if os.path.basename(each.path) in _MODELS]
+        if len(inside) != 1 and len(models) != 1:
+            return []
+        found += models or inside
+    return found
+
+
+def _open_member(entry: CheckpointEntry, layout: str | None) -> RunMember:
+    counts = {} if (step := _named_step(entry.path)) is None else {inspect.NAME: step}
+    try:
+        checkpoint = entry.open()
+        binding = recognize_checkpoint(checkpoint, layout)
+        counts |= inspect.count_training(checkpoint, binding)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        named = None if entry.found is None else entry.found.format.NAME
+        return RunMember(entry, named, None, counts, 0, error)
+    layout = None if binding is None else binding.layout
+    return RunMember(entry, checkpoint.format, layout, counts, checkpoint.stored_nbytes)
+
+
+def _named_step(path: str) -> int | None:
+    """Return the step in the name of a checkpoint, else in that of its folder (`checkpoint-500/model.pt`)."""
+    found = step_in_name(os.path.basename(path))
+    folder = os.path.basename(os.path.dirname(path))
+    return step_in_name(folder) if found is None and _STEP_FOLDER.fullmatch(folder) else found
+
+
+_Kind = tuple[str | None, str | None]
+
+
+def _common_kind(members: Sequence[RunMember]) -> _Kind | None:
+    """Return format and layout of the run: those of most checkpoints, agents before other files."""
+    kinds = Counter((each.format, each.layout) for each in members if each.error is None)
+    return max(kinds, key=lambda kind: (kind[1] is not None, kinds[kind]), default=None)
+
+
+def _is_of(member: RunMember, kind: _Kind) -> bool:
+    """Return whether a checkpoint belongs to the run; a damaged one does if its name has a step."""
+    if member.error is not None:
+        return member.format in (None, kind[0]) and inspect.NAME in member.counts
+    return (member.format, member.layout) == kind
+
+
+def _left_out(member: RunMember, kind: _Kind) -> str:
+    name = os.path.basename(member.path)
+    if member.error is not None:
+        return f"{name} is left out: {describe_error(member.error)}"
+    own, theirs = (" ".join(filter(None, each)) for each in ((member.format, member.layout), kind))
+    return f"{name} ({own}) is left out: the run has checkpoints of another kind ({theirs})"
+
+
+# Norms of layers and the sizes of their updates, one tensor of two checkpoints at a time.
+
+# Elements processed together.
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHistory:
+    """Parameters of one module over the checkpoints of a run.
+
+    `norms` are Euclidean norms |W[t]| of all its parameters together, None for an unreadable checkpoint.
+    `changes` are |W[t] - W[t-1]|: None also for the first checkpoint and where the parameters of the two
+    differ in names or shapes.
+    """
+
+    path: str
+    tensors: int
+    parameters: int
+    norms: tuple[float | None, ...]
+    changes: tuple[float | None, ...]
+
+    @property
+    def updates(self) -> tuple[float | None, ...]:
+        """Changes divided by the norms before them: infinite after a norm of zero, 0 without any change."""
+        return tuple(map(_relative_change, (None, *self.norms[:-1]), self.changes))
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        found: dict[str, Any] = replace_nonfinite(
+            {
+                "path": self.path,
+                "tensors": self.tensors,
+                "parameters": self.parameters,
+                "norms": list(self.norms),
+                "updates": list(self.updates),
+            }
+        )
+        return found
+
+
+@dataclass(slots=True)
+class _LayerSums:
+    """Sums over the parameters of one layer in one checkpoint; `apart` is unknown for some tensor if None."""
+
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    squares: float = 0.0
+    apart: float | None = 0.0
+
+
+class _DriftRecorder:
+    """Sums of each layer per checkpoint; each array is compared with the previous one while in memory."""
+
+    def __init__(self) -> None:
+        self.columns: list[dict[str, _LayerSums] | None] = []
+        self._before: Checkpoint | None = None
+        self._current: dict[str, _LayerSums] = {}
+
+    def watch(self, checkpoint: Checkpoint) -> Callable[[Path, Leaf, np.ndarray], None]:
+        """Return a callback for each array of the next checkpoint."""
+        self._current = {}
+        names, before = checkpoint.tree.names, self._before
+
+        def add(at: Path, leaf: Leaf, array: np.ndarray) -> None:
+            if leaf.role != "parameter" or array.dtype.kind == "b":
+                return
+            layer, _, name = names[at].rpartition("/")
+            sums = self._current.setdefault(layer, _LayerSums())
+            sums.shapes[name] = leaf.shape
+            old = None if before is None else before.tree.get(at)
+            if not isinstance(old, Leaf) or old.shape != leaf.shape or old.dtype != leaf.dtype:
+                sums.squares, sums.apart = sums.squares + _square_sum(array), None
+                return
+            sums.squares += _square_sum(array)
+            if sums.apart is not None:
+                sums.apart += _square_sum(array, old.array())
+
+        return add
+
+    def finish(self, checkpoint: Checkpoint | None) -> None:
+        """End a column; None for a checkpoint that could not be read."""
+        self.columns.append(None if checkpoint is None else self._current)
+        self._before = checkpoint
+
+    def layers(self) -> tuple[LayerHistory, ...]:
+        """Return the history of each layer, in the order of the checkpoints' tensors."""
+        order = dict.fromkeys(layer for column in reversed(self.columns) for layer in column or ())
+        return tuple(_layer_history(layer, self.columns) for layer in order)
+
+
+def _layer_history(layer: str, columns: Sequence[Mapping[str, _LayerSums] | None]) -> LayerHistory:
+    found = [None if column is None else column.get(layer) for column in columns]
+    last = next(sums for sums in reversed(found) if sums is not None)
+    norms = tuple(None if sums is None else math.sqrt(sums.squares) for sums in found)
+    changes = tuple(map(_change, (None, *found[:-1]), found))
+    sizes = sum(math.prod(shape) for shape in last.shapes.values())
+    return LayerHistory(layer, len(last.shapes), sizes, norms, changes)
+
+
+def _change(before: _LayerSums | None, now: _LayerSums | None) -> float | None:
+    known = before is not None and now is not None and before.shapes == now.shapes
+    return math.sqrt(now.apart) if known and now is not None and now.apart is not None else None
+
+
+def _relative_change(before: float | None, change: float | None) -> float | None:
+    if before is None or change is None:
+        return None
+    if before == 0:
+        return math.inf if change else 0.0
+    return change / before
+
+
+def _square_sum(array: np.ndarray, other: np.ndarray | None = None) -> float:
+    """Return the sum of squares of an array, or of its difference from another one of its shape."""
+    flat, total = array.reshape(-1), 0.0
+    against = None if other is None else other.reshape(-1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, flat.size, _PIECE):
+            piece = _to_real(flat[start : start + _PIECE])
+            if against is not None:
+                piece = piece - _to_real(against[start : start + _PIECE])
+            total += float(np.dot(piece, piece))
+    return total
+
+
+def _to_real(array: np.ndarray) -> np.ndarray:
+    """Return real float64 numbers; of complex ones, real and imaginary parts."""
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128).view(np.float64)
+    return array.astype(np.float64)
+
+
+def fold_layers(layers: Sequence[LayerHistory], most: int) -> tuple[tuple[LayerHistory, ...], int]:
+    """Join layers into the modules above them until at most `most` rows remain; return these and the depth.
+
+    The depth is 0 if no layer was joined. Norms and updates of a module are those of all its parameters.
+    """
+    if len(layers) <= most:
+        return tuple(layers), 0
+    deepest = max(each.path.count("/") for each in layers) + 1
+    for depth in range(deepest, 0, -1):
+        groups: dict[str, list[LayerHistory]] = {}
+        for each in layers:
+            groups.setdefault("/".join(each.path.split("/")[:depth]), []).append(each)
+        if len(groups) <= most or depth == 1:
+            return tuple(_join_layers(path, group) for path, group in groups.items())[:most], depth
+    return tuple(layers[:most]), 1
+
+
+def _join_layers(path: str, layers: Sequence[LayerHistory]) -> LayerHistory:
+    totals = (sum(each.tensors for each in layers), sum(each.parameters for each in layers))
+    norms, changes = [], []
+    for at in range(len(layers[0].norms)):
+        sizes = [each.norms[at] for each in layers if each.norms[at] is not None]
+        norms.append(_root_of_squares(sizes) if sizes else None)
+        changes.append(_root_of_squares([each.changes[at] for each in layers]))
+    return LayerHistory(path, *totals, tuple(norms), tuple(changes))
+
+
+def _root_of_squares(values: Sequence[float | None]) -> float | None:
+    """Return the norm of all parts from the norms of each; None if one is unknown."""
+    known = [value for value in values if value is not None]
+    return math.sqrt(sum(value * value for value in known)) if len(known) == len(values) else None
+
+
+# Findings of doctor over the checkpoints.
+
+# What differs between sentences about different counts: numbers, and words in singular or plural.
+_NUMBER = re.compile(r"[0-9][0-9,.]*|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
+
+
+@dataclass(frozen=True, slots=True)
+class FindingHistory:
+    """One finding of doctor; `sentences` has its text at each checkpoint, None where there is none.
+
+    Findings that differ only in numbers are one.
+    """
+
+    topic: str
+    sentences: tuple[str | None, ...]
+    fix: str | None
+
+    @property
+    def sentence(self) -> str:
+        """The most recent text."""
+        return next(text for text in reversed(self.sentences) if text is not None)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"topic": self.topic, "sentences": list(self.sentences), "fix": self.fix}
+
+
+def _trace_findings(columns: Sequence[Sequence[Finding] | None]) -> tuple[FindingHistory, ...]:
+    """Return each finding with its text at each checkpoint; None columns are unreadable checkpoints."""
+    found: dict[tuple[str, str], list[str | None]] = {}
+    fixes: dict[tuple[str, str], str | None] = {}
+    for at, column in enumerate(columns):
+        for each in column or ():
+            key = each.topic, _NUMBER.sub("#", each.sentence)
+            texts = found.setdefault(key, [None] * len(columns))
+            texts[at] = each.sentence if texts[at] is None else f"{texts[at]}; {each.sentence}"
+            fixes[key] = each.fix
+    return tuple(FindingHistory(key[0], tuple(texts), fixes[key]) for key, texts in found.items())
+
+
+# The history: one pass over the checkpoints.
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheckpoint:
+    """One checkpoint of the run; `error` is the reason why it is unreadable."""
+
+    path: str
+    step: int | None
+    counts: Mapping[str, int]
+    nbytes: int
+    sha256: str | None
+    findings: int
+    error: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": urls.display_url(self.path),
+            "step": self.step,
+            **step_columns(self.counts),
+            "nbytes": self.nbytes,
+            "sha256": self.sha256,
+            "findings": self.findings,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """Everything that is known of a run from its checkpoints and the logs beside them.
+
+    All columns are in the order of `checkpoints`. `latest` is the last readable checkpoint, `sha256` its
+    digest; `files` are all files that were read.
+    """
+
+    path: str
+    checkpoints: tuple[RunCheckpoint, ...]
+    layers: tuple[LayerHistory, ...]
+    findings: tuple[FindingHistory, ...]
+    logs: TrainingLogs
+    step_from: str | None
+    latest: inspect.CheckpointSummary
+    sha256: str
+    files: tuple[File, ...]
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "step_from": self.step_from,
+            "checkpoints": [each.document() for each in self.checkpoints],
+            "layers": [each.document() for each in self.layers],
+            "findings": [each.document() for each in self.findings],
+            **self.logs.document(),
+        }
+
+
+class _ReadColumn(NamedTuple):
+    """What one pass over a checkpoint found, without its tree."""
+
+    sha256: str
+    findings: tuple[Finding, ...]
+    files: tuple[File, ...]
+
+
+def follow_run(
+    run: RunFiles,
+    *,
+    glob: str | None = None,
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+) -> RunHistory:
+    """Read the checkpoints of a run in training order, each tensor once for itself and once for its update.
+
+    At most one tensor of each of two neighboring checkpoints is in memory. `glob` keeps the tensors whose
+    path matches. A damaged checkpoint is a column without values; raise its error if there is no other.
+    """
+    drift, columns, latest = _DriftRecorder(), [], None
+    errors: list[CkpttoolError | None] = []
+    for number, member in enumerate(run.members):
+        column, checkpoint, error = None, None, member.error
+        if error is None:
+            try:
+                moving = _share(progress, number, len(run.members))
+                listing = inspect.summarize_checkpoint(member.entry.open(), glob, layout)
+                column, notes = _read_member(listing, drift, glob, moving)
+                latest, checkpoint = (listing, column.sha256, notes), listing.checkpoint
+            except CkpttoolError as raised:
+                if is_system_error(raised):
+                    raise
+                error = raised
+        drift.finish(checkpoint)
+        columns.append(column)
+        errors.append(error)
+    if latest is None:
+        raise next(error for error in errors if error is not None)
+    summary, sha256, notes = latest
+    logs = find_logs(summary.checkpoint.path)
+    return RunHistory(
+        run.path,
+        tuple(map(_checkpoint_row, run.members, map(run.step, run.members), columns, errors)),
+        drift.layers(),
+        _trace_findings([None if each is None else each.findings for each in columns]),
+        logs,
+        run.step_from,
+        summary,
+        sha256,
+        tuple(file for each in columns if each is not None for file in each.files),
+        (*run.notes, *logs.notes, *summary.notes, *notes),
+    )
+
+
+def _read_member(
+    listing: inspect.CheckpointSummary, drift: _DriftRecorder, glob: str | None, progress: Progress
+) -> tuple[_ReadColumn, tuple[str, ...]]:
+    """Read a checkpoint for its digest, its findings and its drift; return also the notes of doctor."""
+    checkpoint = listing.checkpoint
+    with WorkerThread() as lane:
+        recorder = DigestRecorder(checkpoint, lane)
+        values = compute_stats(
+            recorder.checkpoint, listing.binding, glob, progress, seen=drift.watch(checkpoint)
+        )
+        sha256 = recorder.digest().sha256
+    found = examine_agent(checkpoint, listing.binding, values, sha256)
+    return _ReadColumn(sha256, found.findings, checkpoint.files), found.notes
+
+
+def _checkpoint_row(
+    member: RunMember, step: int | None, column: _ReadColumn | None, error: CkpttoolError | None
+) -> RunCheckpoint:
+    return RunCheckpoint(
+        member.path,
+        step,
+        member.counts,
+        member.nbytes,
+        None if column is None else column.sha256,
+        0 if column is None else len(column.findings),
+        None if error is None else describe_error(error),
+    )
+
+
+def _share(progress: Progress, number: int, members: int) -> Progress:
+    """Return a callback for one checkpoint that reports its part of all."""
+
+    def moving(done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG001
+        progress(number * total + done, members * total)
+
+    return moving
+
+
+# Returns logged beside the checkpoints: event files (see `algorithms`), else tables of common libraries.
+
+# Columns of a table: training steps, and returns with what they measure; the first one present is used.
+_STEPS = (
+    "time/total_timesteps",  # stable_baselines3/common/logger.py, progress.csv
+    "total_timesteps",  # stable_baselines (version 2), progress.csv
+    "TotalEnvInteracts",  # spinup/utils/logx.py, progress.txt
+    "num_env_steps_sampled_lifetime",  # rllib, progress.csv
+    "timesteps_total",  # rllib, older results
+)
+_RETURNS: tuple[tuple[str, Of], ...] = (
+    ("eval/mean_reward", "evaluation"),
+    ("AverageTestEpRet", "evaluation"),
+    ("evaluation/env_runners/episode_return_mean", "evaluation"),
+    ("evaluation/episode_reward_mean", "evaluation"),
+    ("rollout/ep_rew_mean", "training"),
+    ("ep_reward_mean", "training"),
+    ("AverageEpRet", "training"),
+    ("env_runners/episode_return_mean", "training"),
+    ("episode_reward_mean", "training"),
+)
+_TABLES = {"progress.csv": ",", "progress.txt": "\t"}
+_EVALUATIONS = "evaluations.npz"  # stable_baselines3/common/callbacks.py, EvalCallback
+_MONITOR = "monitor.csv"  # stable_baselines3/common/monitor.py; `0.monitor.csv` for each environment
+_Points = list[tuple[int, float]]
+
+
+def find_logs(path: str) -> TrainingLogs:
+    """Return the returns that training logged beside a checkpoint, empty if there are none.
+
+    Event files come first, then evaluations, tables and episodes, in the checkpoint's folder, in a
+    subfolder for logs and in the folder above.
+    """
+    found = algorithms.find_training_logs([path])
+    if found.curves or urls.is_url(path):
+        return found
+    own = os.path.dirname(filesystem.abspath(path))
+    for folder in (own, *(os.path.join(own, name) for name in BELOW), os.path.dirname(own)):
+        for read in (_read_evaluations, _read_tables, _read_monitors):
+            with suppress(CkpttoolError, OSError, ValueError):
+                if (curve := read(folder)) is not None:
+                    many = format_count(curve.logged, "value")
+                    note = f"{many} of {curve.tag} ({curve.of}) in {urls.display_url(curve.files[0])}"
+                    return replace(found, curves=(curve,), notes=(*found.notes, note))
+    return found
+
+
+def _read_evaluations(folder: str) -> TrainingCurve | None:
+    """Return the means of an EvalCallback's episodes."""
+    file = os.path.join(folder, _EVALUATIONS)
+    if not filesystem.isfile(file):
+        return None
+    tree = open_checkpoint(file).tree
+    leaves = {tree.names[at]: leaf for at, leaf in tree.tensors()}
+    if not {"timesteps", "results"} <= leaves.keys():
+        return None
+    steps, results = leaves["timesteps"].array(), leaves["results"].array()
+    if results.ndim != 2 or steps.shape != results.shape[:1] or not results.size:
+        return None
+    means = results.mean(axis=1, dtype=np.float64)
+    return _table_curve(
+        [file], "results", "evaluation", list(zip(map(int, steps), map(float, means), strict=True))
+    )
+
+
+def _read_tables(folder: str) -> TrainingCurve | None:
+    """Return a curve of the best column of a `progress` table."""
+    for name, separator in _TABLES.items():
+        file = os.path.join(folder, name)
+        if filesystem.isfile(file):
+            rows = list(csv.DictReader(_read_lines(file), delimiter=separator))
+            columns = {column for row in rows[:1] for column in row}
+            steps = next((column for column in _STEPS if column in columns), None)
+            for column, of in _RETURNS:
+                if steps is not None and column in columns:
+                    pairs = ((row.get(steps), row.get(column)) for row in rows)
+                    return _table_curve([file], column, of, list(_parse_points(pairs)))
+    return None
+
+
+def _read_monitors(folder: str) -> TrainingCurve | None:
+    """Return the returns of training episodes, those of parallel environments in order of time."""
+    names = [name for name in list_names(folder) if name == _MONITOR or name.endswith(f".{_MONITOR}")]
+    files = [os.path.join(folder, name) for name in sorted(names, key=natural_sort_key)]
+    episodes: list[tuple[float, int, float]] = []
+    for file in files:
+        lines = _read_lines(file)
+        head = json.loads(lines[0].removeprefix("#")) if lines and lines[0].startswith("#") else {}
+        begin = float(head.get("t_start", 0.0))
+        for row in csv.DictReader(lines[1:] if head else lines):
+            with suppress(TypeError, ValueError, OverflowError):
+                episodes.append((begin + float(row["t"]), int(float(row["l"])), float(row["r"])))
+    episodes.sort(key=lambda each: each[0])
+    steps = np.cumsum([length for _, length, _ in episodes], dtype=np.int64)
+    points = [(int(step), value) for step, (_, _, value) in zip(steps, episodes, strict=True)]
+    return _table_curve(files, "r", "training", points)
+
+
+def _read_lines(file: str) -> list[str]:
+    """Return the lines of a text file; none if it is too large to be read for a plot."""
+    found = File.stamp(file)
+    if found.size > MOST_BYTES:
+        return []
+    return found.read(0, found.size).decode("utf-8", "replace").splitlines()
+
+
+def _parse_points(pairs: Iterable[tuple[str | None, str | None]]) -> Iterator[tuple[int, float]]:
+    for step, value in pairs:
+        with suppress(TypeError, ValueError, OverflowError):
+            yield int(float(step or "")), float(value or "")
+
+
+def _table_curve(files: Sequence[str], tag: str, of: Of, points: _Points) -> TrainingCurve | None:
+    known = sorted((step, value) for step, value in points if math.isfinite(value) and 0 <= step < 2**63)
+    if not known:
+        return None
+    steps, values = np.array([step for step, _ in known]), np.array([value for _, value in known])
+    return TrainingCurve(tuple(files), tag, of, *thin_points(steps, values), len(known))

@@ -1,0 +1,601 @@
+"""Page of a training run: returns, best checkpoint and its film, drift of layers, findings over time."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from ckpttool.commands.dataflow import FlowStrip, find_strips
+from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
+from ckpttool.commands.run_history import (
+    FindingHistory,
+    LayerHistory,
+    RunCheckpoint,
+    RunFiles,
+    RunHistory,
+    fold_layers,
+    follow_run,
+)
+from ckpttool.core import filesystem, text, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.errors import FormatError
+from ckpttool.core.source import File
+from ckpttool.core.text import clean, format_size
+from ckpttool.report import pages
+from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.pages import (
+    EvaluationEntry,
+    EvaluationSection,
+    ReturnCurve,
+    format_exactly,
+    format_number,
+    format_path,
+    read_evaluations,
+)
+from ckpttool.version import __version__
+
+# The contents of the page.
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """Files with more about a run: evaluations of its checkpoints, and a film."""
+
+    evaluations: Sequence[str] = ()
+    film: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BestResult:
+    """The result with the highest mean; `certain` if `eval` found every other one significantly lower."""
+
+    number: int
+    result: EvaluationEntry
+    certain: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """A film as a data URL; `checkpoint` is the name of the one that plays, None if no file records it.
+
+    `episodes` has the number and the return of each episode, as far as recorded.
+    """
+
+    url: str
+    name: str
+    checkpoint: str | None
+    episodes: tuple[str, ...] = ()
+
+    @property
+    def moving(self) -> bool:
+        """Whether it is an animation, which readers can stop."""
+        return self.url.startswith("data:image/gif")
+
+
+@dataclass(frozen=True, slots=True)
+class FilmRecord:
+    """What `eval` records about a film: the file, the checkpoint that plays, and its episodes."""
+
+    file: str
+    checkpoint: str
+    episodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunContents:
+    """Contents of the page of a run.
+
+    `scores` are the results of each checkpoint, by its position; `layers` are the rows of the drift, joined
+    into modules at `depth` if there are too many.
+    """
+
+    history: RunHistory
+    results: EvaluationSection
+    scores: dict[int, EvaluationEntry]
+    best: BestResult | None
+    film: Film | None
+    networks: tuple[FlowStrip, ...]
+    layers: tuple[LayerHistory, ...]
+    depth: int
+    files: tuple[File, ...]
+    notes: tuple[str, ...]
+
+
+def gather_run(
+    run: RunFiles,
+    *,
+    inputs: RunInputs,
+    glob: str | None = None,
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+) -> RunContents:
+    """Read a run and the files about it; raise any error of reading."""
+    given, films, choices = _read_results(inputs.evaluations)
+    if inputs.film is not None and (problem := _film_problem(inputs.film)) is not None:
+        raise problem
+    history = follow_run(run, glob=glob, layout=layout, progress=progress)
+    scores, notes = _match_results(history.checkpoints, given.results)
+    results = _run_curves(given, history, scores)
+    best = _find_best(scores, choices)
+    film = _find_film(inputs.film, films, history, best)
+    binding = history.latest.binding
+    strips = find_strips(history.latest.checkpoint, binding, history.sha256)
+    layers, depth = fold_layers(history.layers, _MOST_ROWS)
+    files = (*history.files, *map(File.stamp, filter(filesystem.isfile, inputs.evaluations)))
+    if inputs.film is not None:
+        files = (*files, File.stamp(inputs.film))
+    return RunContents(
+        history, results, scores, best, film, strips, layers, depth, files, (*history.notes, *notes)
+    )
+
+
+# Results of `eval`, matched with the checkpoints of the run.
+
+
+def _read_results(
+    files: Sequence[str],
+) -> tuple[EvaluationSection, list[FilmRecord], dict[str, bool]]:
+    """Return the evaluations, the films that they record, and whether each best one is certain."""
+    films, choices = [], {}
+    for file in files:
+        whole = text.load_json(file, "the evaluation")
+        best = whole.get("best")
+        films += [
+            _read_film(file, film)
+            for film in (whole.get("video"), whole.get("strip"))
+            if isinstance(film, dict) and isinstance(film.get("file"), str)
+        ]
+        if isinstance(best, dict):
+            choices[str(best.get("checkpoint"))] = best.get("certain") is True
+    return read_evaluations(files), films, choices
+
+
+def _read_film(file: str, film: dict[str, Any]) -> FilmRecord:
+    episodes = film.get("episodes")
+    shown = [
+        f"episode {each['episode']}: return {format_number(float(each['return']))}"
+        for each in (episodes if isinstance(episodes, list) else ())
+        if isinstance(each, dict)
+        and isinstance(each.get("episode"), int)
+        and isinstance(each.get("return"), int | float)
+    ]
+    # Only beside the results: a document may name any file.
+    beside = os.path.join(os.path.dirname(file), os.path.basename(film["file"]))
+    return FilmRecord(
+        beside, os.path.basename(str(film.get("checkpoint", ""))), tuple(shown[:_MOST_EPISODES])
+    )
+
+
+def _match_results(
+    checkpoints: Sequence[RunCheckpoint], results: Sequence[EvaluationEntry]
+) -> tuple[dict[int, EvaluationEntry], list[str]]:
+    """Return the result of each checkpoint, that with the most episodes, and notes on all others.
+
+    A path that exists must lead to the checkpoint; the same name elsewhere is another run's. A path that
+    does not exist here is matched by name.
+    """
+    places = {filesystem.realpath(each.path): at for at, each in enumerate(checkpoints)}
+    names = {os.path.basename(each.path): at for at, each in enumerate(checkpoints)}
+    found: dict[int, EvaluationEntry] = {}
+    by_name, others = 0, []
+    for each in results:
+        at = places.get(filesystem.realpath(each.checkpoint))
+        if at is None and not _exists(each.checkpoint):
+            at = names.get(os.path.basename(each.checkpoint))
+            by_name += at is not None
+        if at is None:
+            others.append(os.path.basename(each.checkpoint) or "unnamed")
+        elif at not in found or len(each.returns) > len(found[at].returns):
+            found[at] = each
+    notes = []
+    if by_name:
+        notes.append(f"assumed: {by_name:,} results are of this run, because only the file names match")
+    if others:
+        notes.append(f"results of other checkpoints are not part of the curve: {', '.join(others[:5])}")
+    return found, notes
+
+
+def _exists(path: str) -> bool:
+    """Return whether a checkpoint is at a path: a file, a folder, or a TensorFlow prefix."""
+    return filesystem.lexists(path) or filesystem.lexists(f"{path}.index")
+
+
+def _run_curves(
+    given: EvaluationSection, history: RunHistory, scores: dict[int, EvaluationEntry]
+) -> EvaluationSection:
+    """Return the section with one curve over the steps of the run, and the logged returns beside it."""
+    points = []
+    for at, each in sorted(scores.items()):
+        step = history.checkpoints[at].step
+        if step is not None and math.isfinite(each.mean):
+            low, high = each.ci95 or (each.mean, each.mean)
+            points.append((float(step), each.mean, low, high))
+    evaluated = [ReturnCurve("evaluated", tuple(sorted(points)))] if points else []
+    logged = [
+        ReturnCurve(
+            f"logged ({curve.of}): {clean(curve.tag)}",
+            tuple(
+                (float(step), value, value, value)
+                for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
+                if math.isfinite(value)
+            ),
+            logged=True,
+        )
+        for curve in history.logs.curves
+    ] or [each for each in given.curves if each.logged]
+    unit = UNITS.get(history.step_from or "", ANY_UNIT) if evaluated or not logged else ANY_UNIT
+    if logged and unit != UNITS["num_timesteps"]:
+        unit = ANY_UNIT  # a log counts in its own unit
+    return replace(given, curves=(*evaluated, *logged), unit=unit)
+
+
+def _find_best(scores: dict[int, EvaluationEntry], choices: dict[str, bool]) -> BestResult | None:
+    """Return the highest mean; None without results, and for results from different environments."""
+    known = {at: each for at, each in scores.items() if math.isfinite(each.mean)}
+    if not known or len({each.env for each in known.values()}) > 1:
+        return None
+    at = max(known, key=lambda number: (known[number].mean, -number))
+    certain = choices.get(known[at].checkpoint) if len(known) > 1 else None
+    return BestResult(at, known[at], certain)
+
+
+# Film: a GIF or PNG beside the results, embedded within a budget.
+
+_MOST_FILM = 3 << 20
+_MOST_EPISODES = 4
+_SUFFIXES = (".pt", ".pth", ".zip", ".npz", ".h5", ".keras", ".safetensors")
+_KINDS = ((b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"), (b"\x89PNG\r\n\x1a\n", "image/png"))
+
+
+def _find_film(
+    given: str | None, recorded: Sequence[FilmRecord], history: RunHistory, best: BestResult | None
+) -> Film | None:
+    """Return the film that was given, else that of the best checkpoint: recorded by `eval`, or beside it.
+
+    Raise FormatError for a file that is given and cannot be embedded; others are left out.
+    """
+    known = {filesystem.realpath(each.file): each for each in recorded}
+    if given is not None:
+        record = known.get(filesystem.realpath(given))
+        names = {os.path.basename(each.path) for each in history.checkpoints}
+        owner = _stem_owner(given, names) if record is None else record.checkpoint
+        return Film(_embed_film(given), os.path.basename(given), owner, record.episodes if record else ())
+    if best is None:
+        return None
+    folder, name = os.path.split(history.checkpoints[best.number].path)
+    beside = [os.path.join(folder, f"{stem}.gif") for stem in dict.fromkeys((name, _stem(name)))]
+    for file in (*(each.file for each in recorded if each.checkpoint == name), *beside):
+        if filesystem.isfile(file) and _film_problem(file) is None:
+            record = known.get(filesystem.realpath(file))
+            return Film(_embed_film(file), os.path.basename(file), name, record.episodes if record else ())
+    return None
+
+
+def _stem(name: str) -> str:
+    """Return a checkpoint's name without the suffix of its format; a step is no suffix (`ckpt-2.5`)."""
+    stem, suffix = os.path.splitext(name)
+    return (
+        stem if suffix.lower() in (".pt", ".pth", ".zip", ".npz", ".h5", ".keras", ".safetensors") else name
+    )
+
+
+def _stem_owner(film: str, names: set[str]) -> str | None:
+    stem = os.path.splitext(os.path.basename(film))[0]
+    return next((name for name in names if stem in (name, _stem(name))), None)
+
+
+def _film_problem(file: str) -> FormatError | None:
+    found = File.stamp(file)
+    head = found.read(0, min(8, found.size))
+    if not any(head.startswith(magic) for magic, _ in _KINDS):
+        hint = "record a GIF: ckpttool eval PATH --video film.gif"
+        return FormatError(
+            "not a film that a page can contain", file=file, expected="a GIF or PNG", hint=hint
+        )
+    if found.size > _MOST_FILM:
+        limit = f"at most {format_size(_MOST_FILM)}"
+        size = format_size(found.size)
+        hint = "use a smaller GIF, or a PNG with some of its images"
+        return FormatError("the film is too large", file=file, expected=limit, found=size, hint=hint)
+    return None
+
+
+def _embed_film(file: str) -> str:
+    """Return a GIF or PNG as a data URL; raise FormatError for other and for large files."""
+    problem = _film_problem(file)
+    if problem is not None:
+        raise problem
+    found = File.stamp(file)
+    data = found.read(0, found.size)
+    kind = next(kind for magic, kind in _KINDS if data.startswith(magic))
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+# Heat strips: one cell per checkpoint or interval, in steps of color that the style sheet defines.
+
+_MOST_ROWS = 300
+# Steps of color: updates from small to large, norms from smaller to larger than the first one.
+_SHADES, _SIDE = 10, 5
+# Rows of the table with all numbers.
+_MOST_NUMBERS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """One cell: the class of its color, and its value in words."""
+
+    shade: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRow:
+    """One layer of the table; `size` and `change` are the first and the last number of each strip."""
+
+    path: str
+    parameters: int
+    norms: tuple[HeatCell, ...]
+    updates: tuple[HeatCell, ...]
+    size: str
+    change: str
+    numbers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftSection:
+    """The rows, and the ends of both scales as text."""
+
+    rows: tuple[DriftRow, ...]
+    update_ends: tuple[str, str]
+    norm_ends: tuple[str, str]
+    unchanged: bool
+    broken: bool
+    unknown: bool
+    numbers: bool
+
+
+def build_drift(layers: Sequence[LayerHistory], steps: Sequence[str]) -> DriftSection:
+    """Return the strips of all layers on two common scales."""
+    updates = _UpdateScale([value for each in layers for value in each.updates])
+    norms = _NormScale(layers)
+    rows = [_drift_row(each, steps, updates, norms) for each in layers]
+    shades = {cell.shade for row in rows for cell in (*row.norms, *row.updates)}
+    few = len(layers) * len(steps) <= _MOST_NUMBERS
+    return DriftSection(
+        tuple(rows), updates.ends, norms.ends, "same" in shades, "broken" in shades, "unknown" in shades, few
+    )
+
+
+def _drift_row(
+    layer: LayerHistory, steps: Sequence[str], updates: _UpdateScale, norms: _NormScale
+) -> DriftRow:
+    first = next((norm for norm in layer.norms if norm), None)
+    sizes = [
+        HeatCell(norms.shade(norm, first), f"{step}: norm {_short(norm)}")
+        for step, norm in zip(steps, layer.norms, strict=True)
+    ]
+    changes = [
+        HeatCell(updates.shade(value), f"{before} to {after}: update {_short(value)}")
+        for before, after, value in zip(steps, steps[1:], layer.updates[1:], strict=False)
+    ]
+    return DriftRow(
+        format_path(layer.path) or "(top level)",
+        layer.parameters,
+        tuple(sizes),
+        tuple(changes),
+        _ends(layer.norms),
+        _ends(layer.updates[1:]),
+        tuple((_short(norm), _short(value)) for norm, value in zip(layer.norms, layer.updates, strict=True)),
+    )
+
+
+def _ends(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    return _short(known[0]) if len(known) == 1 else f"{_short(known[0])} → {_short(known[-1])}"
+
+
+def _short(value: float | None) -> str:
+    """Return a number with three digits; infinity and NaN as words."""
+    if value is None:
+        return "unknown"
+    if math.isnan(value):
+        return "NaN"
+    return "infinite" if math.isinf(value) else format_exactly(value, 3)
+
+
+class _UpdateScale:
+    """Map update sizes to shades, on a logarithmic scale between the smallest and the largest."""
+
+    def __init__(self, values: Sequence[float | None]) -> None:
+        known = [value for value in values if value is not None and 0 < value < math.inf]
+        self._low, self._high = (min(known), max(known)) if known else (1.0, 1.0)
+        self.ends = (_short(self._low), _short(self._high)) if known else ("", "")
+
+    def shade(self, value: float | None) -> str:
+        """Return the class of a cell."""
+        if value is None:
+            return "unknown"
+        if not math.isfinite(value):
+            return "broken"
+        if value == 0:
+            return "same"
+        span = math.log(self._high / self._low)
+        share = math.log(value / self._low) / span if span else 1.0
+        return f"u{min(_SHADES - 1, max(0, int(share * _SHADES)))}"
+
+
+class _NormScale:
+    """Map norms to shades by their ratio to the first norm of the layer."""
+
+    def __init__(self, layers: Sequence[LayerHistory]) -> None:
+        found = [1.1]
+        for each in layers:
+            first = next((norm for norm in each.norms if norm and math.isfinite(norm)), None)
+            ratios = [norm / first for norm in each.norms if first and norm and math.isfinite(norm)]
+            found += [max(ratio, 1 / ratio) for ratio in ratios]
+        self._most = max(found)
+        self.ends = (f"\u00f7 {format_exactly(self._most, 2)}", f"\u00d7 {format_exactly(self._most, 2)}")
+
+    def shade(self, norm: float | None, first: float | None) -> str:
+        """Return the class of a cell."""
+        if norm is None:
+            return "unknown"
+        if not math.isfinite(norm) or (first is not None and not math.isfinite(first)):
+            return "broken"
+        if not first or not norm:
+            return f"n{0 if first else _SIDE}"
+        share = math.log(norm / first) / math.log(self._most)
+        return f"n{_SIDE + max(-_SIDE, min(_SIDE, round(share * _SIDE)))}"
+
+
+# Findings over time.
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """A finding that changes: a mark per checkpoint, when it occurs, and its texts where they change."""
+
+    topic: str
+    sentence: str
+    fix: str
+    marks: tuple[HeatCell, ...]
+    when: str
+    texts: tuple[tuple[str, str], ...]
+
+
+def split_findings(
+    found: Sequence[FindingHistory], checkpoints: Sequence[RunCheckpoint]
+) -> tuple[tuple[FindingRow, ...], tuple[FindingHistory, ...]]:
+    """Return a row for each finding that changes, and those that are equal at all readable checkpoints."""
+    steps = step_labels(checkpoints)
+    readable = [at for at, each in enumerate(checkpoints) if each.error is None]
+    constant = [len({each.sentences[at] for at in readable}) == 1 for each in found]
+    rows = [
+        _finding_row(each, steps, readable) for each, same in zip(found, constant, strict=True) if not same
+    ]
+    return tuple(rows), tuple(each for each, same in zip(found, constant, strict=True) if same)
+
+
+def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence[int]) -> FindingRow:
+    words = {"found": "found", "none": "not found", "unknown": "unknown"}
+    shades = [
+        "unknown" if at not in readable else "found" if sentence else "none"
+        for at, sentence in enumerate(found.sentences)
+    ]
+    marks = [HeatCell(shade, f"{step}: {words[shade]}") for step, shade in zip(steps, shades, strict=True)]
+    at = [number for number, readable_at in enumerate(readable) if found.sentences[readable_at]]
+    return FindingRow(
+        found.topic,
+        found.sentence,
+        found.fix or "",
+        tuple(marks),
+        _describe_times(at, [steps[number] for number in readable]),
+        tuple(_changing_texts(found.sentences, steps)) if len({*found.sentences} - {None}) > 1 else (),
+    )
+
+
+def _describe_times(at: Sequence[int], steps: Sequence[str]) -> str:
+    if len(at) == len(steps):
+        return "every checkpoint"
+    if len(at) == 1:
+        return f"only {steps[at[0]]}"
+    if list(at) == list(range(at[0], len(steps))):
+        return f"since {steps[at[0]]}"
+    if list(at) == list(range(at[-1] + 1)):
+        return f"until {steps[at[-1]]}"
+    return f"{len(at)} of {len(steps)}"
+
+
+def _changing_texts(sentences: Sequence[str | None], steps: Sequence[str]) -> Iterator[tuple[str, str]]:
+    before: str | None = None
+    for step, sentence in zip(steps, sentences, strict=True):
+        if sentence != before and sentence is not None:
+            yield step, sentence
+        before = sentence
+
+
+# The page.
+
+_STYLES = ("page.css", "run.css", "print.css")
+_SCRIPTS = ("theme.js", "run.js")
+_FLOW = 1120.0
+
+
+def render_run(found: RunContents) -> bytes:
+    """Return the page of a run in UTF-8; the same contents give the same bytes."""
+    style, script = (pages.join_templates(names) for names in (_STYLES, _SCRIPTS))
+    history, steps = found.history, step_labels(found.history.checkpoints)
+    strips, ends = pages.build_strips(found.results.results)
+    findings, constant = split_findings(history.findings, history.checkpoints)
+    page = pages.template_environment().get_template("run.html").render(
+        found=found,
+        history=history,
+        checkpoint=history.latest.checkpoint,
+        steps=steps,
+        span=_step_span(history.checkpoints) or (steps[0], steps[-1]),
+        unit=UNITS.get(history.step_from or "", ANY_UNIT),
+        drift=build_drift(found.layers, steps),
+        findings=findings,
+        constant=constant,
+        counters=_counter_columns(history.checkpoints),
+        chart=pages.build_chart(found.results.curves),
+        chart_width=pages.WIDTH,
+        chart_height=pages.HEIGHT,
+        strips=strips,
+        strip_ends=ends,
+        networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        most=pages.SHOWN,
+        style=Markup(style),  # noqa: S704  # our own file
+        script=Markup(script),  # noqa: S704  # our own file
+        policy=pages.content_security_policy(style, script, images=found.film is not None),
+        version=__version__,
+    )  # fmt: skip
+    return page.encode("utf-8", "backslashreplace")
+
+
+def step_labels(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, ...]:
+    """Return a short label for each checkpoint: its step, else its name."""
+    return tuple(
+        f"{each.step:,}" if each.step is not None else format_path(os.path.basename(each.path))
+        for each in checkpoints
+    )
+
+
+def _step_span(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, str] | None:
+    known = [each.step for each in checkpoints if each.step is not None]
+    return (f"{known[0]:,}", f"{known[-1]:,}") if known else None
+
+
+def _counter_columns(checkpoints: Sequence[RunCheckpoint]) -> list[tuple[str, list[str]]]:
+    """Return the title of each counter that any checkpoint has, with its values."""
+    columns = []
+    for name, title in TITLES.items():
+        values = [step_columns(each.counts)[name] for each in checkpoints]
+        if any(value is not None for value in values):
+            columns.append((title, ["" if value is None else f"{value:,}" for value in values]))
+    return columns
+
+
+def run_document(found: RunContents) -> dict[str, Any]:
+    """Return the JSON object of a run."""
+    best, film = found.best, found.film
+    return {
+        **found.history.document(),
+        "best": None
+        if best is None
+        else {
+            "checkpoint": urls.display_url(found.history.checkpoints[best.number].path),
+            "mean": best.result.mean,
+            "certain": best.certain,
+            "verdict": best.result.verdict or None,
+        },
+        "film": None if film is None else {"file": film.name, "checkpoint": film.checkpoint},
+    }

@@ -1,0 +1,403 @@
+"""`report RUN/`: the checkpoints of a run, norms and updates beside numpy, findings, results, the page."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.commands.run_history import LayerHistory, find_logs, find_run, fold_layers, follow_run
+from ckpttool.report.run_page import build_drift
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
+from tests.golden_texts import Golden
+from tests.report_pages import HOSTILE, Page, write_gif, write_results
+
+STEPS = (2500, 5000, 7500, 10000, 12500, 15000)
+
+
+def run_of(folder: Path, *arrays: dict[str, Any], name: str = "ckpt-{}.npz") -> Path:
+    """Write a run: one file for each dict of arrays, at steps 1, 2, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for step, content in enumerate(arrays, 1):
+        np.savez(folder / name.format(step), **content)
+    return folder
+
+
+def written(folder: Path, *arguments: object, out: Path | None = None) -> tuple[Page, dict[str, Any]]:
+    target = out or folder.parent / "page.html"
+    ran = in_process("report", folder, *arguments, "--out", target, "--force", "--json")
+    assert ran.status == 0, ran.out
+    return Page.of(target), ran.json()["run"]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("run")
+    page, document = written(TORCH_SAMPLE.parent, out=folder / "page.html")
+    return page, document, folder
+
+
+# --- Norms and updates ------------------------------------------------------------------------------
+
+
+def test_norms_and_updates_are_those_of_numpy(sample: tuple[Page, dict[str, Any], Path]) -> None:
+    _, document, _ = sample
+    assert [each["in_name"] for each in document["checkpoints"]] == list(STEPS)
+    assert document["step_from"] == "total_it"
+    opened = [ckpttool.open(str(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"))) for step in STEPS]
+    layers = {each["path"]: each for each in document["layers"]}
+    assert {path.rpartition("/")[0] for path in layers} >= {"actor", "actor_target", "critic/q1"}
+    for path in ("actor/l1", "critic/q2/l3"):
+        weights = [
+            np.concatenate(
+                [each[f"{path}/{name}"].numpy().astype(np.float64).ravel() for name in ("weight", "bias")]
+            )
+            for each in opened
+        ]
+        norms = [float(np.linalg.norm(each)) for each in weights]
+        updates = [
+            float(np.linalg.norm(after - before) / np.linalg.norm(before))
+            for before, after in itertools.pairwise(weights)
+        ]
+        assert layers[path]["norms"] == pytest.approx(norms, rel=1e-12)
+        assert layers[path]["updates"][0] is None
+        assert layers[path]["updates"][1:] == pytest.approx(updates, rel=1e-12)
+        assert layers[path]["parameters"] == weights[0].size
+
+
+def test_a_pattern_selects_layers(tmp_path: Path) -> None:
+    _, document = written(TF_SAMPLE.parent, "--glob", "**/actor/**", out=tmp_path / "page.html")
+    assert [each["path"] for each in document["layers"]] == [f"policy/actor/l{n}" for n in (1, 2, 3)]
+    assert [each["in_name"] for each in document["checkpoints"]] == list(STEPS)
+    assert all(each["sha256"] for each in document["checkpoints"])
+
+
+def test_what_an_update_is_where_there_is_none(tmp_path: Path) -> None:
+    one = np.ones(4)
+    run = run_of(
+        tmp_path / "run",
+        {"same/w": one, "zero/w": 0 * one, "shape/w": one, "new/a": one, "nan/w": one, "gone/w": one},
+        {"same/w": one, "zero/w": one, "shape/w": np.ones(5), "new/a": one, "new/b": one,
+         "nan/w": one * np.nan, "gone/w": one},
+        {"same/w": one, "zero/w": one * 3, "shape/w": np.ones(5), "new/a": one, "new/b": one, "nan/w": one},
+    )  # fmt: skip
+    _, document = written(run)
+    updates = {each["path"]: each["updates"][1:] for each in document["layers"]}
+    assert updates == {
+        "same": [0.0, 0.0],
+        "zero": ["Infinity", 2.0],
+        "shape": [None, 0.0],
+        "new": [None, 0.0],
+        "nan": ["NaN", "NaN"],
+        "gone": [0.0, None],
+    }
+    norms = {each["path"]: each["norms"] for each in document["layers"]}
+    assert norms["gone"] == [2.0, 2.0, None]
+    assert norms["nan"] == [2.0, "NaN", 2.0]
+
+
+def test_a_module_has_the_norm_of_all_its_layers() -> None:
+    rows = [
+        LayerHistory("a/x", 1, 4, (3.0, 3.0, math.nan), (None, 3.0, math.nan)),
+        LayerHistory("a/y", 1, 4, (4.0, 4.0, 1.0), (None, 2.0, None)),
+        LayerHistory("b", 1, 4, (0.0, 1.0, 1.0), (None, 1.0, 0.0)),
+    ]
+    joined, depth = fold_layers(rows, 2)
+    assert depth == 1
+    assert [(each.path, each.tensors, each.parameters) for each in joined] == [("a", 2, 8), ("b", 1, 4)]
+    assert joined[0].norms[:2] == (5.0, 5.0)
+    assert joined[0].updates[1] == pytest.approx(math.hypot(3, 2) / 5)
+    assert joined[0].updates[2] is None
+    assert joined[1] == rows[2]
+    assert rows[2].updates == (None, math.inf, 0.0)
+    assert fold_layers(rows, 3) == (tuple(rows), 0)
+
+
+def test_colors_follow_the_numbers() -> None:
+    rows = [
+        LayerHistory("a", 1, 4, (1.0, 4.0, 0.25), (None, 0.001, 4.0)),
+        LayerHistory("b", 1, 4, (1.0, 1.0, math.nan), (None, 0.0, None)),
+    ]
+    drift = build_drift(rows, ("1", "2", "3"))
+    assert [cell.shade for cell in drift.rows[0].norms] == ["n5", "n10", "n0"]
+    assert [cell.shade for cell in drift.rows[0].updates] == ["u0", "u9"]
+    assert [cell.shade for cell in drift.rows[1].norms] == ["n5", "n5", "broken"]
+    assert [cell.shade for cell in drift.rows[1].updates] == ["same", "unknown"]
+
+
+# --- Which checkpoints are the run ------------------------------------------------------------------
+
+
+def names(found: Any) -> list[str]:
+    return [] if found is None else [Path(each.path).name for each in found.members]
+
+
+def test_the_run_is_in_training_order_and_of_one_kind(tmp_path: Path) -> None:
+    for step in (10000, 2500, 7500):
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), tmp_path)
+    np.savez(tmp_path / "evaluations.npz", timesteps=np.arange(3), results=np.ones((3, 2)))
+    np.savez(tmp_path / "evaluations-2.npz", timesteps=np.arange(3))
+    found = find_run(str(tmp_path))
+    assert names(found) == ["ckpt-2500.pt", "ckpt-7500.pt", "ckpt-10000.pt"]
+    assert found is not None
+    assert len(found.notes) == 2
+    # The best one has no number in its name; its own counter puts it where it was saved.
+    shutil.copy(TORCH_SAMPLE.with_name("ckpt-5000.pt"), tmp_path / "best.pt")
+    assert names(find_run(str(tmp_path)))[:3] == ["ckpt-2500.pt", "best.pt", "ckpt-7500.pt"]
+    # A damaged one has no counter; its name puts it between the others.
+    (tmp_path / "ckpt-9000.pt").write_bytes((tmp_path / "ckpt-7500.pt").read_bytes()[:5000])
+    assert names(find_run(str(tmp_path)))[2:] == ["ckpt-7500.pt", "ckpt-9000.pt", "ckpt-10000.pt"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["ckpt-1.npz"], 0),
+        (["actor.npz", "critic.npz"], 0),
+        (["checkpoint-1/model.npz", "checkpoint-20/model.npz"], 2),
+        (["checkpoint-1/a.npz", "checkpoint-1/b.npz", "checkpoint-2/a.npz"], 0),
+        (["seed-1/model.npz", "seed-2/model.npz"], 0),
+        (["run/ckpt-1.npz", "run/ckpt-2.npz"], 2),
+        (["a/ckpt-1.npz", "a/ckpt-2.npz", "b/ckpt-1.npz", "b/ckpt-2.npz"], 0),
+    ],
+)
+def test_folders_that_are_runs(files: list[str], expected: int, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        np.savez(tmp_path / name, w=np.ones(3))
+    assert len(names(find_run(str(tmp_path)))) == expected
+
+
+def test_one_checkpoint_and_several_runs(tmp_path: Path, golden: Golden) -> None:
+    run_of(tmp_path / "one", {"w": np.ones(2)})
+    ran = in_process("report", "one", "--json", cwd=tmp_path)
+    assert ran.status == 0
+    assert ran.json()["run"] is None
+    for name in "ab":
+        run_of(tmp_path / "two" / name, {"w": np.ones(2)}, {"w": np.ones(2)})
+    golden(refused(in_process("report", "two", cwd=tmp_path)))
+
+
+def test_a_damaged_checkpoint_is_a_column_without_numbers(tmp_path: Path) -> None:
+    weights = [{"l/w": np.full(300, float(step))} for step in (1, 2, 3, 4)]
+    run = run_of(tmp_path / "run", *weights)
+    data = bytearray((run / "ckpt-2.npz").read_bytes())
+    data[600] ^= 1
+    (run / "ckpt-2.npz").write_bytes(data)
+    page, document = written(run)
+    assert [each["error"] is None for each in document["checkpoints"]] == [True, False, True, True]
+    (layer,) = document["layers"]
+    assert layer["norms"][1] is None
+    assert layer["updates"] == [None, None, None, pytest.approx(1 / 3)]
+    assert "unreadable" in page.words
+    for file in run.iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    assert in_process("report", run, "--out", tmp_path / "x.html").status == 2
+
+
+# --- Findings ---------------------------------------------------------------------------------------
+
+
+def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
+    weights = [np.ones((4, 4), np.float32) for _ in range(5)]
+    weights[2][0, :1] = weights[4][0, :3] = np.nan
+    always = np.zeros((3, 3), np.float32)
+    run = run_of(tmp_path / "run", *({"a/weight": each, "z/weight": always} for each in weights))
+    (run / "ckpt-4.npz").write_bytes((run / "ckpt-4.npz").read_bytes()[:200])
+    page, document = written(run)
+    assert [each["findings"] for each in document["checkpoints"]] == [1, 1, 2, 0, 2]
+    constant, changing = sorted(document["findings"], key=lambda each: each["sentences"][0] is None)
+    assert [each is None for each in constant["sentences"]] == [False, False, False, True, False]
+    # Sentences that differ only in their numbers are one finding.
+    assert [each is None for each in changing["sentences"]] == [True, True, False, True, False]
+    assert changing["sentences"][2] != changing["sentences"][4]
+    marks = [attributes["class"] for tag, attributes in page.elements if tag == "rect"]
+    assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
+
+
+# --- Returns ----------------------------------------------------------------------------------------
+
+
+def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
+    best = str(TORCH_SAMPLE.with_name("ckpt-12500.pt"))
+    file = write_results(
+        tmp_path, {2500: -900.0, 12500: -150.0, 15000: -160.0},
+        run=TORCH_SAMPLE.parent, best={"checkpoint": best, "certain": False},
+        video={"file": "film.gif", "checkpoint": best, "episodes": [{"episode": 0, "return": -3.5}]},
+    )  # fmt: skip
+    write_gif(tmp_path / "film.gif")
+    page, document = written(TORCH_SAMPLE.parent, "--eval", file, out=tmp_path / "page.html")
+    assert document["best"] == {
+        "checkpoint": best, "mean": -150.0, "certain": False,
+        "verdict": "between random and solved: 12500 %",
+    }  # fmt: skip
+    assert document["film"] == {"file": "film.gif", "checkpoint": "ckpt-12500.pt"}
+    (image,) = (attributes["src"] or "" for tag, attributes in page.elements if tag == "img")
+    assert base64.b64decode(image.partition(",")[2]) == (tmp_path / "film.gif").read_bytes()
+    policy = next(
+        attributes["content"] or "" for _, attributes in page.elements if "http-equiv" in attributes
+    )
+    assert policy.startswith("default-src 'none'; ")
+    assert "img-src data:; " in policy
+    assert "between random and solved: 2500 %" in page.words
+    assert "episode 0: return \u22123.50" in page.words
+    # The points of the curve are at the steps of the run.
+    assert (
+        len([1 for tag, attributes in page.elements if tag == "circle" and attributes.get("r") == "3"]) == 3
+    )
+
+
+def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (2500, 15000):
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run)
+    file = write_results(tmp_path, {2500: -1.0, 15000: -2.0}, run=TORCH_SAMPLE.parent)
+    page, document = written(run, "--eval", file)
+    assert document["best"] is None  # these files exist, elsewhere
+    gone = json.loads(file.read_text().replace(str(TORCH_SAMPLE.parent), "/gone"))
+    file.write_text(json.dumps(gone))
+    ran = in_process(
+        "report", run, "--eval", file, "--out", tmp_path / "page.html", "--force", "--json"
+    ).json()
+    assert ran["run"]["best"]["checkpoint"].endswith("ckpt-2500.pt")
+    assert any(note.startswith("assumed: 2 results") for note in ran["notes"])
+    assert page.words
+
+
+def test_the_film_that_is_given(tmp_path: Path, golden: Golden) -> None:
+    film = write_gif(tmp_path / "ckpt-7500.gif")
+    _, document = written(TORCH_SAMPLE.parent, "--video", film, out=tmp_path / "page.html")
+    assert document["film"] == {"file": "ckpt-7500.gif", "checkpoint": "ckpt-7500.pt"}
+    other = write_gif(tmp_path / "other.gif")
+    _, document = written(TORCH_SAMPLE.parent, "--video", other, out=tmp_path / "page.html")
+    assert document["film"]["checkpoint"] is None
+    write_gif(tmp_path / "large.gif", 4 << 20)
+    (tmp_path / "film.mp4").write_bytes(bytes(100))
+    for name in ("large.gif", "film.mp4", "none.gif"):
+        golden(refused(in_process("report", TORCH_SAMPLE.parent, "--video", name, "-q", cwd=tmp_path)))
+    golden(refused(in_process("report", TORCH_SAMPLE, "--video", "other.gif", cwd=tmp_path)))
+    golden(refused(in_process("report", TORCH_SAMPLE.parent, "--conversion", "x.json", "-q", cwd=tmp_path)))
+    golden(
+        refused(in_process("report", TORCH_SAMPLE.parent, "--video", film, "--out", film, "--force", "-q"))
+    )
+    assert sorted(each.name for each in tmp_path.glob("*.html")) == ["page.html"]
+
+
+MONITOR = '#{{"t_start": {start}, "env_id": "X"}}\nr,l,t\n{rows}\n'
+LOGS: dict[str, tuple[dict[str, str], list[int], list[float], str]] = {
+    "progress.csv": (
+        {"progress.csv": "time/total_timesteps,rollout/ep_rew_mean\n10,1.5\n20,\n30,2.5\n"},
+        [10, 30], [1.5, 2.5], "training",
+    ),
+    "evaluation first": (
+        {"progress.csv": "time/total_timesteps,rollout/ep_rew_mean,eval/mean_reward\n10,1.5,7\n"},
+        [10], [7.0], "evaluation",
+    ),
+    "progress.txt": (
+        {"progress.txt": "Epoch\tAverageTestEpRet\tTotalEnvInteracts\n1\t-3\t400\n2\t-2\t800\n"},
+        [400, 800], [-3.0, -2.0], "evaluation",
+    ),
+    "monitors of two environments": (
+        {"0.monitor.csv": MONITOR.format(start=100.0, rows="1,5,1.0\n2,5,3.0"),
+         "1.monitor.csv": MONITOR.format(start=101.0, rows="9,7,1.0")},
+        [5, 12, 17], [1.0, 9.0, 2.0], "training",
+    ),
+    "other tables": ({"progress.csv": "a,b\n1,2\n", "monitor.csv": "nothing\n"}, [], [], ""),
+    "no numbers": ({"progress.csv": "time/total_timesteps,eval/mean_reward\nx,nan\n1e400,1\n"}, [], [], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOGS)
+def test_returns_that_libraries_log(case: str, tmp_path: Path) -> None:
+    files, steps, values, of = LOGS[case]
+    (tmp_path / "run" / "models").mkdir(parents=True)
+    for name, content in files.items():
+        (tmp_path / "run" / name).write_text(content)
+    for place in ("run/ckpt-1.npz", "run/models/ckpt-1.npz"):
+        found = find_logs(str(tmp_path / place)).curves
+        assert [each.steps.tolist() for each in found] == ([steps] if steps else [])
+        assert [each.values.tolist() for each in found] == ([values] if steps else [])
+        assert [each.of for each in found] == ([of] if steps else [])
+
+
+def test_evaluations_of_a_callback_are_a_curve(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", {"w": np.ones(2)}, {"w": np.ones(2)})
+    np.savez(
+        run / "evaluations.npz", timesteps=np.array([100, 200]), results=np.array([[1.0, 3.0], [5.0, 7.0]])
+    )
+    page, document = written(run)
+    (curve,) = document["training_curves"]
+    assert (curve["steps"], curve["values"], curve["of"]) == ([100, 200], [2.0, 6.0], "evaluation")
+    assert "logged (evaluation): results" in page.words
+
+
+# --- The page ---------------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_file(sample: tuple[Page, dict[str, Any], Path]) -> None:
+    page, document, _ = sample
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "audio", "video")
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name not in ("src", "srcset", "style", "action", "data", "ping")
+            if name == "href":
+                assert (value or "").startswith("#")
+    policy = next(
+        attributes["content"] or "" for _, attributes in page.elements if "http-equiv" in attributes
+    )
+    assert "img-src" not in policy
+    for each in document["checkpoints"]:
+        assert each["sha256"][:12] in page.words
+    assert document["best"] is document["film"] is None
+
+
+def test_the_same_run_gives_the_same_bytes(sample: tuple[Page, dict[str, Any], Path]) -> None:
+    _, _, folder = sample
+    written(TORCH_SAMPLE.parent, out=folder / "again.html")
+    assert (folder / "again.html").read_bytes() == (folder / "page.html").read_bytes()
+
+
+def test_hostile_names_stay_text(tmp_path: Path, sample: tuple[Page, dict[str, Any], Path]) -> None:
+    run = run_of(
+        tmp_path / "<b>run", *({f"{name[:200]}/w": np.ones(3) * k for name in HOSTILE} for k in (1, 2))
+    )
+    page, _ = written(run)
+    known = {tag for tag, _ in sample[0].elements}
+    assert {tag for tag, _ in page.elements} <= known | {"h3", "ul", "li"}
+    whole = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert not any(character in whole for character in "\x1b\u202e\u2028")
+
+
+def test_two_tensors_are_in_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    size = 1 << 20
+    run = run_of(
+        tmp_path / "run", *({f"l{n}/w": np.full(size, float(n + k)) for n in range(4)} for k in range(3))
+    )
+    found = find_run(str(run))
+    assert found is not None
+    tracemalloc.start()
+    history = follow_run(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(history.layers) == 4
+    assert peak < 4.5 * size * 8  # 12 tensors in all
+
+
+def test_what_is_printed(tmp_path: Path, golden: Golden) -> None:
+    run_of(tmp_path / "run", {"l/w": np.ones(3)}, {"l/w": np.zeros(3)})
+    golden(in_process("report", "run", cwd=tmp_path))
+    ran: Ran = in_process("report", "run", "--force", "-q", cwd=tmp_path)
+    assert (ran.out, ran.err) == ("wrote run.report.html\n", "")
+    golden(refused(in_process("report", "run", "-q", cwd=tmp_path)))
