@@ -150,3 +150,10 @@ def test_a_file_that_is_no_verification_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     refused(in_process("report", TORCH_SAMPLE, "--verification", file, "--out", target))
     assert not target.exists()
+
+
+def test_the_page_of_a_run_has_no_verification(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    run = TORCH_SAMPLE.parent
+    refused(in_process("report", run, "--verification", tmp_path / "any.json", "--out", target))
+    assert not target.exists()

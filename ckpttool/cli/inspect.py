@@ -582,10 +582,10 @@ def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport 
     run = run_history.find_run(path, options.layout)
     if run is None:
         return None
-    if options.conversion is not None:
-        last = run.members[-1].path
-        hint = format_command("report", last, "--conversion", options.conversion)
-        raise UsageError("--conversion requires one checkpoint, not a run", file=path, hint=hint)
+    for option, file in (("--conversion", options.conversion), ("--verification", options.verification)):
+        if file is not None:
+            hint = format_command("report", run.members[-1].path, option, file)
+            raise UsageError(f"{option} requires one checkpoint, not a run", file=path, hint=hint)
     if not quiet:
         common.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
     with show_progress("report", quiet=quiet) as moving:

@@ -17,6 +17,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +36,7 @@ from tests.model_pairs.programs import PROGRAMS, program
 RESULTS = Path(__file__).with_name("peers.tsv")
 LIBRARIES = (
     *("tensorflow-cpu", "torch", "keras", "tf_keras", "tf2onnx", "onnx2torch", "onnx2tf", "onnx"),
-    "transformers",
+    *("transformers", "nobuco"),
 )
 # Errors by which a converter declines a model; any other exception is a crash.
 REFUSALS = (NotImplementedError, ValueError, RuntimeError)
@@ -49,17 +50,23 @@ _AT_ONCE = 10  # programs in one process, which has ten minutes
 
 
 class Tool(NamedTuple):
-    """One way to convert: its title, the file it reads, and what a user receives."""
+    """One way to convert: title, the file it reads, what a user receives, and how it checks that itself."""
 
     title: str
     source: str
     result: str
+    proof: str = "none"
 
 
+_OWN_PROOF = "`verify`: outputs and layers, in float32 and float64"
 TOOLS = {
     "torch": {
-        "ckpttool": Tool("ckpttool `--like`", "`.keras`", "a state_dict for the user's own module"),
-        "ckpttool_graph": Tool("ckpttool `--like`", "SavedModel", "a state_dict for the user's own module"),
+        "ckpttool": Tool(
+            "ckpttool `--like`", "`.keras`", "a state_dict for the user's own module", _OWN_PROOF
+        ),
+        "ckpttool_graph": Tool(
+            "ckpttool `--like`", "SavedModel", "a state_dict for the user's own module", _OWN_PROOF
+        ),
         "keras_torch": Tool("Keras 3, torch backend", "`.keras`", "a Keras model on torch tensors"),
         "keras_torch_weights": Tool(
             "Keras 3, torch backend", "`.weights.h5` and the Keras code", "a Keras model on torch tensors"
@@ -68,9 +75,20 @@ TOOLS = {
         "script": Tool("one-off script", "`.keras`", "the user's own module"),
     },
     "keras": {
-        "ckpttool": Tool("ckpttool `--like`", "state_dict `.pt`", "weights for the user's own model"),
-        "ckpttool_graph": Tool("ckpttool `--like`", "TorchScript", "weights for the user's own model"),
-        "onnx2tf": Tool("torch.onnx and onnx2tf", "the live module", "a tf_keras (Keras 2) model"),
+        "ckpttool": Tool(
+            "ckpttool `--like`", "state_dict `.pt`", "weights for the user's own model", _OWN_PROOF
+        ),
+        "ckpttool_graph": Tool(
+            "ckpttool `--like`", "TorchScript", "weights for the user's own model", _OWN_PROOF
+        ),
+        "onnx2tf": Tool(
+            *("torch.onnx and onnx2tf", "the live module", "a tf_keras (Keras 2) model"),
+            "optional (`-cotof`): layers and outputs against ONNX",
+        ),
+        "nobuco": Tool(
+            *("nobuco", "the live module", "a tf_keras (Keras 2) model"),
+            "each operation against PyTorch's, within 1e-4, on the traced input",
+        ),
         "script": Tool("one-off script", "state_dict as `.npz`", "the user's own model"),
     },
 }
@@ -334,6 +352,10 @@ def _child(framework: str, call: str, folder: Path, module: str = "peers") -> li
     status, output = warm.run(name, _PROGRAM.format(root=str(ROOT), module=module, call=call), folder, env)
     if status:
         raise RuntimeError(f"{call[:100]} ended with {status}:\n{output[-4000:]}")
+    return _outcomes(output)
+
+
+def _outcomes(output: str) -> list[Outcome]:
     return [Outcome(**json.loads(line)) for line in output.splitlines() if line.startswith('{"program"')]
 
 
@@ -371,7 +393,7 @@ ratio of CPU times to ckpttool's first row; loads differed, so ratios are rough.
 - Keras 3 with the torch backend gives a Keras model on torch tensors, and no way back.
 - onnx2torch gives a `torch.fx` graph, onnx2tf a Keras 2 model. Names and classes are lost.
 - The one-off script reverses kernels and copies weights in order.
-- nobuco {nobuco} needs Keras 2 and was not run.
+- nobuco needs Keras 2, here tf_keras, and was given a converter of `torch.relu`. It ran on 20 models (below).
 
 Versions: {versions}.
 
@@ -379,12 +401,26 @@ Versions: {versions}.
 _TRANSFORMERS = """### Transformers
 
 Tiny models of Transformers 4.49 (5 has no TensorFlow models): `from_pretrained(..., from_tf=True)` and
-`from_pt=True` beside `convert --like`, CPU time in ms.
+`from_pt=True` beside `convert --like`, CPU time in ms. Its loaders name weights without a counterpart; they
+compare no outputs.
 
 | model | to TensorFlow: Transformers, ckpttool | to PyTorch: Transformers, ckpttool |
 |---|---|---|
 """
-NOBUCO = "0.17.0"
+_SAME = """
+### The same 20 models
+
+{names}.
+
+*Checks* is what a converter proves by itself; *s* is the median CPU time of a conversion without it. Refused
+includes crashes.
+
+"""
+SAME = (
+    *("mlp", "mlp_bn", "mlp_ln", "mlp_square", "cnn1d_plain", "cnn2d_bn", "cnn2d_last", "cnn3d_plain"),
+    *("dueling", "siamese", "resnet", "gated", "two_inputs", "flat_heads", "decoder_bn", "decoder_square"),
+    *("dcgan", "vae", "frames_lstm", "rows_lstm"),
+)
 
 
 def page() -> str:
@@ -394,13 +430,15 @@ def page() -> str:
         return ""
     head = RESULTS.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     count = {t: len({each.program for each in outcomes if each.target == t}) for t in TOOLS}
-    text = _PAGE.format(**count, versions=head, nobuco=NOBUCO)
+    text = _PAGE.format(**count, versions=head)
     text += "| to | tool | reads | right | assumed | refused, crash | wrong | time |\n"
     text += f"|---|---|---|{'---:|' * 5}\n"
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         base = {e.program: e for e in outcomes if e.target == target and e.tool == "ckpttool"}
         for key, tool in TOOLS[target].items():
             mine = [each for each in outcomes if each.target == target and each.tool == key]
+            if len({each.program for each in mine}) < count[target]:
+                continue  # it ran on some models only
             counts = Counter(each.state for each in mine)
             done = [each for each in mine if each.state in harness.FINE]
             ratios = [each.seconds / max(1e-6, base[each.program].seconds) for each in done]
@@ -409,7 +447,25 @@ def page() -> str:
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} "
             text += f"| {counts['refused'] + counts['crash']} | {wrong} "
             text += f"| {statistics.median(ratios) if ratios else 0:.1f} |\n"
-    return f"{text}\n{_of_transformers()}"
+    return f"{text}{_same_models(outcomes)}\n{_of_transformers()}"
+
+
+def _same_models(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of all tools on the same models, with what each proves by itself."""
+    text = _SAME.format(names=textwrap.fill(", ".join(f"`{name}`" for name in SAME), 110))
+    text += "| to | tool | reads | right | assumed | refused | wrong | s | checks |\n"
+    text += f"|---|---|---|{'---:|' * 5}---|\n"
+    for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
+        for key, tool in TOOLS[target].items():
+            mine = [e for e in outcomes if (e.target, e.tool) == (target, key) and e.program in SAME]
+            counts = Counter(each.state for each in mine)
+            assumed = counts["assumed"] + counts["corrected"]
+            refused = counts["refused"] + counts["crash"]
+            wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
+            took = statistics.median([each.seconds for each in mine]) if mine else 0
+            text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} | {refused} "
+            text += f"| {wrong} | {took:.2f} | {tool.proof} |\n"
+    return text
 
 
 def _of_transformers() -> str:
@@ -438,6 +494,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="patterns of programs' names, separated by commas")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--own", action="store_true", help="convert with ckpttool alone")
+    parser.add_argument("--read", metavar="FILE", help="outcomes that nobuco_peer printed")
     parser.add_argument("--transformers", action="store_true", help="convert only the models of Transformers")
     parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
     options = parser.parse_args()
@@ -450,8 +507,11 @@ def main() -> None:
     folder = Path(options.keep or tempfile.mkdtemp(prefix="peers"))
     folder.mkdir(exist_ok=True)
     outcomes = []
+    found = _transformers(folder) if options.transformers else run(names, folder, options.own)
+    if options.read:
+        found = iter(_outcomes(Path(options.read).read_text(encoding="utf-8")))
     try:
-        for each in _transformers(folder) if options.transformers else run(names, folder, options.own):
+        for each in found:
             outcomes.append(each)
             print(  # noqa: T201
                 f"{each.program:20} {each.target:5} {each.tool:20} {each.state:8} {each.seconds:6.2f} s "
