@@ -193,7 +193,7 @@ class OutputOptions(OptionPanel, title="Output"):
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Episodes: best, worst, median, numbers. Default: 0; strip: best,worst.",
+            help="Episodes: best, worst, median or numbers. Default: 0.",
         ),
     ] = None
     video_width: Annotated[
@@ -202,7 +202,7 @@ class OutputOptions(OptionPanel, title="Output"):
     ] = None
     strip: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Draw episodes as a film strip: a new .png file."),
+        typer.Option(metavar="FILE", help="Draw the best and the worst episode as a strip: .png."),
     ] = None
     strip_frames: Annotated[
         int, typer.Option(min=1, metavar="N", help="Images per episode of a film strip.")
