@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, BELOW = "docs", "project"
+_EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -39,6 +40,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({posixpath.relpath(_on_site(path), posixpath.dirname(uri))}{link[2] or ''})"
 
     return _LINK.sub(turned, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Make empty header cells plain cells, because a screen reader would announce a header without text."""
+    return _EMPTY_HEADER.sub(r"<td\1></td>", html)
 
 
 def _outside() -> set[str]:

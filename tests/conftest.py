@@ -79,6 +79,32 @@ def ckpttool(*arguments: object, cwd: Path | None = None, env: dict[str, str] | 
     return Ran(done.returncode, printed, done.stderr.decode())
 
 
+# Runs command lines in one process: reads them from stdin as JSON, prints for each the exit code and what it
+# wrote to stdout and stderr, and at the end the modules that are loaded. It needs no module of the tests.
+_COMMAND_LOOP = """
+import contextlib, io, json, os, sys
+{setup}
+from ckpttool.cli import main
+ran = []
+for line in json.load(sys.stdin):
+    sys.argv = ["ckpttool", *line.split()]
+    streams = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+    streams[0].flush()
+    ran.append([status, streams[0].buffer.getvalue().decode(), streams[1].getvalue()])
+print(json.dumps([ran, sorted(sys.modules)]))
+"""
+
+
+def command_loop(setup: str = "") -> str:
+    """Return a program that runs command lines in one process, after the statements of `setup`."""
+    return _COMMAND_LOOP.format(setup=setup)
+
+
 class Terminal(io.TextIOWrapper):
     """A stdout that says that a person watches."""
 

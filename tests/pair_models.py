@@ -1,15 +1,7 @@
-"""The same small models in both frameworks, for `verify` of two models.
-
-    python -m tests.pair_models FOLDER NAME ...
-
-writes NAME.keras for each model, with the numbers of NAME.npz, the torch model's state_dict. A name such as
-attention@epsilon plants a fault in the code.
-"""
+"""Small PyTorch models for `verify` of two models; pair_keras.py has the same ones in Keras."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,7 +224,7 @@ def block(**options: Any) -> Any:
     return _block(**options)
 
 
-RIGHT = ("mlp", "cnn", "lstm", "gru", "attention", "words")
+RIGHT = ("mlp", "cnn", "lstm", "gru", "block", "words")
 SHAPES = {
     "mlp": "6",
     "cnn": "3,8,10",
@@ -261,99 +253,3 @@ def torch_state(name: str, seed: int = 0, **options: Any) -> dict[str, Any]:
             state[key] = torch.from_numpy(np.asarray(drawn, np.float32))
     model.load_state_dict(state)
     return dict(model.state_dict())
-
-
-# Keras: written out with the torch model's numbers.
-
-
-def _keras(name: str, w: dict[str, np.ndarray], fault: str = "") -> Any:
-    import keras
-    from keras import layers
-
-    epsilon = 1e-6 if fault == "epsilon" else 1e-5
-
-    t = {key: value.T if value.ndim == 2 else value for key, value in w.items()}
-    if name == "mlp":
-        model = keras.Sequential(
-            [
-                layers.Input((6,)),
-                layers.Dense(8, activation="silu" if fault == "activation" else "relu", name="first"),
-                layers.Dense(8, activation="tanh", name="second"),
-                layers.Dense(3, name="third"),
-            ]
-        )
-        for number, layer in zip((0, 2, 4), model.layers, strict=True):
-            layer.set_weights([t[f"{number}.weight"], t[f"{number}.bias"]])
-        return model
-    if name == "cnn":
-        inputs = layers.Input((8, 10, 3))
-        x = layers.Conv2D(4, 3, padding="same", name="conv")(inputs)
-        x = layers.BatchNormalization(name="norm", epsilon=1e-5 if fault == "epsilon" else 1e-3)(x)
-        x = layers.ReLU()(x)
-        x = layers.Conv2D(5, 3, activation="relu", name="conv2")(layers.MaxPooling2D()(x))
-        model = keras.Model(inputs, layers.Dense(4, name="head")(layers.Flatten()(x)))
-        for at, layer in (("0", "conv"), ("4", "conv2")):
-            model.get_layer(layer).set_weights([w[f"{at}.weight"].transpose(2, 3, 1, 0), w[f"{at}.bias"]])
-        norm = [w[f"1.{each}"] for each in ("weight", "bias", "running_mean", "running_var")]
-        model.get_layer("norm").set_weights(norm)
-        head = w["7.weight"].reshape(4, 5, 2, 3).transpose(2, 3, 1, 0).reshape(30, 4)
-        model.get_layer("head").set_weights([head, w["7.bias"]])
-        return model
-    if name in ("lstm", "gru"):
-        cls = {"lstm": layers.LSTM, "gru": layers.GRU}[name]
-        model = keras.Sequential([layers.Input((7, 3)), cls(5, name="rnn"), layers.Dense(2, name="head")])
-        order = (1, 0, 2) if name == "gru" else (0, 1, 2, 3)
-        gates = {
-            key: np.concatenate([np.split(w[f"rnn.{key}_l0"], len(order))[place] for place in order])
-            for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        }
-        bias = gates["bias_ih"] + gates["bias_hh"]
-        if name == "gru":
-            bias = np.stack([gates["bias_ih"], gates["bias_hh"]])
-        model.get_layer("rnn").set_weights([gates["weight_ih"].T, gates["weight_hh"].T, bias])
-        model.get_layer("head").set_weights([t["head.weight"], t["head.bias"]])
-        return model
-    if name == "attention":
-        inputs = layers.Input((6, 8))
-        y = layers.LayerNormalization(epsilon=epsilon, name="norm")(inputs)
-        mha = layers.MultiHeadAttention(2, 4, name="attention")
-        x = layers.Add()([inputs, mha(y, y)])
-        y = layers.LayerNormalization(epsilon=epsilon, name="norm2")(x)
-        y = layers.Dense(16, name="up")(y)
-        y = keras.activations.gelu(y, approximate=fault == "gelu")
-        y = layers.Dense(8, name="down")(y)
-        model = keras.Model(inputs, layers.Add()([x, y]))
-        for each in ("norm", "norm2"):
-            model.get_layer(each).set_weights([w[f"{each}.weight"], w[f"{each}.bias"]])
-        for each in ("up", "down"):
-            model.get_layer(each).set_weights([t[f"{each}.weight"], t[f"{each}.bias"]])
-        held: list[np.ndarray] = []
-        kernels, biases = (np.split(w[f"attention.in_proj_{each}"], 3) for each in ("weight", "bias"))
-        for kernel, bias in zip(kernels, biases, strict=True):
-            held += [kernel.T.reshape(8, 2, 4), bias.reshape(2, 4)]
-        held += [t["attention.out_proj.weight"].reshape(2, 4, 8), w["attention.out_proj.bias"]]
-        mha.set_weights(held)
-        return model
-    model = keras.Sequential(
-        [
-            layers.Input((5,)),
-            layers.Embedding(11, 4, name="embed"),
-            layers.Flatten(),
-            layers.Dense(3, name="head"),
-        ]
-    )
-    model.get_layer("embed").set_weights([w["0.weight"]])
-    model.get_layer("head").set_weights([t["2.weight"], t["2.bias"]])
-    return model
-
-
-def write_keras(folder: str, names: list[str]) -> None:
-    """Write the Keras models."""
-    for name in names:
-        with np.load(Path(folder, f"{name}.npz")) as held:
-            model, _, fault = name.partition("@")
-            _keras(model, dict(held), fault).save(Path(folder, f"{name}.keras"))
-
-
-if __name__ == "__main__":
-    write_keras(sys.argv[1], sys.argv[2:])

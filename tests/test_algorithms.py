@@ -140,6 +140,94 @@ def test_algorithms_are_compared_by_their_runs() -> None:
     assert both({"a": [9]}, {"c": [1], "d": [2]}).difference == Estimate(7.5, None)
 
 
+def several(scores: dict[str, list[float]], name: str = "a") -> algorithms.Algorithm:
+    """Return an algorithm with a run per score in each environment."""
+    runs = {
+        f"{name}/{env}/{n}": (env, value) for env, values in scores.items() for n, value in enumerate(values)
+    }
+    scored = [played(path, [value] * 2, env=env) for path, (env, value) in runs.items()]
+    found = summarize_runs([TrainingRun(path, (path,)) for path in runs], scored, 1)
+    assert found is not None
+    return found
+
+
+def test_runs_of_several_environments_are_normalised() -> None:
+    # D4RL's pairs: random -20.27 and expert 3234.3 in Hopper, 1.63 and 4592.3 in Walker2d.
+    ends = {"Hopper-v5": (-20.272305, 3234.3), "Walker2d-v5": (1.629008, 4592.3)}
+    shares = {"Hopper-v5": [0.0, 0.5, 1.0], "Walker2d-v5": [1.0, 1.2, 0.8]}
+    scores = {env: [low + share * (high - low) for share in shares[env]] for env, (low, high) in ends.items()}
+    found = several(scores)
+    assert found.normalized is not None
+    assert found.normalized.scale.kind == "D4RL"
+    values = {name: each.value for name, each in found.normalized.aggregates.items()}
+    assert values == pytest.approx(
+        {"mean": 0.75, "median": 0.75, "iqm": (0.5 + 0.8 + 1 + 1) / 4, "optimality_gap": 1 - 4.3 / 6}
+    )
+    assert (found.mean, found.iqm) == (
+        found.normalized.aggregates["mean"],
+        found.normalized.aggregates["iqm"],
+    )
+    document = found.document()
+    assert document["unit"] == "normalised score"
+    assert document["environments"] == ["Hopper-v5", "Walker2d-v5"]
+    assert document["normalized"]["references"][1] == {"env": "Walker2d-v5", "zero": 1.629008, "one": 4592.3}
+    worse = several({env: [value - 3000 for value in values] for env, values in scores.items()}, "b")
+    compared = compare_algorithms(found, worse)
+    lost = np.mean([3000 / (high - low) for low, high in ends.values()])
+    assert compared.difference.value == pytest.approx(lost)
+    # In Hopper the worst run, 0, does not beat 1 - 3000 / 3254.6; in Walker2d all pairs are won.
+    assert compared.probability.value == pytest.approx((8 / 9 + 1) / 2)
+
+
+def test_one_environment_keeps_its_returns() -> None:
+    found = several({"Swimmer-v5": [100.0, 200.0, 300.0]})
+    assert (found.mean.value, found.document()["unit"], found.scale) == (200.0, "return", None)
+    # Gymnasium's reward threshold is 360; a random policy's return is measured.
+    assert found.normalized is not None
+    assert found.normalized.scale.kind == "threshold"
+    zero, one = found.normalized.scale.ends["Swimmer-v5"]
+    assert (one, zero) == (360, pytest.approx(0, abs=1))
+    assert found.normalized.aggregates["mean"].value == pytest.approx((200 - zero) / (one - zero))
+    assert several({"E-v1": [1.0, 2.0]}).normalized is None
+
+
+def test_environments_without_references_are_not_averaged(golden: Golden) -> None:
+    with pytest.raises(UsageError) as caught:
+        several({"Hopper-v5": [1.0, 2.0], "E-v1": [1.0, 2.0]})
+    golden(caught.value)
+    mixed = [played("run/a", [1.0], 1), played("run/b", [1.0], 2, env="F-v1")]
+    with pytest.raises(UsageError) as caught:
+        summarize_runs([TrainingRun("run", ("run/a", "run/b"))], mixed, 2)
+    golden(caught.value)
+
+
+def test_profiles_share_the_thresholds_at_which_they_change() -> None:
+    one, two = several({"E-v1": [1.0, 2.0, 4.0]}), several({"E-v1": [2.0, 8.0]}, "b")
+    ours, theirs = algorithms.performance_profiles((one, two))
+    assert ours.thresholds.tolist() == pytest.approx([0.65, 1, 2, 4, 8, 8.35])
+    assert ours.share.tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0, 0, 0])
+    assert theirs.share.tolist() == pytest.approx([1, 1, 0.5, 0.5, 0, 0])
+
+
+def test_the_curve_includes_earlier_checkpoints(tmp_path: Path) -> None:
+    names = [tmp_path / f"a-{step}.pt" for step in (1, 2, 3)]
+    for name in names:
+        name.write_bytes(TORCH_SAMPLE.read_bytes())
+    (found,) = find_runs([str(tmp_path)], 1, curve=True)
+    assert found.checkpoints == (str(names[2]),)
+    assert found.earlier == tuple(map(str, names[:2]))
+    scored = [played(str(name), [float(step)] * 3, step) for step, name in zip((1, 2, 3), names, strict=True)]
+    result = summarize_runs([found], scored, 1)
+    assert result is not None
+    assert result.mean.value == 3.0, "only the last one is scored"
+    points = algorithms.curve_over_steps(result)
+    assert [(point.step, point.score.value, point.iqm.value) for point in points] == [
+        (1, 1, 1),
+        (2, 2, 2),
+        (3, 3, 3),
+    ]
+
+
 def test_other_environments_are_not_compared(golden: Golden) -> None:
     scored = [played("a", [1]), played("b", [2], env="F-v1")]
     one, two = (summarize_runs([TrainingRun(name, (name,))], scored, 1) for name in "ab")

@@ -137,6 +137,100 @@ def test_one_run_has_no_interval() -> None:
     assert probability_of_improvement([3.0], [1.0, 2.0]).ci95 is None
 
 
+# --- several environments ----------------------------------------------------------------------------
+
+# The definitions of rliable/metrics.py, of scores [runs, environments].
+AGGREGATES = {
+    "mean": lambda stats, scores: np.mean(np.mean(scores, axis=0)),
+    "median": lambda stats, scores: np.median(np.mean(scores, axis=0)),
+    "iqm": lambda stats, scores: stats.trim_mean(scores, proportiontocut=0.25, axis=None),
+    "optimality_gap": lambda stats, scores: 1 - np.mean(np.minimum(scores, 1)),
+}
+
+
+def strata(scores: np.ndarray) -> list[np.ndarray]:
+    """Return the runs of each environment, from scores [runs, environments]."""
+    return list(scores.T)
+
+
+@pytest.mark.parametrize("statistic", AGGREGATES)
+@pytest.mark.parametrize(("runs", "environments"), [(2, 1), (5, 3), (10, 6)])
+def test_aggregates_are_those_of_rliable(statistic: str, runs: int, environments: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(runs)
+    scores = random.normal(0.7, 0.4, (runs, environments))
+    found = statistics.aggregate_runs(strata(scores), statistic, seed=3)
+    of = AGGREGATES[statistic]
+    assert found.value == pytest.approx(of(stats, scores))
+    # StratifiedBootstrap draws the indices of the runs for each environment separately.
+    columns = np.arange(environments)
+    drawn = [
+        of(stats, scores[random.integers(runs, size=(runs, environments)), columns]) for _ in range(2000)
+    ]
+    assert found.ci95 == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.15 * np.ptp(drawn))
+
+
+def test_one_environment_gives_the_same_numbers_as_before() -> None:
+    scores, other = np.random.default_rng(4).normal(size=(2, 7))
+    for statistic in ("mean", "iqm"):
+        assert statistics.aggregate_runs([scores], statistic) == estimate_over_runs(scores, statistic)
+    assert statistics.stratified_improvement([scores], [other]) == probability_of_improvement(scores, other)
+    assert statistics.stratified_difference([scores], [other]) == difference_of_means(scores, other)
+
+
+def test_strata_are_not_mixed() -> None:
+    # A plain bootstrap over all eight runs would give an interval; within an environment nothing varies.
+    constant = [np.full(4, 0.0), np.full(4, 1.0)]
+    for statistic in statistics.AGGREGATES:
+        found = statistics.aggregate_runs(constant, statistic)
+        assert found.ci95 == (found.value, found.value) == (0.5, 0.5)
+
+
+def test_environments_count_equally_and_by_hand() -> None:
+    # Means of the environments 0.2, 0.5, 2; pooled 0, 0.2, 0.4, 0.5, 1, 3 without floor(6 / 4) at each end.
+    found = [[0.0, 0.2, 0.4], [0.5], [3.0, 1.0]]
+    values = {each: statistics.aggregate_runs(found, each).value for each in statistics.AGGREGATES}
+    assert values == pytest.approx(
+        {"mean": 0.9, "median": 0.5, "iqm": 2.1 / 4, "optimality_gap": 1 - (0.6 + 0.5 + 2) / 6}
+    )
+    assert statistics.aggregate_runs(found, "mean").ci95 is None, "one environment has a single run"
+
+
+def test_improvement_is_averaged_over_environments() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(6)
+    a, b = random.integers(0, 6, (5, 3)).astype(float), random.integers(0, 6, (4, 3)).astype(float)
+    wins = [stats.mannwhitneyu(x, y).statistic / 20 for x, y in zip(a.T, b.T, strict=True)]
+    found = statistics.stratified_improvement(strata(a), strata(b))
+    assert found.value == pytest.approx(np.mean(wins))
+    assert found.ci95 is not None
+    assert found.ci95[0] < found.value < found.ci95[1]
+    same = statistics.stratified_improvement(strata(a), strata(a))
+    assert same.value == 0.5
+
+
+def test_a_profile_is_the_share_of_runs_above() -> None:
+    random = np.random.default_rng(8)
+    scores = random.normal(0.5, 0.3, (6, 4))
+    taus = np.linspace(-0.2, 1.2, 15)
+    found = statistics.performance_profile(strata(scores), taus, seed=2)
+    np.testing.assert_allclose(found.share, [np.mean(scores > tau) for tau in taus])
+    drawn = []
+    for _ in range(3000):
+        sample = scores[random.integers(6, size=(6, 4)), np.arange(4)]
+        drawn.append([np.mean(sample > tau) for tau in taus])
+    assert found.low is not None
+    assert found.high is not None
+    np.testing.assert_allclose(
+        [found.low, found.high], np.percentile(drawn, [2.5, 97.5], axis=0), atol=1.01 / 24
+    )
+    assert statistics.performance_profile([[1.0]], [1.0, 0.0]).document() == {
+        "share": [0.0, 1.0],
+        "low": None,
+        "high": None,
+    }
+
+
 @pytest.mark.parametrize("scores", [[], np.zeros((2, 2))])
 def test_no_runs_are_refused(scores: list[float]) -> None:
     with pytest.raises(UsageError):

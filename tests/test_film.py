@@ -34,7 +34,7 @@ from ckpttool.evaluation import (
     rollouts,
     write_video,
 )
-from ckpttool.evaluation.video import ENCODINGS
+from ckpttool.evaluation.video import ENCODINGS, StripCamera, StripFrame, render_strip, resize_image
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
@@ -139,6 +139,24 @@ def test_a_gif_keeps_pictures_that_change_nothing(tmp_path: Path) -> None:
         assert film.info["loop"] == 0
     assert decoded(path)[1] == pytest.approx(1.0)
     assert path.stat().st_size < 8000
+
+
+def test_a_small_gif_has_fewer_pictures_and_lasts_as_long(tmp_path: Path) -> None:
+    path = tmp_path / "film.gif"
+    with write_video(str(path), ".gif", 30.0, small=True) as show:
+        for picture in noise(30):
+            show(picture)
+    found, seconds = decoded(path)
+    assert len(found) == 15
+    assert seconds == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(("width", "shape"), [(None, (48, 64, 3)), (64, (48, 64, 3)), (40, (30, 40, 3))])
+def test_pictures_keep_their_proportions(width: int | None, shape: tuple[int, ...]) -> None:
+    (picture,) = noise(1)
+    made = resize_image(picture, width)
+    assert made.shape == shape
+    assert abs(made[:, : made.shape[1] // 3].astype(int) - picture[0, 0]).max() <= 8
 
 
 FAILING = {
@@ -247,6 +265,63 @@ def test_an_environment_that_draws_nothing_is_said(golden: Golden) -> None:
         with pytest.raises(UnsupportedError) as caught:
             vector.frame(0)
         golden(caught.value)
+
+
+# --- film strips ------------------------------------------------------------------------------------
+
+
+def test_a_strip_has_the_pictures_below_each_other(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rows = [
+        (f"episode {row}", [StripFrame(step, -1.5 * step, picture) for step, picture in enumerate(noise(3))])
+        for row in range(2)
+    ]
+    path = tmp_path / "strip.png"
+    for theme, paper in (("light", 255), ("dark", 13)):
+        path.write_bytes(render_strip("an agent", rows, 30.0, theme))
+        with Image.open(path) as strip:
+            shown = np.asarray(strip.convert("RGB"))
+        assert shown[0, 0, 0] == paper
+        assert (shown[-4:] == shown[0, 0]).all(), "nothing is cut off"
+        # Without the line around it, each picture is in the strip twice, one above the other.
+        for picture in noise(3):
+            inner = picture[1:-1, 1:-1]
+            height, width, _ = inner.shape
+            lines = np.lib.stride_tricks.sliding_window_view(shown[:, :, 0], width, axis=1)
+            starts = np.argwhere((lines == inner[0, :, 0]).all(axis=2))
+            at = [(y, x) for y, x in starts if np.array_equal(shown[y : y + height, x : x + width], inner)]
+            assert len(at) == 2
+            assert at[0][1] == at[1][1]
+    assert render_strip("an agent", rows, 30.0) == render_strip("an agent", rows, 30.0)
+
+
+def test_a_strip_takes_some_steps_and_the_last() -> None:
+    short = {"max_episode_steps": 40}
+    with environments.make_vector_env(
+        "Pendulum-v1", 2, trusted_arguments=True, kwargs=short, pictures=True
+    ) as drawn:
+        camera = StripCamera(drawn, 2, [0, 20], 50)
+        with pytest.raises(CutError):
+            rollouts(PENDULUM, drawn, RolloutSpec(3, seed=3, watch=camera))
+    assert [frame.step for frame in camera.taken] == [0, 20, 40]
+    assert {frame.picture.shape for frame in camera.taken} == {(50, 50, 3)}
+    assert camera.taken[0].paid == 0 > camera.taken[1].paid > camera.taken[2].paid == camera.paid
+
+
+def test_the_command_draws_the_best_and_the_worst(tmp_path: Path, golden: Golden) -> None:
+    path, common = tmp_path / "strip.png", ("eval", TORCH_SAMPLE, "--episodes", 3)
+    ran = in_process(*common, "--strip", path, "--strip-frames", 3, "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    strip, returns = document["strip"], document["returns"]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [each["wanted"] for each in strip["episodes"]] == [["best"], ["worst"]]
+    assert [each["return"] for each in strip["episodes"]] == [max(returns), min(returns)]
+    assert all(each["equal"] and each["steps"] == [0, 100, 200] for each in strip["episodes"])
+    golden(refused(in_process(*common, "--strip", path)))
+    golden(refused(in_process(*common, "--strip", tmp_path / "strip.gif")))
+    golden(refused(in_process(*common, "--video-width", 100)))
 
 
 # --- OpenGL -----------------------------------------------------------------------------------------

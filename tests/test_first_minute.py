@@ -286,6 +286,20 @@ def test_a_checkpoint_comes_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "usage"
 
 
+@pytest.mark.parametrize("verb", ["inspect", "digest"])
+def test_results_and_errors_name_stdin_and_not_its_copy(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", _Input(TORCH_SAMPLE.read_bytes()))
+    assert in_process(verb, "-", "--json").json()["path"] == "stdin"
+    monkeypatch.setattr("sys.stdin", _Input(TORCH_SAMPLE.read_bytes()))
+    assert "ckpttool-" not in (text := in_process(verb, "-", kind=Terminal)).out + text.err
+    for content in (b"", b"words", TORCH_SAMPLE.read_bytes()[:3000]):
+        monkeypatch.setattr("sys.stdin", _Input(content))
+        ran = in_process(verb, "-", "--json")
+        error = ran.json()["error"]
+        assert (ran.status, error["file"]) == (2, "stdin")
+        assert "ckpttool-" not in str(error)
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -322,3 +336,11 @@ def test_what_a_framework_prints_while_it_starts(capfd: pytest.CaptureFixture[st
     with pytest.raises(ImportError):
         fail()
     assert capfd.readouterr().err == "a library is missing\n"
+
+
+def test_stats_shortens_names_on_a_terminal_only(tmp_path: Path) -> None:
+    long = "encoder." + "block." * 12 + "weight"
+    save(torch_tree({long: np.zeros(3, np.float32)}), str(tmp_path / "m.pt"))
+    shown = long.replace(".", "/")
+    assert shown in in_process("stats", tmp_path / "m.pt").out
+    assert shown not in on_terminal("stats", tmp_path / "m.pt").out

@@ -77,6 +77,9 @@ class InThisProcess:
     def load(self, file: str, form: str, optimizers: Any = ()) -> None:
         self._ask("load", file=file, form=form, optimizers=list(optimizers))
 
+    def host(self) -> None:
+        """Return nothing: the model runs in a process of its own."""
+
 
 def fill(
     source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any
@@ -508,10 +511,14 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
     """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
     package = ROOT / "ckpttool"
     files = [
-        package / "networks" / f"{name}.py" for name in ("messages", "model_child", "model_runner", "tracing")
+        package / "networks" / f"{name}.py"
+        for name in ("messages", "model_child", "model_host", "model_runner", "tracing")
     ]
     files += [package / name / "__init__.py" for name in ("", "core", "networks")]
-    files += [package / "core" / f"{name}.py" for name in ("search_paths", "errors", "urls", "activations")]
+    files += [
+        package / "core" / f"{name}.py"
+        for name in ("search_paths", "errors", "urls", "activations", "graph_layers")
+    ]
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 7))
         for node in ast.walk(tree):

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import ckpttool
-from tests.conftest import ROOT, TF_SAMPLE, in_process
+from tests.conftest import ROOT, TF_SAMPLE, command_loop, in_process
 
 pytest.importorskip("hatchling", reason="hatchling builds the package")
 
@@ -198,29 +198,14 @@ LACKS = {
     "inspect https://localhost/agent.pt": "remote",
     "inspect s3://bucket/agent.pt": "s3",
 }
-PROGRAM = """
-import contextlib, io, json, os, sys
-from ckpttool.cli import main
-answers = []
-
+# A terminal, which the browser requires.
+TERMINAL = """
 class Terminal:
     def isatty(self):
         return True
 
-# What a browser asks whether there is one.
 os.environ["TERM"] = "xterm"
 sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = Terminal()
-for line in json.load(sys.stdin):
-    sys.argv = ["ckpttool", *line.split()]
-    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
-    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
-        try:
-            main()
-        except SystemExit as ended:
-            status = ended.code
-    said[0].flush()
-    answers.append([status, said[0].buffer.getvalue().decode(), said[1].getvalue()])
-print(json.dumps([answers, sorted(sys.modules)]))
 """
 
 
@@ -263,7 +248,7 @@ def test_without_a_framework_all_works_that_needs_none_and_the_rest_names_its_ex
 ) -> None:
     lines = [each.format(tf=TF_SAMPLE) for each in (*WORKS, *LACKS)]
     asked: Any = subprocess.run(
-        [bare, "-I", "-c", PROGRAM],
+        [bare, "-I", "-c", command_loop(TERMINAL)],
         input=json.dumps(lines),
         cwd=tmp_path,
         capture_output=True,

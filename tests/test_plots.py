@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ckpttool.cli import plots
+from ckpttool.cli import figures
 from ckpttool.commands import algorithms, sweep
 from ckpttool.commands.algorithms import TrainingCurve, TrainingRun
 from ckpttool.commands.evaluate import Evaluation, Protocol
@@ -31,20 +32,22 @@ needs_plotext = pytest.mark.skipif(
 )
 
 
-def evaluation(path: str, returns: Sequence[float] | np.ndarray, terminated: int = 0) -> Evaluation:
+def evaluation(
+    path: str, returns: Sequence[float] | np.ndarray, terminated: int = 0, env: str = "Hopper-v5"
+) -> Evaluation:
     values = np.asarray(returns, np.float64)
     n = len(values)
     over = np.arange(n) < terminated
     played = Rollout(values, 100 + np.arange(n), over, ~over, 1000 + np.arange(n), n, 4, 100 * n, 1.0, 0)
-    return Evaluation(path, "Hopper-v5", Protocol(n), "cpu", {}, played, summarize(values), (), ())
+    return Evaluation(path, env, Protocol(n), "cpu", {}, played, summarize(values), (), ())
 
 
-def run(folder: str, offset: float = 0.0) -> list[ScoredCheckpoint]:
+def run(folder: str, offset: float = 0.0, env: str = "Hopper-v5") -> list[ScoredCheckpoint]:
     rng = np.random.default_rng(round(offset))
     steps = range(10_000, 90_000, 10_000)
+    returns = {step: rng.normal(step / 40 + offset, 200, 10) for step in steps}
     return [
-        ScoredCheckpoint(evaluation(f"{folder}/ckpt-{step}", rng.normal(step / 40 + offset, 200, 10)), step)
-        for step in steps
+        ScoredCheckpoint(evaluation(f"{folder}/ckpt-{step}", returns[step], env=env), step) for step in steps
     ]
 
 
@@ -55,7 +58,7 @@ def logged(folder: str = "/runs/a") -> TrainingCurve:
 
 
 def drawn(target: Path, *what: object) -> ElementTree.Element:
-    plots.write_plot(str(target), plots.PlotData(*what))  # type: ignore[arg-type]  # as the callers give them
+    figures.write_plot(str(target), figures.PlotData(*what))  # type: ignore[arg-type]  # as the callers give them
     return ElementTree.parse(target).getroot()
 
 
@@ -70,28 +73,31 @@ def pixels(target: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def compared_runs(last: int) -> tuple[object, ...]:
-    """Return what is drawn of two algorithms, of three runs and of four."""
+def compared_runs(
+    last: int,
+    counts: Sequence[int] = (3, 4),
+    envs: Sequence[str] = ("Hopper-v5",),
+    names: Sequence[str] = ("td3", "sac"),
+) -> tuple[object, ...]:
+    """Return what is drawn of one or two algorithms, each with runs in every environment."""
     sides, every = [], []
-    for name, offset, runs in (("td3", 0.0, 3), ("sac", 900.0, 4)):
+    for name, offset, runs in zip(names, (0.0, 900.0), counts, strict=False):
         asked = []
-        for number in range(runs):
-            scored = run(f"/{name}/{number}", offset + 200 * number)[-last:]
-            every += scored
-            asked.append(
-                TrainingRun(f"/{name}/{number}", tuple(each.evaluation.checkpoint for each in scored))
-            )
-        sides.append(algorithms.summarize_runs(asked, every, last))
-    ours, theirs = sides
-    assert ours is not None
-    assert theirs is not None
-    compared = algorithms.compare_algorithms(ours, theirs)
+        for env in envs:
+            for number in range(runs):
+                folder = f"/{name}/{env}_{number}"
+                scored = run(folder, offset + 200 * number, env)[-last:]
+                every += scored
+                asked.append(TrainingRun(folder, tuple(each.evaluation.checkpoint for each in scored)))
+        found = algorithms.summarize_runs(asked, every, last)
+        assert found is not None
+        sides.append(found)
     return (
         [each.evaluation for each in every],
         sweep.build_learning_curve(every),
         (),
-        (ours, theirs),
-        compared,
+        tuple(sides),
+        algorithms.compare_algorithms(*sides) if len(sides) == 2 else None,
     )
 
 
@@ -111,6 +117,12 @@ CASES: dict[str, tuple[object, ...]] = {
     "no steps": ([each.evaluation for each in run("/a")],),
     "algorithms by their last checkpoint": compared_runs(1),
     "algorithms by their last three": compared_runs(3),
+    "algorithms in two environments": compared_runs(8, (3, 5), ("HalfCheetah-v5", "Swimmer-v5")),
+    "one run each, long names": compared_runs(
+        8, (1, 1), names=("td3_with_layer_norm_and_a_long_name", "td3_with_batch_norm_and_a_long_name")
+    ),
+    "one algorithm": compared_runs(8, (6,), ("Pendulum-v1",)),
+    "many names": ([evaluation(f"/runs/agent_with_a_long_name_{n}.pt", [1.0, 2.0, n]) for n in range(40)],),
 }
 # What is written twice: every panel and every kind of file is among it.
 TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
@@ -120,20 +132,75 @@ TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
 
 
 @needs_matplotlib
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: str, tmp_path: Path) -> None:
-    for suffix in TWICE.get(case, ()):
+@pytest.mark.parametrize("case", TWICE)
+def test_the_same_numbers_give_the_same_bytes(case: str, tmp_path: Path) -> None:
+    for suffix in TWICE[case]:
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
-            plots.write_plot(str(target), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
+            figures.write_plot(str(target), figures.PlotData(*CASES[case]))  # type: ignore[arg-type]
         assert twice[0].read_bytes() == twice[1].read_bytes()
-    plots.write_plot(str(tmp_path / "a.png"), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
-    picture = pixels(tmp_path / "a.png")
-    assert picture.shape == (792 if "logged" in case else 480, 960, 3)
-    # Nothing is cut off: the outermost lines are paper, and what lies within is not.
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("case", CASES)
+def test_no_text_covers_another_and_nothing_is_cut_off(case: str) -> None:
+    with figures._plot_style(figures.LIGHT):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.text import Text
+
+        figure = figures._draw_figure(figures.PlotData(*CASES[case]), figures.LIGHT)  # type: ignore[arg-type]
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        shown = [each for each in figure.findobj(Text) if each.get_text().strip() and each.get_visible()]
+        boxes = {each: each.get_window_extent() for each in shown}
+        picture = np.asarray(canvas.buffer_rgba())[..., :3]
+    heights = {"logged": 1320, "one algorithm": 1150, "algorithms": 1200, "one run each": 1200}
+    height = next((heights[kind] for kind in heights if kind in case), 800)
+    assert picture.shape == (height, 1600, 3), "100 pixels per inch, at twice the density"
+    # The outermost lines are paper, and what lies within is not.
     edge = np.concatenate((picture[0], picture[-1], picture[:, 0], picture[:, -1]))
     assert (edge == 255).all()
     assert (picture != 255).any(axis=2).mean() > 0.02
+    # The labels of ticks outside the axes are made and not drawn.
+    for axes in figure.axes:
+        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, sorted(axes.get_ylim()))):
+            for tick in axis.get_major_ticks():
+                boxes.pop(tick.label2, None)
+                if not low <= tick.get_loc() <= high:
+                    boxes.pop(tick.label1, None)
+    for text, box in boxes.items():
+        assert box.x0 >= 0 <= box.y0, text
+        assert box.x1 <= 1600, text
+        assert box.y1 <= height, text
+    # Slanted ones are side by side although the boxes around them are not.
+    pairs = itertools.combinations([each for each in boxes.items() if not each[0].get_rotation() % 90], 2)
+    covered = [
+        (one.get_text(), other.get_text()) for (one, here), (other, there) in pairs if here.overlaps(there)
+    ]
+    assert not covered
+
+
+@needs_matplotlib
+def test_an_svg_follows_the_page_and_a_theme_is_fixed(tmp_path: Path) -> None:
+    data = figures.PlotData(*CASES["one"])  # type: ignore[arg-type]
+    for theme in (None, "light", "dark"):
+        figures.write_plot(str(tmp_path / f"{theme}.svg"), data, theme)
+    adapting, light, dark = ((tmp_path / f"{theme}.svg").read_text() for theme in (None, "light", "dark"))
+    ElementTree.fromstring(adapting)
+    rules = re.search(r"<style>@media \(prefers-color-scheme: dark\)\{.*\}</style>\n", adapting)
+    assert rules is not None
+    assert adapting.replace(rules[0], "") == light.replace('version="1.1">\n', 'version="1.1">\n\n', 1)
+    # The rules turn each light color that is used into the one of the dark file.
+    used = {each for text in (light, dark) for each in re.findall(r"(?:fill|stroke): (#\w{6})", text)}
+    swaps = dict(re.findall(r"fill: (#\w{6})\"\]\{fill:(#\w{6})", rules[0]))
+    assert {swaps.get(each, each) for each in re.findall(r"(?:fill|stroke): (#\w{6})", light)} == set(
+        re.findall(r"(?:fill|stroke): (#\w{6})", dark)
+    )
+    assert "#000000" not in used
+    figures.write_plot(str(tmp_path / "dark.png"), data, "dark")
+    assert pixels(tmp_path / "dark.png")[0, 0].tolist() == [0x0D, 0x11, 0x17]
+    with pytest.raises(CkpttoolError):
+        figures.require_theme("blue")
 
 
 @needs_matplotlib
@@ -176,7 +243,7 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
     names = [r"$\frac{1}{0}$.pt", "<b>&amp;.pt", "a\u202eb\x07.pt", "模型.pt", "$" * 300, "x_{y}^2$"]
     for name in names:
         shown = name if name.isprintable() else r"a\u202eb\x07.pt"
-        assert plots.title_name(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
+        assert figures.title_name(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
     picture = drawn(tmp_path / "one.svg", [evaluation(f"/runs/{names[0]}", MIXED)])
     assert any(text.startswith(f"{names[0]} ") for text in texts(picture))
     several = [evaluation(f"/runs/{name}", [1.0, 2.0]) for name in names]
@@ -188,8 +255,8 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
 def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from tests.test_plots import CASES; from ckpttool.cli import plots\n"
-        f"plots.write_plot({str(tmp_path / 'a.png')!r}, plots.PlotData(*CASES['one']))\n"
+        "from tests.test_plots import CASES; from ckpttool.cli import figures\n"
+        f"figures.write_plot({str(tmp_path / 'a.png')!r}, figures.PlotData(*CASES['one']))\n"
         "import matplotlib\n"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
@@ -201,9 +268,9 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
 def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path, golden: Golden) -> None:
     one = evaluation("a.pt", [*MIXED, np.nan])
     with pytest.raises(CkpttoolError) as caught:
-        plots.write_plot(str(tmp_path / "a.svg"), plots.PlotData([one]))
+        figures.write_plot(str(tmp_path / "a.svg"), figures.PlotData([one]))
     golden(caught.value)
-    assert plots.render_chart([one], []) == []
+    assert figures.render_chart([one], []) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -226,17 +293,17 @@ def test_what_cannot_be_plotted_is_refused(
     there = tmp_path / "there.png"
     there.write_bytes(b"mine")
     with pytest.raises(CkpttoolError) as caught:
-        plots.require_plot(str(tmp_path / "a.jpg"))
+        figures.require_plot(str(tmp_path / "a.jpg"))
     golden(caught.value)
     with pytest.raises(CkpttoolError) as caught:
-        plots.require_plot(str(there))
+        figures.require_plot(str(there))
     golden(caught.value)
     with pytest.raises(CkpttoolError) as caught:
-        plots.require_plot(str(tmp_path / "nowhere" / "a.png"))
+        figures.require_plot(str(tmp_path / "nowhere" / "a.png"))
     golden(caught.value)
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="matplotlib"):
-        plots.require_plot(str(tmp_path / "a.png"))
+        figures.require_plot(str(tmp_path / "a.png"))
 
 
 @needs_matplotlib
@@ -262,12 +329,12 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path, golden: Golden) -
 @pytest.fixture(params=["utf-8", "ascii"])
 def encoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """An encoding of stdout: with blocks, lines and braille, or without."""
-    monkeypatch.setattr(plots, "_can_encode", lambda _: request.param != "ascii")
+    monkeypatch.setattr(figures, "_can_encode", lambda _: request.param != "ascii")
     return str(request.param)
 
 
 def test_a_histogram_counts_every_episode_and_fits(encoding: str) -> None:
-    lines = plots.render_histogram(MIXED, 80)
+    lines = figures.render_histogram(MIXED, 80)
     assert sum(int(re.split(r"\s{2,}", line)[1]) for line in lines) == 80
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() for line in lines) is (encoding == "ascii")
@@ -279,12 +346,12 @@ def test_a_histogram_counts_every_episode_and_fits(encoding: str) -> None:
 
 def test_an_outlier_makes_no_more_bars() -> None:
     values = np.concatenate((np.linspace(0, 1e-9, 99), [1e9]))
-    assert len(plots.render_histogram(values, 80)) <= 8
+    assert len(figures.render_histogram(values, 80)) <= 8
 
 
 @pytest.mark.parametrize("values", [[1.0] * 7, [3.0] * 50], ids=["few", "equal"])
 def test_what_has_no_shape_has_no_histogram(values: list[float]) -> None:
-    assert plots.render_histogram(np.array(values), 80) == []
+    assert figures.render_histogram(np.array(values), 80) == []
 
 
 def points(*means: float, run: str = "a", interval: float | None = None) -> list[LearningCurvePoint]:
@@ -303,7 +370,7 @@ def inked(lines: list[str]) -> np.ndarray:
 
 @needs_plotext
 def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
-    lines = plots.render_learning_curve(points(0, 1, 2, 3), 60)
+    lines = figures.render_learning_curve(points(0, 1, 2, 3), 60)
     assert all(line.isascii() for line in lines) is (encoding == "ascii")
     assert max(map(len, lines)) <= 60
     found = inked(lines)
@@ -312,35 +379,35 @@ def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
     assert (heights[0], heights[-1]) == (len(found) - 1, 0)
     assert (np.diff(heights) <= 0).all()
     assert [line.strip() for line in lines[-2:]] == [f"1,000{'':45}4,000", "training steps"]
-    assert plots.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
+    assert figures.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
 
 
 @needs_plotext
 def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:
-    alone = inked(plots.render_learning_curve(points(0, 0, 0, interval=5), 60))
+    alone = inked(figures.render_learning_curve(points(0, 0, 0, interval=5), 60))
     assert alone[:, 0].all()
     assert alone[:, -1].all()
     two = points(0, 0, 0, interval=5) + points(1, 1, 1, run="b", interval=5)
-    lines = plots.render_learning_curve(sorted(two, key=lambda p: p.step), 60)
+    lines = figures.render_learning_curve(sorted(two, key=lambda p: p.step), 60)
     assert inked(lines)[:, 0].sum() == 2
 
 
 @needs_plotext
 def test_flat_curves_and_single_steps_are_drawn_too() -> None:
-    assert inked(plots.render_learning_curve(points(7, 7, 7), 60)).any(axis=0).all()
+    assert inked(figures.render_learning_curve(points(7, 7, 7), 60)).any(axis=0).all()
     same = [LearningCurvePoint(5, float(n), None, "a", str(n)) for n in range(3)]
-    assert plots.render_learning_curve(same, 60)
+    assert figures.render_learning_curve(same, 60)
     found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert plots.render_chart(found, same) == []
+    assert figures.render_chart(found, same) == []
 
 
 def test_without_plotext_no_curve_is_drawn_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
     found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert plots.render_chart(found, points(1, 2, 3)) == []
-    assert plots.render_chart([evaluation("a.pt", MIXED)], []) != []
+    assert figures.render_chart(found, points(1, 2, 3)) == []
+    assert figures.render_chart([evaluation("a.pt", MIXED)], []) != []
     with pytest.raises(MissingExtraError, match="plotext"):
-        plots.require_chart()
+        figures.require_chart()
 
 
 @needs_matplotlib

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, command_loop
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed by /proc")
 
@@ -55,32 +55,14 @@ FAIL = [
     "diff tf/ckpt-10000 tf/missing",
     "convert missing.pt x.npz",
 ]
-PROGRAM = """
-import contextlib, io, json, os, sys, threading
-if sys.argv[1] == "windows":
-    from tests import windows
-    windows.simulate()
-from ckpttool.cli import main
-answers = []
-for line in json.load(sys.stdin):
-    sys.argv = ["ckpttool", *line.split()]
-    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
-    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
-        try:
-            main()
-        except SystemExit as ended:
-            status = ended.code
-    said[0].flush()
-    answers.append([status, said[0].buffer.getvalue().decode(), said[1].getvalue()])
-print(json.dumps(answers))
-"""
+SETUP = {"here": "", "windows": "import threading\nfrom tests import windows\nwindows.simulate()"}
 
 
-def run(platform: str, folder: Path, program: str, given: Any) -> Any:
+def run(folder: Path, program: str, given: Any) -> Any:
     temporary = folder.with_name(f"{folder.name}-tmp")
     temporary.mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-c", program, platform],
+        [sys.executable, "-c", program],
         input=json.dumps(given),
         cwd=folder,
         capture_output=True,
@@ -128,10 +110,11 @@ def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path) -> No
     for platform in ("here", "windows"):
         folder = tmp_path / platform
         shutil.copytree(tmp_path / "samples", folder)
-        answers = run(platform, folder, PROGRAM, LINES[:first])
+        program = command_loop(SETUP[platform])
+        answers, _ = run(folder, program, LINES[:first])
         assert (folder / "agent.h5").exists(), answers
         archive(folder)
-        answers += run(platform, folder, PROGRAM, LINES[first:])
+        answers += run(folder, program, LINES[first:])[0]
         found[platform] = (answers, content(folder))
     for line, here, there in zip(LINES, found["here"][0], found["windows"][0], strict=True):
         assert there == here, line
@@ -177,5 +160,5 @@ print(json.dumps([*found, open("target").read(), sorted(os.listdir())]))
 def test_open_files_locks_and_races(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-    found = run("windows", folder, WRITES, None)
+    found = run(folder, WRITES, None)
     assert found == ["UsageError", "old", "UsageError", "TargetExistsError", "new", ["race", "target"]]

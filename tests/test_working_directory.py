@@ -214,8 +214,8 @@ def test_every_python_is_started_without_the_working_directory() -> None:
 def test_plots_have_no_style_but_ours(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     program = (
-        "from ckpttool.cli import plots\n"
-        "mpl = plots._import_matplotlib()\n"
+        "from ckpttool.cli import figures\n"
+        "mpl = figures._import_matplotlib()\n"
         "assert mpl.rcParams['text.usetex'] is False, mpl.matplotlib_fname()\n"
     )
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")

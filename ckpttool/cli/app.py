@@ -15,14 +15,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ckpttool.cli import common
+from ckpttool.cli import common, usage
 from ckpttool.cli.common import show_fetch_progress
 from ckpttool.core import limits
-from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
+from ckpttool.core.errors import CkpttoolError, from_system_error
 from ckpttool.version import __version__
 
 # Fixed, however the program was started: usage lines and the shell completion variable use this name.
-_NAME = "ckpttool"
+_NAME = usage.NAME
 _TRACEBACK = "CKPTTOOL_TRACEBACK"
 _REPEATABLE = frozenset(
     ("--match", "--kind", "--flatten", "--unflatten", "--input-shape", "--l2", "--optimizer", "--wrapper")
@@ -35,7 +35,7 @@ class _SignalExit(SystemExit):
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
         self.how = (
-            "interrupted" if signum == signal.SIGINT else (f"terminated by {signal.Signals(signum).name}")
+            "interrupted" if signum == signal.SIGINT else f"terminated by {signal.Signals(signum).name}"
         )
 
 
@@ -262,6 +262,11 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
             raise before if isinstance(before, _SignalExit) else _SignalExit(signal.SIGINT) from None
 
 
+def _load_command(name: str) -> Any:
+    """Return a command with its options."""
+    return next(each for each in COMMANDS if each.name == name).parser()
+
+
 def _is_checkpoint_path(word: str) -> bool:
     """Return whether a word in place of a command is a path: of a file, a folder, or a TensorFlow prefix.
 
@@ -411,6 +416,7 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
 def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     """Complete a hint that repeats this command with one more option, keeping the options in use."""
     given = sys.argv[1:]
+    usage.complete_not_found(error, given)
     try:
         hint = shlex.split(error.hint or "")
     except ValueError:
@@ -470,40 +476,10 @@ def _convert_error(error: BaseException) -> CkpttoolError:
     # typer's usage errors carry their own text; their class moved between its versions.
     message = getattr(error, "format_message", None)
     if callable(message):
-        return _convert_usage_error(error, str(message()).strip())
+        return usage.convert_usage_error(error, sys.argv[1:], [each.name for each in COMMANDS], _load_command)
     if os.environ.get(_TRACEBACK):
         raise error
     return from_system_error(error) or CkpttoolError(
         f"unexpected {type(error).__name__}: {error}",
         hint=f"this is a bug in ckpttool; set {_TRACEBACK}=1 to show the traceback",
     )
-
-
-# The command that takes several checkpoints, for one that takes a single one.
-_FOR_TWO = {"inspect": "diff", "digest": "diff", "stats": "diff", "doctor": "check", "PATH": "diff"}
-
-
-def _several_paths_error(context: Any, text: str) -> UsageError | None:
-    """Return the error for more paths than the command takes, with the command for several; else None."""
-    name = getattr(context, "info_name", None)
-    first = getattr(context, "params", {}).get("path")
-    if name not in _FOR_TWO or not first or "unexpected extra argument" not in text:
-        return None
-    at = sys.argv.index(first) if first in sys.argv else 0
-    words = [word for word in sys.argv[at:] if word == first or (word in text and not word.startswith("-"))]
-    other = _FOR_TWO[name] if len(words) == 2 else "check"
-    what = "ckpttool PATH" if name == "PATH" else name
-    return UsageError(f"{what} takes one checkpoint", hint=shlex.join((_NAME, other, *words)))
-
-
-def _convert_usage_error(error: Any, text: str) -> UsageError:
-    """Return our own message for a usage error from typer, with a suggestion."""
-    context = getattr(error, "ctx", None)
-    command = _NAME if context is None or context.parent is None else f"{_NAME} {context.info_name}"
-    near = getattr(error, "possibilities", None)
-    if getattr(error, "option_name", None) and near is not None:
-        meant = f"did you mean {near[0]}? see " if near else ""
-        return UsageError(f"unknown option '{error.option_name}'", hint=f"{meant}{command} --help")
-    if (several := _several_paths_error(context, text)) is not None:
-        return several
-    return UsageError(text[:1].lower() + text[1:].rstrip("."), hint=f"{command} --help")

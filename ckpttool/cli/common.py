@@ -581,6 +581,8 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
     if not isinstance(found, CheckpointSummary):
         return []
     path = urls.display_url(found.checkpoint.path)
+    if urls.is_copy(found.checkpoint.path):
+        return []
     if found.layout is None:
         return [("stats", path), ("doctor", path)]
     tensorflow = found.checkpoint.format in _TENSORFLOW
@@ -589,7 +591,9 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
 
 
 def after_digest(path: str) -> Steps:
-    """Suggest comparing with this digest later."""
+    """Suggest comparing with this digest later; nothing for stdin."""
+    if urls.is_copy(path):
+        return []
     return [("digest", path, "--check", "saved.json")]
 
 
@@ -734,7 +738,8 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
 
 # Checkpoints of a folder in an error.
 _CANDIDATES = 5
-# Maximum number of bytes that are copied from stdin, and how many at a time.
+# Name of the copy of stdin, as it is shown; the maximum number of its bytes, and how many at a time.
+_STDIN = "stdin"
 _MOST_STDIN, _PIECE = 8 << 30, 1 << 20
 
 
@@ -754,7 +759,8 @@ def spool_stdin(path: str) -> str:
         )
     folder = tempfile.mkdtemp(prefix="ckpttool-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy_path, total = os.path.join(folder, "stdin"), 0
+    copy_path, total = os.path.join(folder, _STDIN), 0
+    urls.name_copy(copy_path, _STDIN)
     with open(copy_path, "wb") as copied:
         while piece := sys.stdin.buffer.read(_PIECE):
             total += len(piece)
@@ -837,7 +843,7 @@ InputShape = Annotated[
 ]
 LikePython = Annotated[
     str | None,
-    typer.Option(metavar="INTERPRETER", help=("For --like: Python interpreter with its framework.")),
+    typer.Option(metavar="INTERPRETER", help="For --like: Python interpreter with its framework."),
 ]
 
 

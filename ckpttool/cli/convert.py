@@ -134,6 +134,34 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
     accept_order: Annotated[
         bool, typer.Option("--accept-order", help="For --like: pair ambiguous layers by their order.")
     ] = False
+    allow_unused: Annotated[
+        Texts,
+        typer.Option(metavar="PATTERN", help="For --like: leave out unused tensors of SRC; repeatable."),
+    ] = None
+    like_source: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="For --like: code that builds SRC's model, to run it."),
+    ] = None
+    like_source_args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Arguments of the factory of --like-source.")
+    ] = None
+    source_python: Annotated[
+        str | None, typer.Option(metavar="INTERPRETER", help="Python interpreter for --like-source.")
+    ] = None
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="For --like: run SRC although its file contains code.")
+    ] = False
+
+    def source_model(self) -> Any:
+        """Return the code that builds the source's model, or None."""
+        if self.like_source is None:
+            if self.like_source_args or self.source_python:
+                raise UsageError("--like-source-args and --source-python require --like-source")
+            return None
+        from ckpttool.networks.worker import parse_model_spec
+
+        option = "--like-source-args"
+        return parse_model_spec(self.like_source, self.like_source_args, (), self.source_python, option)
 
 
 @dataclass(frozen=True)
@@ -232,6 +260,9 @@ def _conversion_options(
         match=model.match or (),
         cast=model.cast,
         accept_order=model.accept_order,
+        allow_unused=model.allow_unused or (),
+        like_source=model.source_model(),
+        run_code=model.run_code,
         allow_missing=output.allow_missing,
         dry_run=output.dry_run,
         force=output.force,
@@ -334,6 +365,9 @@ class ModelPairOptions(OptionPanel, title="Models"):
         ),
     ] = None
     run_code: Annotated[bool, typer.Option("--run-code", help="Run models whose file contains code.")] = False
+    loss: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss for --train-step.")] = None
+    loss_a: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss of A alone.")] = None
+    loss_b: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss of B alone.")] = None
 
     def specs(self) -> tuple[Any, Any]:
         """Return the factories of both sides."""
@@ -390,6 +424,8 @@ def verify(
             inputs=models.inputs,
             transpose_inputs=models.transpose_inputs,
             run_code=models.run_code,
+            loss_a=models.loss_a or models.loss,
+            loss_b=models.loss_b or models.loss,
             progress=moving,
         )
     if as_json:

@@ -29,9 +29,15 @@ from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, format_count
 
 if TYPE_CHECKING:
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
-    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, EvaluationOptions, Protocol
+    from ckpttool.commands.evaluate import (
+        EpisodeStrip,
+        EpisodeVideo,
+        Evaluation,
+        EvaluationOptions,
+        Protocol,
+    )
     from ckpttool.commands.sweep import (
         BestCheckpoint,
         EvaluationFailure,
@@ -67,7 +73,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
     ] = "auto"
     num_envs: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help=("Number of parallel environments. Default: up to 16.")),
+        typer.Option(min=1, metavar="N", help="Number of parallel environments. Default: up to 16."),
     ] = None
     adapter: Annotated[
         str | None,
@@ -96,9 +102,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
     episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, max=2**32 - 1, metavar="N", help=("First seed; episode i is reset with seed + i.")
-        ),
+        typer.Option(min=0, max=2**32 - 1, metavar="N", help="First seed; episode i is reset with seed + i."),
     ] = 1000
     noise: Annotated[
         float | None,
@@ -149,6 +153,9 @@ class RunOptions(OptionPanel, title="Training runs"):
         int | None,
         typer.Option(min=1, metavar="N", help="Score a run by its last N checkpoints (--runs)."),
     ] = None
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Play every checkpoint of the runs for the curve (--runs).")
+    ] = False
     against: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Run of another algorithm (--runs); repeatable."),
@@ -156,6 +163,9 @@ class RunOptions(OptionPanel, title="Training runs"):
     min_return: Annotated[
         float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
     ] = None
+
+
+_MOST_PIXELS, _MOST_FRAMES = 4096, 64
 
 
 @dataclass(frozen=True)
@@ -180,11 +190,34 @@ class OutputOptions(OptionPanel, title="Output"):
         typer.Option(metavar="FILE", help="Record the best checkpoint to a new .mp4 or .gif file."),
     ] = None
     video_episodes: Annotated[
-        str, typer.Option(metavar="LIST", help="Episodes to record: best, worst, median, or numbers.")
-    ] = "0"
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Episodes: best, worst, median, numbers. Default: 0; strip: best,worst.",
+        ),
+    ] = None
+    video_width: Annotated[
+        int | None,
+        typer.Option(min=16, metavar="N", help="Width of the video in pixels. Default: as rendered."),
+    ] = None
+    strip: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw episodes as a film strip: a new .png file."),
+    ] = None
+    strip_frames: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Images per episode of a film strip.")
+    ] = 8
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Plot returns or the learning curve: .png, .svg or .pdf."),
+    ] = None
+    theme: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Colors of plots: light or dark. Default: light; SVG adapts.",
+            autocompletion=common.complete_words("light", "dark"),
+        ),
     ] = None
     chart: Annotated[
         bool | None,
@@ -199,15 +232,32 @@ class OutputOptions(OptionPanel, title="Output"):
         """Raise UsageError for episodes without a video, or for an empty list."""
         if not self.filmed:
             raise UsageError(
-                "--video-episodes lists no episode", hint=("use e.g. best,worst or episode numbers from 0")
+                "--video-episodes lists no episode", hint="use e.g. best,worst or episode numbers from 0"
             )
-        if self.filmed != ("0",) and self.video is None:
-            raise UsageError("--video-episodes requires --video")
+        if self.filmed != ("0",) and self.video is None and self.strip is None:
+            raise UsageError("--video-episodes requires --video or --strip")
+        if self.video_width is not None and self.video is None:
+            raise UsageError("--video-width requires --video")
+        for name, value, most in (
+            ("--video-width", self.video_width, _MOST_PIXELS),
+            ("--strip-frames", self.strip_frames, _MOST_FRAMES),
+        ):
+            if value is not None and value > most:
+                raise UsageError(f"{name} {value} is too large", hint=f"use at most {most}")
 
     @property
     def filmed(self) -> tuple[str, ...]:
         """Episodes to record, by number or by rank."""
-        return tuple(word.strip() for word in self.video_episodes.split(",") if word.strip())
+        return _split_episodes(self.video_episodes or "0")
+
+    @property
+    def strip_episodes(self) -> tuple[str, ...]:
+        """Episodes of the film strip."""
+        return _split_episodes(self.video_episodes or "best,worst")
+
+
+def _split_episodes(words: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
 # Command function.
@@ -300,7 +350,7 @@ def _print_results(
     quiet: bool,
 ) -> tuple[DisplayOutput, float | None]:
     """Print the results and write the files; return what was plotted, and the mean over runs."""
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
     from ckpttool.commands import algorithms, sweep
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
@@ -315,7 +365,7 @@ def _print_results(
             "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *compared_output.lines])
         )
     unit = UNITS.get(found.step_from or "", ANY_UNIT)
-    drawn = plots.PlotData(
+    drawn = figures.PlotData(
         found.evaluations,
         found.curve,
         beside.curves,
@@ -324,6 +374,7 @@ def _print_results(
         unit,
     )
     shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
+    shown.failures += compared_output.failures
     if as_json:
         common.print_text(common.render_document({**content, **shown.document}))
     else:
@@ -394,6 +445,7 @@ class ComparisonOutput:
     mean: float | None = None
     algorithms: tuple[Algorithm, ...] = ()
     comparison: AlgorithmComparison | None = None
+    failures: list[CkpttoolError] = field(default_factory=list)
 
 
 def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
@@ -401,11 +453,13 @@ def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | 
     from ckpttool.commands import algorithms
 
     against = options.against or ()
-    if not (options.runs or options.last is not None or against):
+    if not (options.runs or options.last is not None or against or options.curve):
         return ComparedRuns(tuple(paths))
     count = options.last or 1
-    ours, theirs = (algorithms.find_runs(side, count, layout) for side in (paths, against))
-    played = tuple(path for each in (*ours, *theirs) for path in each.checkpoints)
+    ours, theirs = (
+        algorithms.find_runs(side, count, layout, curve=options.curve) for side in (paths, against)
+    )
+    played = tuple(path for each in (*ours, *theirs) for path in each.played)
     return ComparedRuns(played, ours, theirs, count)
 
 
@@ -414,7 +468,11 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
     from ckpttool.commands import sweep
 
     printed = ComparisonOutput()
-    _add_algorithms(compared, found, printed)
+    try:
+        _add_algorithms(compared, found, printed)
+    except UsageError as error:
+        # The episodes were played: their results are printed and written all the same.
+        printed.failures.append(error)
     if output.csv is not None and found.scored:
         sweep.save_table(output.csv, found.scored)
         printed.lines.append(f"wrote {clean(output.csv)}")
@@ -432,7 +490,9 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     if ours is None:
         return
     printed.mean, printed.algorithms = ours.mean.value, (ours,)
-    printed.document["runs"] = ours.document()
+    if ours.scale is not None:
+        printed.mean = min(run.score for run in ours.runs)
+    printed.document |= {"runs": ours.document(), "profiles": _profiles_document((ours,))}
     printed.lines += _algorithm_lines("runs", ours)
     theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
     if theirs is None:
@@ -440,7 +500,20 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     compared = algorithms.compare_algorithms(ours, theirs)
     printed.algorithms, printed.comparison = (ours, theirs), compared
     printed.document |= {"against": theirs.document(), "comparison": compared.document()}
+    printed.document["profiles"] = _profiles_document(printed.algorithms)
     printed.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
+
+
+def _profiles_document(found: Sequence[Algorithm]) -> dict[str, Any]:
+    """Return the JSON object of the performance profiles, which share their thresholds."""
+    from ckpttool.commands import algorithms
+
+    profiles = algorithms.performance_profiles(found)
+    named = zip(("runs", "against"), profiles, strict=False)
+    return {
+        "thresholds": profiles[0].thresholds.tolist(),
+        **{name: profile.document() for name, profile in named},
+    }
 
 
 def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
@@ -451,10 +524,23 @@ def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
         f"{title:<8} {what}",
         f"         mean {_format_estimate(one.mean)} (bootstrap over {one.over})",
         f"         IQM {_format_estimate(one.iqm)}",
+        *_normalized_lines(one),
     ]
     if count > 1:
         lines += [f"         {run.score:>10.2f}  {clean(run.path)}" for run in one.runs]
     return lines + labeled_lines("note", merge_default_sentences(one.notes))
+
+
+def _normalized_lines(one: Algorithm) -> list[str]:
+    """Return lines with the aggregates that need normalised scores, and their scale."""
+    if one.normalized is None:
+        return []
+    aggregates, label = one.normalized.aggregates, one.normalized.scale.label
+    gap = _format_estimate(aggregates["optimality_gap"], 3)
+    lines = [f"         optimality gap {gap}", f"         {label}"]
+    if one.scale is not None:
+        lines.insert(0, f"         median {_format_estimate(aggregates['median'], 3)} (of environments)")
+    return lines
 
 
 def _comparison_lines(found: AlgorithmComparison) -> list[str]:
@@ -469,10 +555,10 @@ def _comparison_lines(found: AlgorithmComparison) -> list[str]:
     ]
 
 
-def _format_estimate(one: Estimate) -> str:
+def _format_estimate(one: Estimate, digits: int = 2) -> str:
     if one.ci95 is None:
-        return f"{one.value:.2f}"
-    return f"{one.value:.2f}, 95 % CI {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
+        return f"{one.value:.{digits}f}"
+    return f"{one.value:.{digits}f}, 95 % CI {one.ci95[0]:.{digits}f} to {one.ci95[1]:.{digits}f}"
 
 
 # Text output of evaluations: one report, or a row per checkpoint.
@@ -721,23 +807,27 @@ class DisplayOutput:
 
 def require_display(output: OutputOptions, paths: Sequence[str], options: EvaluationOptions) -> None:
     """Raise if a requested output cannot be produced, before hours of playing rather than after."""
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
 
+    figures.require_theme(output.theme)
     if output.plot is not None:
-        plots.require_plot(output.plot)
+        figures.require_plot(output.plot)
     if output.chart:
-        plots.require_chart()
-    if output.video is not None:
+        figures.require_chart()
+    if output.video is not None or output.strip is not None:
         from ckpttool.commands import evaluate
 
-        evaluate.require_video_support(paths, options, output.video, output.filmed)
+        if output.video is not None:
+            evaluate.require_video_support(paths, options, output.video, output.filmed)
+        if output.strip is not None:
+            evaluate.require_strip_support(paths, options, output.strip, output.strip_episodes)
 
 
 def display_results(
     output: OutputOptions,
     found: Sweep,
     options: EvaluationOptions,
-    drawn: plots.PlotData,
+    drawn: figures.PlotData,
     *,
     quiet: bool,
     as_json: bool,
@@ -746,7 +836,7 @@ def display_results(
 
     Errors are returned instead of raised, because the results already exist.
     """
-    from ckpttool.cli import plots
+    from ckpttool.cli import figures
 
     shown = DisplayOutput()
     if not found.scored:
@@ -754,19 +844,17 @@ def display_results(
     if not as_json and (output.chart or (output.chart is None and sys.stdout.isatty() and not quiet)):
         # Points of different runs do not form one curve.
         curve = () if drawn.algorithms else found.curve
-        if lines := plots.render_chart(found.evaluations, curve, drawn.unit):
+        if lines := figures.render_chart(found.evaluations, curve, drawn.unit):
             common.print_text("\n".join(lines))
     try:
         if output.plot is not None:
-            plots.write_plot(output.plot, drawn)
+            figures.write_plot(output.plot, drawn, output.theme)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
-        if output.video is not None and found.interrupted:
+        if found.interrupted and (output.video is not None or output.strip is not None):
             shown.lines.append("note: no video, because the evaluation was interrupted")
-        elif output.video is not None:
-            filmed = _film_best(output.video, output.filmed, found, options, quiet=quiet or as_json)
-            shown.document["video"] = filmed.document()
-            shown.lines += _film_lines(filmed, alone=len(found.scored) == 1, quiet=quiet)
+        else:
+            _record_best(shown, output, found, options, quiet=quiet or as_json)
     except CkpttoolError as error:
         shown.failures.append(error)
     except KeyboardInterrupt:
@@ -774,23 +862,45 @@ def display_results(
     return shown
 
 
-def _film_best(
-    target: str,
-    episodes: tuple[str, ...],
-    found: Sweep,
-    options: EvaluationOptions,
-    *,
-    quiet: bool,
-) -> EpisodeVideo:
-    """Record a video of the checkpoint with the highest mean."""
+def _record_best(
+    shown: DisplayOutput, output: OutputOptions, found: Sweep, options: EvaluationOptions, *, quiet: bool
+) -> None:
+    """Record the checkpoint with the highest mean as a video and as a film strip."""
     from ckpttool.commands import evaluate
 
     best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
-    with show_progress("video", quiet=quiet, unit="pictures") as moving:
-        return evaluate.record_video(best, target, episodes, options=options, progress=moving)
+    alone = len(found.scored) == 1
+    if output.strip is not None:
+        with show_progress("strip", quiet=quiet, unit="episodes") as moving:
+            strip = evaluate.record_strip(
+                best,
+                output.strip,
+                output.strip_episodes,
+                options=options,
+                frames=output.strip_frames,
+                theme=output.theme or "light",
+                progress=moving,
+            )
+        shown.document["strip"] = strip.document()
+        shown.lines += [*_take_lines(strip, alone=alone, quiet=quiet), f"wrote {clean(strip.file)}"]
+    if output.video is not None:
+        with show_progress("video", quiet=quiet, unit="pictures") as moving:
+            filmed = evaluate.record_video(
+                best,
+                output.video,
+                output.filmed,
+                options=options,
+                width=output.video_width,
+                progress=moving,
+            )
+        shown.document["video"] = filmed.document()
+        shown.lines += [
+            *_take_lines(filmed, alone=alone, quiet=quiet),
+            f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)",
+        ]
 
 
-def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
+def _take_lines(filmed: EpisodeVideo | EpisodeStrip, *, alone: bool, quiet: bool) -> list[str]:
     of = "" if alone else f" of {clean(urls.display_url(filmed.checkpoint))}"
     lines = []
     for take in filmed.takes:
@@ -803,4 +913,4 @@ def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
                 f"note: its return in the evaluation was {take.scored:.2f} (batched environments or "
                 "another engine)"
             )
-    return [*lines, f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)"]
+    return lines

@@ -36,6 +36,7 @@ from ckpttool.commands.inspect import (
     format_command,
     list_plugins,
     list_schemas,
+    may_describe_layers,
     step_columns,
     summary,
 )
@@ -47,6 +48,7 @@ from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
 if TYPE_CHECKING:
+    from ckpttool.commands.architecture import Architecture
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.report import HtmlReport, RunReport
@@ -95,8 +97,15 @@ class GraphOptions(OptionPanel, title="Graph"):
         typer.Option(metavar="FILE", help="Draw the modules into a new .svg, .html or .dot file."),
     ] = None
     dataflow: Annotated[
-        bool, typer.Option("--dataflow", help="Draw an agent's networks, from observation to action.")
+        bool, typer.Option("--dataflow", help="Draw an agent's networks, or the layers of a model.")
     ] = False
+    input_shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[LAYER=]3,32,32",
+            help="Input shape without batch, for output shapes of a model's layers; repeatable.",
+        ),
+    ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False
 
 
@@ -122,16 +131,19 @@ def inspect(
     view = parse_view(tree, names=pickle.names, quiet=quiet)
     found = load_listing(common.spool_stdin(path), tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
+    models = find_architecture(found, drawing.input_shape or ())
     drawn = None
     if drawing.dataflow:
-        drawn = draw_dataflow(found, drawing, layout)
+        drawn = draw_dataflow(found, drawing, layout, models)
     elif drawing.graph is not None:
         drawn = draw_modules(found, drawing.graph, tree.depth, force=drawing.force)
     if as_json:
         name = "dataflow" if drawing.dataflow else "graph"
-        common.print_text(common.render_document({**found.document(), **({name: drawn} if drawn else {})}))
+        described = {"architecture": [each.document() for each in models]}
+        document = {**found.document(), **described, **({name: drawn} if drawn else {})}
+        common.print_text(common.render_document(document))
     else:
-        common.page_text(render_listing(found, view, drawn))
+        common.page_text(render_listing(found, replace(view, models=models), drawn))
         common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
     return status
 
@@ -207,17 +219,36 @@ def draw_modules(
     return plots.write_drawing(found, target, depth, force=force)
 
 
+def find_architecture(
+    found: CheckpointSummary | CheckpointFolder, shapes: Sequence[str]
+) -> tuple[Architecture, ...]:
+    """Return the models whose layers the checkpoint describes."""
+    if not isinstance(found, CheckpointSummary):
+        if shapes:
+            raise UsageError("no single checkpoint to describe", file=found.path, hint=found.hint)
+        return ()
+    if not shapes and not may_describe_layers(found.checkpoint):
+        return ()
+    # Not a top-level import: files of weights alone do not need it.
+    from ckpttool.commands.architecture import describe_architecture
+
+    return describe_architecture(found.checkpoint, shapes)
+
+
 def draw_dataflow(
-    found: CheckpointSummary | CheckpointFolder, drawing: GraphOptions, layout: str | None
+    found: CheckpointSummary | CheckpointFolder,
+    drawing: GraphOptions,
+    layout: str | None,
+    models: Sequence[Architecture],
 ) -> dict[str, Any]:
-    """Draw the dataflow of an agent's networks into a new file; return its JSON object."""
+    """Draw an agent's networks or a model's layers into a new file; return its JSON object."""
     from ckpttool.cli import plots
 
     if drawing.graph is None:
         raise UsageError("--dataflow needs --graph FILE.svg", hint="add --graph dataflow.svg")
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
-    return plots.write_dataflow(found, drawing.graph, layout, force=drawing.force)
+    return plots.write_dataflow(found, drawing.graph, layout, models, force=drawing.force)
 
 
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
@@ -480,6 +511,9 @@ class ReportOptions(OptionPanel, title="Report"):
         str | None,
         typer.Option(metavar="FILE", help="Sidecar or convert --json output. Default: PATH's sidecar."),
     ] = None
+    verification: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Output of verify --json: outputs and layers.")
+    ] = None
     glob: Glob = None
     layout: LayoutOption = None
 
@@ -524,7 +558,9 @@ def report(
             path,
             other,
             out=options.out,
-            inputs=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
+            inputs=pages.ReportInputs(
+                tuple(options.evaluation or ()), options.conversion, options.verification
+            ),
             glob=options.glob,
             layout=options.layout,
             force=options.force,
@@ -543,10 +579,10 @@ def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport 
     run = run_history.find_run(path, options.layout)
     if run is None:
         return None
-    if options.conversion is not None:
-        last = run.members[-1].path
-        hint = format_command("report", last, "--conversion", options.conversion)
-        raise UsageError("--conversion requires one checkpoint, not a run", file=path, hint=hint)
+    for name, file in (("--conversion", options.conversion), ("--verification", options.verification)):
+        if file is not None:
+            hint = format_command("report", run.members[-1].path, name, file)
+            raise UsageError(f"{name} requires one checkpoint, not a run", file=path, hint=hint)
     if not quiet:
         common.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
     with show_progress("report", quiet=quiet) as moving:

@@ -6,10 +6,11 @@ import functools
 import io
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
@@ -53,12 +54,16 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
+    from ckpttool.commands.architecture import Architecture, ArchitectureLayer
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.model_comparison import ModelComparison
+    from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
     from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
+    from ckpttool.commands.training_comparison import ModelTraining
     from ckpttool.commands.verify import TrainStepComparison, Verification
     from ckpttool.core.sidecar import LedgerEntry
     from ckpttool.mapping.rules import MappingReport
@@ -177,22 +182,32 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
         ]
     elif not done.within:
         lines += _parity_lines(done.parity)
+    if done.proof is not None and not done.proof.within:
+        lines += _proof_lines(done.proof)
+    return "\n".join(lines + _outcome_lines(done, quiet=quiet))
+
+
+def _outcome_lines(done: ConversionResult, *, quiet: bool) -> list[str]:
+    """Return what was written, or why nothing was."""
+    report = done.report
     if done.written:
-        lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
-        lines += [] if quiet else [f"load: {clean(line)}" for line in done.load]
-    elif not done.within:
-        lines.append("nothing was written: the model's outputs differ from the checkpoint's")
-    elif not report.complete:
+        lines = [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
+        return lines + ([] if quiet else [f"load: {clean(line)}" for line in done.load])
+    if not done.within:
+        skip = "; --no-verify writes it without the comparison" if done.proof is not None else ""
+        return [f"nothing was written: the model's outputs differ from the checkpoint's{skip}"]
+    if not report.complete:
         # A partly loaded model computes something else.
         rest = (
             "; missing tensors keep your model's own values"
             if done.loaded is not None and report.missing
             else ""
         )
-        lines.append(f"nothing was written: use --allow-missing to write the mapped entries{rest}")
-    elif not quiet:
-        lines.append("nothing was written: this was a dry run")
-    return "\n".join(lines)
+        option = "--allow-missing to write the mapped entries"
+        if done.loaded is not None and not report.missing:
+            option = "--allow-unused PATTERN to leave out the unmapped tensors"
+        return [f"nothing was written: use {option}{rest}"]
+    return [] if quiet else ["nothing was written: this was a dry run"]
 
 
 def _assumptions(done: ConversionResult) -> tuple[str, ...]:
@@ -228,6 +243,18 @@ def _parity_lines(networks: Sequence[Parity]) -> list[str]:
         for n in networks
         if n not in exact
     ]
+
+
+def _proof_lines(proof: ModelProof) -> list[str]:
+    """Return the outputs that differ, and the table of layers around the first difference."""
+    models = proof.comparison
+    assert models is not None  # noqa: S101 - the caller's condition
+    lines = [wrap_sentence(clean(proof.sentence))]
+    for each in proof.outputs:
+        if not each.within:
+            size = f"{each.max_abs:.2e}, {each.max_rel:.2e} of the output's scale"
+            lines.append(f"{clean(each.name)}: difference {size}")
+    return lines + layer_lines(models)
 
 
 def _format_shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
@@ -269,6 +296,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         *([render_table(columns, rows)] if rows else []),
         *([] if found.training is None else _training_table(found.training)),
         *([] if found.models is None else _model_lines(found)),
+        *([] if found.models is None else _model_training_lines(found.models.training)),
         *_discrepancy_lines(found),
     ]
     if not quiet:
@@ -302,10 +330,15 @@ _LAYERS_BEFORE, _LAYERS_AFTER = 8, 6
 
 
 def _model_lines(found: Verification) -> list[str]:
-    """Return the table of layers around the first difference, and what is known of it."""
+    """Return the lines on a model that differs."""
     models = found.models
     assert models is not None  # noqa: S101 - the caller's condition
-    if found.within or not models.layers:
+    return [] if all(each.within for each in found.networks) else layer_lines(models)
+
+
+def layer_lines(models: ModelComparison) -> list[str]:
+    """Return the table of layers around the first difference, and its cause."""
+    if not models.layers:
         return []
     at = next((n for n, each in enumerate(models.layers) if not each.within), len(models.layers))
     shown = models.layers[max(0, at - _LAYERS_BEFORE) : at + _LAYERS_AFTER]
@@ -332,14 +365,59 @@ def _model_lines(found: Verification) -> list[str]:
     return lines
 
 
+_UPDATES_SHOWN = 8
+
+
+def _model_training_lines(found: ModelTraining | None) -> list[str]:
+    """Return the table of the updates that differ most, the cause, and what no file contains."""
+    if found is None:
+        return []
+    from ckpttool.commands.training_comparison import BOUNDS, describe_state
+
+    dtypes = [each for each in BOUNDS if any(row.dtype == each for row in found.updates)]
+    keys = dict.fromkeys((row.a, row.b, row.step) for row in found.updates)
+    by_type = {(row.a, row.b, row.step, row.dtype): row for row in found.updates}
+    columns = [("tensor of A", "path"), ("tensor of B", "path"), ("step", "right")]
+    columns += [(dtype, "right") for dtype in dtypes]
+    rows = []
+    for a, b, step in [*keys][:_UPDATES_SHOWN]:
+        each = [by_type[a, b, step, dtype] for dtype in dtypes]
+        verdict = "yes" if all(row.within for row in each) else "NO"
+        verdict = "rounding" if any(row.rounding for row in each) else verdict
+        rows.append((a, b, str(step), *(f"{row.relative:.2e}" for row in each), verdict))
+    a, b = (describe_state(each) for each in found.optimizers)
+    title = f"{format_count(found.steps, 'update')} on the {found.loss} loss; A: {a}; B: {b}"
+    lines = [wrap_sentence(clean(title)), render_table([*columns, ("within", "left")], rows)]
+    if len(keys) > len(rows):
+        lines.append(f"{len(rows)} of {len(keys)} updates (--json lists all)")
+    worst = found.worst
+    if worst is not None:
+        text = f"largest difference: {clean(worst.a)}, {worst.relative:.1e} of A's update, step {worst.step}"
+        lines.append(wrap_sentence(text))
+    if found.cause is not None:
+        word = "cause" if found.cause.confirmed else "suspected cause"
+        lines.append(wrap_sentence(f"{word}: {clean(found.cause.text)}"))
+        lines += [wrap_sentence(f"fix: {clean(found.cause.fix)}")] if found.cause.fix else []
+    if found.epsilon is not None and found.epsilon.worst.within:
+        text = f"{found.epsilon.text}; updates differ by {found.epsilon.worst.relative:.1e} at most"
+        lines.append(wrap_sentence(clean(text)))
+    bounds = " and ".join(f"{BOUNDS[dtype]:g} in {dtype}" for dtype in dtypes)
+    lines.append(f"tolerance of updates: relative difference of {bounds}, or twice A's own rounding error")
+    return [*lines, *(wrap_sentence(f"missing: {each}") for each in found.missing)]
+
+
 def _model_verdict(found: Verification) -> str:
     models = found.models
     assert models is not None  # noqa: S101 - the caller's condition
     wrong = [each.name for each in found.networks if not each.within]
+    training = models.training
+    if not wrong and training is not None and not training.within:
+        return "FAIL: the outputs match, the updates differ"
     if not wrong:
         pairs = f", {format_count(len(models.layers), 'pair')} of layers compared" if models.layers else ""
         outputs = format_count(len(found.networks), "output matches", "outputs match")
-        return f"PASS: {outputs}{pairs}"
+        updates = "" if training is None else ", all updates agree"
+        return f"PASS: {outputs}{pairs}{updates}"
     return wrap_sentence(f"FAIL: the models differ: {clean(abbreviate_list(wrong, 8))}")
 
 
@@ -468,8 +546,10 @@ def _sort_tensors(found: Stats, sort: str) -> Sequence[Any]:
 def _moments_table(rows: Iterable[tuple[str, Moments, str]]) -> list[str]:
     rows = list(rows)
     drawn = _HISTOGRAM + 1 if any(bars for _, _, bars in rows) else 0
-    room = terminal_width() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn
-    width = max(_SHORTEST_PATH, min(room, max((len(clean(path)) for path, _, _ in rows), default=0)))
+    width = max((len(clean(path)) for path, _, _ in rows), default=0)
+    if sys.stdout.isatty():
+        width = min(width, terminal_width() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn)
+    width = max(_SHORTEST_PATH, width)
     lines = [f"{'':{width}}" + "".join(f" {head:>{_NUMBER}}" for head in _HEADS) + f" {'zeros':>{_SHARE}}"]
     for path, known, bars in rows:
         cells = (known.low, known.high, known.mean, known.std) if known.finite else ()
@@ -600,7 +680,8 @@ class TreeView:
     `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at
     `depth` are one line each. `names` adds what loading the file would import and call. `quiet` omits
     everything but the tree. `whole` shows all values and tensors, however many. `screen` is the number of
-    lines that the text may have, if deeper levels are to be folded; None prints all levels.
+    lines that the text may have, if deeper levels are to be folded; None prints all levels. `models` are
+    the models whose layers are described.
     """
 
     keys: bool = False
@@ -611,6 +692,7 @@ class TreeView:
     names: bool = False
     whole: bool = False
     screen: int | None = None
+    models: Sequence[Architecture] = ()
 
 
 # Limits of the rows in total.
@@ -626,7 +708,8 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     room = None if view.screen is None else _remaining_lines(view.screen, around)
     if around and room is not None and room < _LEAST_ROOM:
         # The tree comes before the dataflow, which `report` and `--graph --dataflow` draw as well.
-        around = [_header_lines(found), *around[1:]]
+        short = _outline_lines(view) if not _dataflow_lines(found) else []
+        around = [[*_header_lines(found), *short], *around[1:]]
         room = _remaining_lines(view.screen or 0, around)
     body = _TreeRows(found, view, room).render()
     parts = [*around[:1], body, *around[1:]]
@@ -641,7 +724,10 @@ def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[st
     """Return the header, and everything below the tree."""
     table = format_audit(found.checkpoint.code_references) if view.names else []
     return [
-        [*_header_lines(found), *_dataflow_lines(found)],
+        [
+            *_header_lines(found),
+            *(_dataflow_lines(found) or _architecture_lines(view)),
+        ],
         signature_lines(found.checkpoint.details, terminal_width()),
         table,
         [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
@@ -706,6 +792,116 @@ def _dataflow_lines(found: CheckpointSummary) -> list[str]:
     lines = [clean(line) for line in strip_lines(strips, terminal_width())]
     origin = ["with facts of the sidecar, not verified here"] if recorded is not None else []
     return ["", *lines, *origin] if lines else []
+
+
+# Rows of layers on a terminal without --all, and columns of a layer's name and of its class and settings.
+_MOST_LAYER_ROWS, _LAYER_NAME = 8, 28
+# Models that have such a line on a terminal, and lines of each.
+_MOST_OUTLINES = 3
+
+
+def _architecture_lines(view: TreeView) -> list[str]:
+    """Return a blank line and the models' layers; on a terminal their classes alone if they are many."""
+    if not view.models:
+        return []
+    tables = [list(_layer_rows(model.root)) for model in view.models]
+    if view.screen is not None and not view.whole and sum(map(len, tables)) > _MOST_LAYER_ROWS:
+        return _outline_lines(view)
+    lines: list[str] = []
+    for model, rows in zip(view.models, tables, strict=True):
+        lines += ["", wrap_sentence(_model_title(model)), *(_layer_table(rows) if rows else ())]
+        lines += [wrap_sentence(f"assumed: {clean(each)}") for each in model.assumed]
+        lines += [wrap_sentence(f"note: {clean(each)}") for each in model.notes[:_MOST_LAYER_ROWS]]
+    return lines
+
+
+def _outline_lines(view: TreeView) -> list[str]:
+    """Return a blank line and the classes of each model's layers, in few lines."""
+    if not view.models:
+        return []
+    from ckpttool.commands.architecture import outline_layers
+
+    lines = [""]
+    for model in view.models[:_MOST_OUTLINES]:
+        lines.append(shorten(_model_title(model), terminal_width()))
+        words = clean(outline_layers(model.root))
+        wrapped = textwrap.wrap(words, terminal_width() - 2, break_long_words=False, break_on_hyphens=False)
+        lines += [f"  {shorten(line, terminal_width() - 2)}" for line in wrapped[:_MOST_OUTLINES]]
+        if len(wrapped) > _MOST_OUTLINES:
+            lines[-1] = f"{shorten(lines[-1], terminal_width() - 4)} ..."
+    hidden = len(view.models) - _MOST_OUTLINES
+    return [*lines, f"  {format_count(hidden, 'more model')}: --all shows them"] if hidden > 0 else lines
+
+
+def _model_title(model: Architecture) -> str:
+    """Return the model's class, source, inputs, parameters and operations."""
+    from ckpttool.commands.architecture import format_extents
+
+    root = model.root
+    named = f"{clean(root.path)}: " if root.path else ""
+    facts = [
+        f"input {f'{clean(name)} ' if len(model.inputs) > 1 and name else ''}{format_extents(shape)}"
+        for name, shape in model.inputs[:3]
+    ]
+    if root.output is not None:
+        facts.append(f"output {format_extents(root.output)}")
+    facts.append(format_count(root.parameters, "parameter"))
+    facts += [f"{root.macs:,} MACs"] if root.macs is not None else []
+    return f"{named}{clean(root.title)}, {model.source}: {', '.join(facts)}"
+
+
+class _ArchitectureRow(NamedTuple):
+    """One row of a table of layers."""
+
+    name: str
+    text: str
+    output: str
+    parameters: str
+    macs: str
+
+
+def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
+    """Yield a row per layer below the root, alike ones once."""
+    from ckpttool.commands.architecture import LayerGroup, fold_alike, format_extents
+
+    for entry in fold_alike(root.below):
+        group = entry if isinstance(entry, LayerGroup) else LayerGroup(entry, 1, entry)
+        layer, number = group.first, group.number
+        name = f"...{group.last.name}" if number > 1 else ""
+        text = layer.title if number == 1 else f"{layer.title} (x{number})"
+        sources = f"<- {', '.join(each.rpartition('/')[2] for each in layer.inputs)}" if layer.inputs else ""
+        yield _ArchitectureRow(
+            f"{'  ' * level}{clean(layer.name)}{clean(name)}",
+            clean("  ".join(filter(None, (text, layer.detail, sources)))),
+            "" if layer.output is None else format_extents(layer.output),
+            f"{layer.parameters * number:,}" if layer.parameters else "",
+            f"{layer.macs * number:,}" if layer.macs else "",
+        )
+        yield from _layer_rows(layer, level + 1)
+
+
+def _layer_table(rows: Sequence[_ArchitectureRow]) -> list[str]:
+    """Return the rows in columns; on a terminal, they fit its width."""
+    cut = sys.stdout.isatty()
+    titles = _ArchitectureRow("", "", "output", "parameters", "MACs")
+    every = [titles, *rows]
+    output, parameters, macs = (max(len(row[at]) for row in every) for at in (2, 3, 4))
+    name, text = (max(len(row[at]) for row in every) for at in (0, 1))
+    room = terminal_width() - output - parameters - macs - 8
+    if cut and name + text > room:
+        name = min(name, max(_LAYER_NAME, room - text), max(_SHORTEST_PATH, room // 2))
+        text = max(_SHORTEST_PATH, room - name)
+    fit = shorten if cut else _keep_whole
+    lines = [
+        f"{fit(row.name, name):<{name}}  {fit(row.text, text):<{text}}  {row.output:<{output}}"
+        f"  {row.parameters:>{parameters}}  {row.macs:>{macs}}".rstrip()
+        for row in every
+    ]
+    return [f"{DIM}{lines[0]}{PLAIN}" if has_colors() else lines[0], *lines[1:]]
+
+
+def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
+    return text
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:

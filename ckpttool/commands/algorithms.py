@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import islice
 from typing import Any, Literal
 
@@ -21,12 +22,24 @@ from ckpttool.core.source import File
 from ckpttool.core.text import format_count
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation import statistics
-from ckpttool.evaluation.statistics import Estimate, iqm, mean, mean_interval, paired_interval
+from ckpttool.evaluation.statistics import (
+    Aggregate,
+    Estimate,
+    Judgement,
+    PerformanceProfile,
+    ScoreScale,
+    choose_scale,
+    mean,
+    mean_interval,
+    paired_interval,
+)
 from ckpttool.libraries.recognize import recognize_checkpoint
 
 # Results of an algorithm: its training runs, each scored by its last checkpoints, and comparisons.
 
 EPISODES, SEEDS = "episodes", "training seeds"
+# Thresholds of a performance profile: with more scores, quantiles of them.
+MOST_THRESHOLDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,13 @@ class TrainingRun:
 
     path: str
     checkpoints: tuple[str, ...]
+    earlier: tuple[str, ...] = ()
+    """checkpoints before those, which only the learning curve needs"""
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        """All checkpoints to play."""
+        return (*self.earlier, *self.checkpoints)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +67,13 @@ class RunResult:
     """int64 [n]: seeds that all its checkpoints finished; empty for episodes without seeds"""
     returns: np.ndarray
     """float64 [n]: for each seed, the mean over the checkpoints; without seeds, each episode's return"""
+    earlier: tuple[ScoredCheckpoint, ...] = ()
+    """checkpoints that only the learning curve includes"""
+
+    @property
+    def env(self) -> str:
+        """The environment of the run."""
+        return self.scored[0].evaluation.env
 
     @property
     def score(self) -> float:
@@ -63,16 +90,49 @@ class RunResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class NormalizedScores:
+    """Aggregates of an algorithm's runs over environments, in normalised scores."""
+
+    scale: ScoreScale
+    aggregates: Mapping[Aggregate, Estimate]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        estimates = {str(name): estimate.document() for name, estimate in self.aggregates.items()}
+        return {**self.scale.document(), **estimates}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Algorithm:
-    """Training runs of one algorithm; `over` names what the intervals resample."""
+    """Training runs of one algorithm; `over` names what the intervals resample.
+
+    `mean` and `iqm` are returns; of runs in several environments they are normalised scores.
+    """
 
     runs: tuple[RunResult, ...]
     last: int
     over: str
     mean: Estimate
     iqm: Estimate
+    normalized: NormalizedScores | None
     notes: tuple[str, ...]
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The environments of the runs, sorted: the strata of the bootstrap."""
+        return tuple(sorted({run.env for run in self.runs}))
+
+    @property
+    def scale(self) -> ScoreScale | None:
+        """The scale of `mean`, `iqm`, curves and profiles; None for returns."""
+        several = len(self.environments) > 1 and self.normalized is not None
+        return self.normalized.scale if several and self.normalized is not None else None
+
+    @property
+    def unit(self) -> str:
+        """The name of the scores, for an axis."""
+        return "return" if self.scale is None else self.scale.label
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -82,6 +142,9 @@ class Algorithm:
             "interval_over": self.over,
             "mean": self.mean.document(),
             "iqm": self.iqm.document(),
+            "environments": list(self.environments),
+            "unit": "return" if self.scale is None else "normalised score",
+            "normalized": None if self.normalized is None else self.normalized.document(),
             "curve": [point.document() for point in curve_over_steps(self)],
             "notes": list(self.notes),
         }
@@ -89,14 +152,18 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmCurvePoint:
-    """Score of an algorithm at one training step: the mean over its runs, with its interval."""
+    """Mean and IQM of an algorithm's runs at one training step, with their intervals.
+
+    The IQM of a single run is that of its episodes.
+    """
 
     step: int
     score: Estimate
+    iqm: Estimate
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {"step": self.step, "score": self.score.document()}
+        return {"step": self.step, "score": self.score.document(), "iqm": self.iqm.document()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,11 +183,14 @@ class AlgorithmComparison:
         }
 
 
-def find_runs(paths: Sequence[str], last: int, layout: str | None = None) -> tuple[TrainingRun, ...]:
+def find_runs(
+    paths: Sequence[str], last: int, layout: str | None = None, *, curve: bool = False
+) -> tuple[TrainingRun, ...]:
     """Return the last checkpoints of each path; a folder, a pattern or a checkpoint is one training run.
 
-    The files of one checkpoint count as one run. In a folder, entries without an agent (statistics, replay
-    buffers) are skipped. Raise UsageError for a run with fewer than `last` checkpoints.
+    With `curve`, the earlier ones are listed too. The files of one checkpoint count as one run. In a
+    folder, entries without an agent (statistics, replay buffers) are skipped. Raise UsageError for a run
+    with fewer than `last` checkpoints.
     """
     found: dict[tuple[str, ...], TrainingRun] = {}
     for path in paths:
@@ -128,7 +198,8 @@ def find_runs(paths: Sequence[str], last: int, layout: str | None = None) -> tup
             continue  # shells expand patterns to all files
         every = expand_paths([path])
         agents = (entry.path for entry in reversed(every) if entry.named or _may_play(entry, layout))
-        checkpoints = tuple(islice(agents, last))[::-1]
+        every_agent = tuple(islice(agents, None if curve else last))[::-1]
+        checkpoints = every_agent[-last:]
         if len(checkpoints) < last:
             raise UsageError(
                 "the training run has too few checkpoints",
@@ -136,7 +207,8 @@ def find_runs(paths: Sequence[str], last: int, layout: str | None = None) -> tup
                 expected=f"the last {last}",
                 found=str(len(checkpoints)),
             )
-        found.setdefault(tuple(map(filesystem.realpath, checkpoints)), TrainingRun(path, checkpoints))
+        run = TrainingRun(path, checkpoints, every_agent[:-last])
+        found.setdefault(tuple(map(filesystem.realpath, checkpoints)), run)
     return tuple(found.values())
 
 
@@ -154,56 +226,145 @@ def _may_play(entry: CheckpointEntry, layout: str | None) -> bool:
 def summarize_runs(
     runs: Sequence[TrainingRun], scored: Sequence[ScoredCheckpoint], last: int
 ) -> Algorithm | None:
-    """Return the results of the runs whose evaluations are finished; None if no run is complete."""
+    """Return the results of the runs whose evaluations are finished; None if no run is complete.
+
+    Raise UsageError for runs in several environments that have no common scale.
+    """
     by_place = {filesystem.realpath(each.evaluation.checkpoint): each for each in scored}
     complete, missing = [], []
     for each in runs:
         of = [by_place.get(filesystem.realpath(path)) for path in each.checkpoints]
-        found = _score_run(each.path, [one for one in of if one is not None]) if None not in of else None
+        earlier = [by_place.get(filesystem.realpath(path)) for path in each.earlier]
+        before = tuple(one for one in earlier if one is not None)
+        found = (
+            _score_run(each.path, [one for one in of if one is not None], before) if None not in of else None
+        )
         if found is None:
             missing.append(f"{each.path} is excluded: not all of its checkpoints were evaluated")
         else:
             complete.append(found)
     if not complete:
         return None
-    scores = [run.score for run in complete]
-    if len(complete) > 1:
-        over, means, iqms = (
-            SEEDS,
-            statistics.estimate_over_runs(scores, "mean"),
-            statistics.estimate_over_runs(scores, "iqm"),
-        )
-    else:
-        over, returns = EPISODES, complete[0].returns
-        means, iqms = Estimate(mean(returns), mean_interval(returns)), Estimate(iqm(returns), None)
     few = [f"only {len(complete)} training runs: the confidence interval across them is too narrow"]
     notes = (*missing, *_single_file_warnings(complete), *(few if 1 < len(complete) < statistics.FEW else ()))
-    return Algorithm(tuple(complete), last, over, means, iqms, notes)
+    return _aggregate_runs(tuple(complete), last, (*notes, *_environment_notes(complete)))
 
 
+def _aggregate_runs(runs: tuple[RunResult, ...], last: int, notes: tuple[str, ...]) -> Algorithm:
+    """Return the algorithm of these runs, with its mean, IQM and normalised scores."""
+    scale = choose_scale(_judge_environments(runs))
+    normalized = None
+    if scale is not None:
+        strata = _stratify(runs, scale, episodes=len(runs) == 1)
+        normalized = NormalizedScores(
+            scale, {each: statistics.aggregate_runs(strata, each) for each in statistics.AGGREGATES}
+        )
+    over = SEEDS if len(runs) > 1 else EPISODES
+    if len({run.env for run in runs}) > 1:
+        if normalized is None:
+            raise UsageError(
+                "returns from different environments cannot be averaged without reference returns",
+                found=" and ".join(sorted({run.env for run in runs})),
+                hint="evaluate the runs of each environment by themselves",
+            )
+        means, iqms = normalized.aggregates["mean"], normalized.aggregates["iqm"]
+    elif len(runs) > 1:
+        scores = [run.score for run in runs]
+        means, iqms = (statistics.estimate_over_runs(scores, each) for each in ("mean", "iqm"))
+    else:
+        returns = runs[0].returns
+        means = Estimate(mean(returns), mean_interval(returns))
+        iqms = statistics.estimate_over_runs(returns, "iqm")
+    return Algorithm(runs, last, over, means, iqms, normalized, notes)
+
+
+def _judge_environments(runs: Sequence[RunResult]) -> dict[str, Judgement | None]:
+    """Return a judgement of each environment, sorted; None if one of its evaluations has none."""
+    judged: dict[str, Judgement | None] = {}
+    for env in sorted({run.env for run in runs}):
+        of = [each.evaluation.judgement for run in runs if run.env == env for each in run.scored]
+        judged[env] = of[0] if all(of) else None
+    return judged
+
+
+def _stratify(
+    runs: Sequence[RunResult], scale: ScoreScale | None, *, episodes: bool = False
+) -> list[np.ndarray]:
+    """Return the scores of the runs in each environment, sorted by its name, or those of the episodes."""
+    found = []
+    for env in sorted({run.env for run in runs}):
+        scores = [run.returns if episodes else np.array([run.score]) for run in runs if run.env == env]
+        values = np.concatenate(scores)
+        found.append(values if scale is None else scale.normalize(env, values))
+    return found
+
+
+def _environment_notes(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Warn about environments whose unequal numbers of runs affect pooled statistics."""
+    counts = Counter(run.env for run in runs)
+    if len(set(counts.values())) > 1:
+        yield "unequal numbers of runs per environment: IQM and optimality gap weight every run equally"
+    if len(counts) > 1 and min(counts.values()) < 2:
+        yield "an environment has a single run: no confidence interval"
+
+
+@functools.lru_cache(maxsize=4)
 def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
-    """Return the mean over the runs at each step that any run has, within the range that all runs cover.
+    """Return mean and IQM over the runs at each step that any run has, within the range that all runs cover.
 
     A run without a checkpoint at a step contributes the linear interpolation between its neighbours.
-    Empty if
-    a run has no steps, or if the runs have no steps in common.
+    Empty if a run has no steps, or if the runs have no steps in common.
     """
     curves: list[tuple[np.ndarray, np.ndarray]] = []
     for run in found.runs:
         scores: dict[int, list[float]] = {}
-        for each in run.scored:
+        for each in (*run.earlier, *run.scored):
             if each.step is None:
                 return ()
             scores.setdefault(each.step, []).append(each.evaluation.statistics.mean)
         steps = sorted(scores)
-        curves.append((np.array(steps), np.array([np.mean(scores[step]) for step in steps])))
+        values = np.array([np.mean(scores[step]) for step in steps])
+        curves.append(
+            (np.array(steps), values if found.scale is None else found.scale.normalize(run.env, values))
+        )
     first, last = max(int(steps[0]) for steps, _ in curves), min(int(steps[-1]) for steps, _ in curves)
     every = sorted({int(step) for steps, _ in curves for step in steps if first <= step <= last})
-    rows = [[float(np.interp(step, steps, scores)) for steps, scores in curves] for step in every]
-    return tuple(
-        AlgorithmCurvePoint(step, statistics.estimate_over_runs(row, "mean"))
-        for step, row in zip(every, rows, strict=True)
-    )
+    return tuple(_curve_point(found, curves, step) for step in every)
+
+
+def _curve_point(
+    found: Algorithm, curves: Sequence[tuple[np.ndarray, np.ndarray]], step: int
+) -> AlgorithmCurvePoint:
+    scores = [float(np.interp(step, steps, values)) for steps, values in curves]
+    if len(found.runs) == 1:
+        run = found.runs[0]
+        episodes = [
+            each.evaluation.rollout.returns for each in (*run.earlier, *run.scored) if each.step == step
+        ]
+        middle = statistics.estimate_over_runs(np.concatenate(episodes), "iqm")
+        return AlgorithmCurvePoint(step, Estimate(scores[0], None), middle)
+    envs = [run.env for run in found.runs]
+    strata = [
+        [score for score, at in zip(scores, envs, strict=True) if at == env] for env in found.environments
+    ]
+    means, iqms = (statistics.aggregate_runs(strata, each) for each in ("mean", "iqm"))
+    return AlgorithmCurvePoint(step, means, iqms)
+
+
+def performance_profiles(found: Sequence[Algorithm]) -> tuple[PerformanceProfile, ...]:
+    """Return the profile of each algorithm at the same thresholds: every score of any of them.
+
+    Between these thresholds a profile is constant. If each algorithm has a single run, the scores are those
+    of its episodes.
+    """
+    single = all(len(each.runs) == 1 for each in found)
+    strata = [_stratify(each.runs, each.scale, episodes=single) for each in found]
+    scores = np.unique(np.concatenate([side for sides in strata for side in sides]))
+    if len(scores) > MOST_THRESHOLDS:
+        scores = np.quantile(scores, np.linspace(0, 1, MOST_THRESHOLDS))
+    ends = max(np.ptp(scores), 1e-9 * max(1.0, abs(scores[0]))) * 0.05
+    thresholds = np.concatenate(([scores[0] - ends], scores, [scores[-1] + ends]))
+    return tuple(statistics.performance_profile(sides, thresholds) for sides in strata)
 
 
 def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
@@ -211,8 +372,8 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
 
     Raise UsageError for different environments.
     """
-    places = {each.evaluation.env for side in (a, b) for run in side.runs for each in run.scored}
-    if len(places) > 1:
+    if a.environments != b.environments:
+        places = {*a.environments, *b.environments}
         raise UsageError(
             "returns from different environments cannot be compared", found=" and ".join(sorted(places))
         )
@@ -227,11 +388,11 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
             else statistics.difference_of_means(one.returns, two.returns),
             statistics.probability_of_improvement(one.returns, two.returns),
         )
-    left, right = [run.score for run in a.runs], [run.score for run in b.runs]
+    left, right = (_stratify(each.runs, each.scale) for each in (a, b))
     return AlgorithmComparison(
         SEEDS,
-        statistics.difference_of_means(left, right),
-        statistics.probability_of_improvement(left, right),
+        statistics.stratified_difference(left, right),
+        statistics.stratified_improvement(left, right),
     )
 
 
@@ -250,20 +411,31 @@ def _single_file_warnings(runs: Sequence[RunResult]) -> Iterator[str]:
             )
 
 
-def _score_run(path: str, scored: Sequence[ScoredCheckpoint]) -> RunResult | None:
+def _score_run(
+    path: str, scored: Sequence[ScoredCheckpoint], earlier: tuple[ScoredCheckpoint, ...] = ()
+) -> RunResult | None:
     """Return a run over the seeds that all its checkpoints finished; None if there are none.
 
-    Episodes without seeds, from a simulator that starts episodes itself, all count.
+    Episodes without seeds, from a simulator that starts episodes itself, all count. Raise UsageError for
+    checkpoints of several environments.
     """
+    places = {each.evaluation.env for each in (*earlier, *scored)}
+    if len(places) > 1:
+        raise UsageError(
+            "the checkpoints of a training run were trained in different environments",
+            file=path,
+            found=" and ".join(sorted(places)),
+            hint="pass each of them as a run, or give the environment with --env",
+        )
     played = [each.evaluation.rollout for each in scored]
     if not any(len(each.seeds) for each in played):
         every = np.concatenate([each.returns for each in played])
-        return RunResult(path, tuple(scored), np.zeros(0, np.int64), every) if len(every) else None
-    seeds = reduce(np.intersect1d, [each.seeds for each in played])
+        return RunResult(path, tuple(scored), np.zeros(0, np.int64), every, earlier) if len(every) else None
+    seeds = functools.reduce(np.intersect1d, [each.seeds for each in played])
     if not len(seeds):
         return None
     returns = [each.returns[np.isin(each.seeds, seeds)] for each in played]
-    return RunResult(path, tuple(scored), seeds, np.mean(returns, axis=0))
+    return RunResult(path, tuple(scored), seeds, np.mean(returns, axis=0), earlier)
 
 
 # Learning curves that training programs logged beside their checkpoints, as TensorBoard event files.

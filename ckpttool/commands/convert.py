@@ -82,7 +82,7 @@ def convert(
         how = ExportOptions(network, env, layout, facts, options.dry_run, options.force, options.sync)
         return export(source, target, how)
     if options.like is not None:
-        from ckpttool.commands.load_into import convert_into_model  # a model is matched layer by layer
+        from ckpttool.commands.convert_model import convert_into_model  # a model is matched layer by layer
 
         return convert_into_model(source, target, options.like, options, progress)
     request = parse_request(parse_target_kind(target, options.to), options)

@@ -31,6 +31,7 @@ StageKind = Literal["input", "normalizer", "layer", "activation", "join", "map",
 class FlowStage:
     """One step: its name, the shape of its output without the batch, the number of its parameters.
 
+    The shape is None if unknown, which it never is for an agent's networks.
     `detail` is a short addition ("-2 to 2"), `note` one that has no place in the picture, e.g. all action
     bounds. `assumed` is the origin of an assumed fact ("default of layout td3"), empty for facts of the
     files.
@@ -38,7 +39,7 @@ class FlowStage:
 
     kind: StageKind
     name: str
-    shape: Shape
+    shape: Shape | None
     parameters: int = 0
     detail: str = ""
     note: str = ""
@@ -49,7 +50,7 @@ class FlowStage:
         return {
             "kind": self.kind,
             "name": self.name,
-            "shape": list(self.shape),
+            "shape": None if self.shape is None else list(self.shape),
             "parameters": self.parameters,
             "detail": self.detail or None,
             "note": self.note or None,
@@ -218,7 +219,7 @@ class _StripBuilder:
 
     @property
     def last(self) -> Shape:
-        return self.stages[-1].shape
+        return self.stages[-1].shape or ()
 
     def add(self, kind: StageKind, name: str, shape: Shape | None = None, **more: Any) -> None:
         self.stages.append(FlowStage(kind, name, self.last if shape is None else shape, **more))
@@ -428,7 +429,7 @@ def _add_encoder(
         streams.append(tuple(builder.stages))
     if len(streams) > 1:
         builder.stages = []
-        builder.add("join", "concat", (sum(stream[-1].shape[0] for stream in streams),))
+        builder.add("join", "concat", (sum((stream[-1].shape or (0,))[0] for stream in streams),))
     for number, kind in enumerate(front.cells):
         place = schema.recurrent_layer_path(component, number)
         units = builder.shapes[(*place, schema.RECURRENT)][0]
@@ -566,9 +567,9 @@ def _words(stages: Sequence[FlowStage]) -> list[str]:
     return found
 
 
-def format_shape(shape: Shape) -> str:
-    """Return a shape without the batch, e.g. `[3]` or `[4, 84, 84]`."""
-    return str(list(shape))
+def format_shape(shape: Shape | None) -> str:
+    """Return a shape without the batch, e.g. `[3]` or `[4, 84, 84]`; empty if unknown."""
+    return "" if shape is None else str(list(shape))
 
 
 def _wrap(title: str, pieces: Sequence[str], indent: int, width: int) -> Iterator[str]:

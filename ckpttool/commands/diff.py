@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 from ckpttool.commands import save
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import GIVEN
-from ckpttool.commands.load_into import FillOptions, LiveModel, ensure_open, plan_model_fill
+from ckpttool.commands.load_into import FillOptions, LiveModel, plan_model_fill
 from ckpttool.commands.options import (
     NO_OPTIMIZER_OPTIONS,
     TARGETS,
@@ -44,6 +44,7 @@ from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf, display
 from ckpttool.formats.common import WritingFormat
+from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries import tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent

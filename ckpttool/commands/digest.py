@@ -280,7 +280,11 @@ def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
     """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
         raise NotFoundError("saved digest not found", file=saved_file)
-    saved = text.load_json(saved_file, "the saved digest")
+    try:
+        saved = text.load_json(saved_file, "the saved digest")
+    except FormatError as error:
+        error.hint = error.hint or "write it by ckpttool digest PATH --json > saved.json"
+        raise
     if "target_sha256" in saved:
         equal = saved["target_sha256"] == found.sha256
         return DigestComparison(found, () if equal else ("the whole checkpoint",), (), (), equal)

@@ -17,7 +17,7 @@ from ckpttool.commands.inspect import (
     unjudged_findings,
     weightless_findings,
 )
-from ckpttool.commands.load_into import FillOptions, LiveModel, ModelFillPlan, ensure_open, plan_model_fill
+from ckpttool.commands.load_into import FillOptions, LiveModel, ModelFillPlan, plan_model_fill
 from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
 from ckpttool.commands.stats import Stats, compute_stats
@@ -36,6 +36,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import display
+from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
 from ckpttool.libraries.single_networks import recognize_single_policy

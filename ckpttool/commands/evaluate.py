@@ -35,6 +35,7 @@ from ckpttool.core.atomic_write import (
     ignore_progress,
     require_new,
     write_atomically,
+    write_file,
 )
 from ckpttool.core.errors import (
     CkpttoolError,
@@ -44,7 +45,7 @@ from ckpttool.core.errors import (
     suggest_choice,
 )
 from ckpttool.core.sidecar import LedgerEntries
-from ckpttool.core.text import format_count
+from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
@@ -58,7 +59,7 @@ from ckpttool.evaluation.statistics import (
     judge_return,
     summarize,
 )
-from ckpttool.evaluation.video import Camera, CutError, Show
+from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
@@ -670,6 +671,17 @@ class VideoEpisode:
     scored: float
     equal: bool
 
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "episode": self.episode,
+            "wanted": list(self.wanted),
+            "return": self.paid,
+            "length": self.steps,
+            "scored": self.scored,
+            "equal": self.equal,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeVideo:
@@ -696,16 +708,27 @@ class EpisodeVideo:
             "width": self.width,
             "height": self.height,
             "frames": self.frames,
+            "episodes": [take.document() for take in self.takes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStrip:
+    """A film strip: a row of images per episode, evenly spread over it; `steps` are those of its images."""
+
+    file: str
+    checkpoint: str
+    takes: tuple[VideoEpisode, ...]
+    steps: tuple[tuple[int, ...], ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "file": self.file,
+            "checkpoint": urls.display_url(self.checkpoint),
             "episodes": [
-                {
-                    "episode": take.episode,
-                    "wanted": list(take.wanted),
-                    "return": take.paid,
-                    "length": take.steps,
-                    "scored": take.scored,
-                    "equal": take.equal,
-                }
-                for take in self.takes
+                {**take.document(), "steps": list(steps)}
+                for take, steps in zip(self.takes, self.steps, strict=True)
             ],
         }
 
@@ -727,9 +750,28 @@ def require_video_support(
             hint=f"use a file name that ends in {' or '.join(video.ENCODINGS)}",
         )
     require_new(target, hint="take another name")
+    video.require_encoder()
+    _require_rendering(paths, options, wanted)
+
+
+def require_strip_support(
+    paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str]
+) -> None:
+    """Raise an error unless one of these checkpoints can be drawn as a film strip.
+
+    See `require_video_support`.
+    """
+    if _suffix(target) != ".png":
+        raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
+    require_new(target, hint="take another name")
+    video.require_pillow()
+    _require_rendering(paths, options, wanted)
+
+
+def _require_rendering(paths: Sequence[str], options: EvaluationOptions, wanted: Sequence[str]) -> None:
+    """Raise an error for unknown episodes, or if frames cannot be rendered."""
     for word in wanted:
         _require_episode(word, options.protocol.episodes)
-    video.require_encoder()
     _require_gymnasium(options)
     for entry in expand_paths(paths):
         with suppress(CkpttoolError):
@@ -748,14 +790,16 @@ def record_video(
     wanted: Sequence[str] = ("0",),
     *,
     options: EvaluationOptions,
+    width: int | None = None,
     progress: Progress = ignore_progress,
 ) -> EpisodeVideo:
     """Replay a scored evaluation and write the `wanted` episodes, in their order, to a new file.
 
-    `options` are those of the evaluation. The policy receives the same batches, so that every step is
-    repeated bit for bit, which VideoEpisode.equal records. A score that was computed differently
-    (several checkpoints stacked) may not be repeated exactly. Raise as `require_video_support` does,
-    and KeyboardInterrupt on Ctrl-C; in that case no file is written.
+    `options` are those of the evaluation; `width` is that of the images, by default the environment's. The
+    policy receives the same batches, so that every step is repeated bit for bit, which VideoEpisode.equal
+    records. A score that was computed differently (several checkpoints stacked) may not be repeated
+    exactly. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C; in that case no file is
+    written.
     """
     require_new(target, hint="take another name")
     options = dataclasses.replace(options, protocol=scored.protocol)
@@ -771,19 +815,66 @@ def record_video(
         fps = vector.spec.render_fps or _FPS
 
         def write(stream: IO[bytes]) -> None:
-            with video.write_video(stream.name, _suffix(target), fps) as show:
+            with video.write_video(stream.name, _suffix(target), fps, small=width is not None) as show:
                 for number, words in chosen.items():
-                    takes.append(studio.take(number, words, counted.to(show)))
+                    takes.append(studio.take(number, words, counted.to(show), width))
 
         write_atomically((Output(target, write),))
     return EpisodeVideo(target, scored.checkpoint, fps, *counted.size, tuple(takes))
+
+
+STRIP_WIDTH = 240
+"""Width of one image of a film strip, in pixels."""
+
+
+def record_strip(
+    scored: Evaluation,
+    target: str,
+    wanted: Sequence[str] = ("best", "worst"),
+    *,
+    options: EvaluationOptions,
+    frames: int = 8,
+    theme: str = "light",
+    progress: Progress = ignore_progress,
+) -> EpisodeStrip:
+    """Replay a scored evaluation and write a film strip of the `wanted` episodes to a new PNG file.
+
+    Each row has `frames` images from the first to the last step. See `record_video` for the rest.
+    """
+    require_new(target, hint="take another name")
+    options = dataclasses.replace(options, protocol=scored.protocol)
+    _require_gymnasium(options)
+    agent = options.restore(scored.checkpoint)
+    place = options.environment(agent)
+    chosen = _choose_episodes(wanted, scored.rollout)
+    takes: list[VideoEpisode] = []
+    rows: list[tuple[str, list[StripFrame]]] = []
+    with place.make(options.protocol.at_once, "gymnasium", pictures=True) as vector:
+        player = prepare_agent(agent, place, options.protocol, vector.spec)
+        studio = _VideoRecorder(player, vector, scored)
+        for number, words in chosen.items():
+            steps = np.linspace(0, int(scored.rollout.lengths[number]), frames).round().astype(int)
+            camera = StripCamera(vector, number, steps.tolist(), STRIP_WIDTH)
+            takes.append(studio.replay(camera, number, words))
+            rows.append((_strip_heading(takes[-1]), camera.taken))
+            progress(len(rows), len(chosen))
+        fps = vector.spec.render_fps
+    title = f"{shorten(clean(os.path.basename(scored.checkpoint)), 60)} in {clean(scored.env)}"
+    write_file(target, video.render_strip(title, rows, fps, theme))
+    pictured = tuple(tuple(frame.step for frame in taken) for _, taken in rows)
+    return EpisodeStrip(target, scored.checkpoint, tuple(takes), pictured)
+
+
+def _strip_heading(take: VideoEpisode) -> str:
+    words = f"{' and '.join(take.wanted)}: " if take.wanted else ""
+    return f"{words}episode {take.episode}, return {take.paid:,.1f} in {format_count(take.steps, 'step')}"
 
 
 def _require_gymnasium(options: EvaluationOptions) -> None:
     if options.protocol.engine == DEVICE_ENGINE and options.env is not None and is_factory(options.env):
         raise UsageError(
             f"the simulator {options.env} cannot be recorded on video",
-            hint=("--video supports only Gymnasium environments"),
+            hint="--video supports only Gymnasium environments",
         )
 
 
@@ -794,7 +885,7 @@ def _require_episode(word: str, episodes: int) -> None:
         raise UsageError(f"unknown episode {word!r}", hint=f"use a number from 0, or {', '.join(WORDS)}")
     if int(word) >= episodes:
         raise UsageError(
-            f"episode {word} does not exist", hint=(f"{episodes} episodes are played: 0 to {episodes - 1}")
+            f"episode {word} does not exist", hint=f"{episodes} episodes are played: 0 to {episodes - 1}"
         )
 
 
@@ -826,11 +917,14 @@ class _VideoRecorder:
     vector: VectorEnv
     scored: Evaluation
 
-    def take(self, number: int, words: tuple[str, ...], show: Show) -> VideoEpisode:
-        """Record one episode; each needs its own replay, because parallel episodes would be interleaved."""
-        how, played = self.scored.protocol, self.scored.rollout
+    def take(self, number: int, words: tuple[str, ...], show: Show, width: int | None = None) -> VideoEpisode:
+        """Record one episode."""
         title = ", ".join((f"episode {number}", *words))
-        camera = Camera(self.vector, number, title, show)
+        return self.replay(Camera(self.vector, number, title, show, width), number, words)
+
+    def replay(self, camera: Camera | StripCamera, number: int, words: tuple[str, ...]) -> VideoEpisode:
+        """Replay one episode; each needs its own replay, because parallel episodes would be interleaved."""
+        how, played = self.scored.protocol, self.scored.rollout
         try:
             play_stacked((self.entrant,), how, self.vector, watch=camera)
         except CutError:

@@ -223,7 +223,9 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
         low, high = ([float(number) for number in word.split(",")] for word in pair)
     except ValueError:
         raise UsageError(
-            "action bounds must be numbers", found=" ".join(pair), hint="e.g. --bounds -1,-2 1,2"
+            "action bounds must be numbers",
+            found=" ".join(pair),
+            hint="e.g. --bounds -2 2, or --bounds -1,-2 1,2 for two actions",
         ) from None
     return low, high
 
@@ -585,12 +587,9 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
         name = tree.names.get(path)
         if name is None or name in written or leaf.role == "slot":
             continue
-        segments = re.split(r"[/.]", name)
-        for number, segment in enumerate(segments):
-            what = next((w for w, pattern in _WEIGHTS.items() if pattern.fullmatch(segment.lower())), None)
-            if what is not None:
-                found.setdefault((what, "/".join(segments[:number])), {})[name] = leaf
-                break
+        kind = _find_weight_kind(name)
+        if kind is not None:
+            found.setdefault(kind, {})[name] = leaf
     for (what, module), leaves in found.items():
         owned = module in modules
         if what == "running statistics" and not owned:
@@ -598,6 +597,22 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
         name, leaf = next(iter(leaves.items()))
         value = f"{leaf.dtype}{list(leaf.shape)}" if len(leaves) == 1 else f"{len(leaves)} tensors"
         yield LedgerEntry("not used", what, value, name, decides=owned and what != "averaged weights")
+
+
+def _find_weight_kind(name: str) -> tuple[Topic, str] | None:
+    """Return the kind of special weights that a name shows, and the module that has them."""
+    segments = re.split(r"[/.]", name)
+    for number, segment in enumerate(segments):
+        for what, pattern in _WEIGHTS.items():
+            if pattern.fullmatch(segment.lower()):
+                return what, "/".join(segments[:number])
+    return None
+
+
+def weight_kind(name: str) -> Topic | None:
+    """Return what a tensor's name shows: averages, low-rank weights, scales or running statistics."""
+    found = _find_weight_kind(name)
+    return None if found is None else found[0]
 
 
 def _is_of_layer(name: str, names: Collection[str]) -> bool:
@@ -704,7 +719,7 @@ class _PolicyUsage(NamedTuple):
         return (
             f"--obs-norm {shlex.quote(file)}"
             if file
-            else ("use --obs-norm FILE (with mean and var) to apply them")
+            else "use --obs-norm FILE (with mean and var) to apply them"
         )
 
     def uses(self, fact: str) -> bool:

@@ -992,6 +992,17 @@ def summarize_checkpoint(
     return CheckpointSummary(checkpoint, binding, tuple(rows), values, totals, notes, modules)
 
 
+# Formats that list the layers of a model besides its weights; PyTorch files do where they contain modules.
+_DESCRIBING = frozenset(("keras_zip", "keras_h5"))
+
+
+def may_describe_layers(checkpoint: Checkpoint) -> bool:
+    """Return whether the file may list the layers of a model, and not only weights."""
+    if checkpoint.format in _DESCRIBING:
+        return True
+    return any(path and path[-1].value == "_modules" for path in checkpoint.tree.containers)
+
+
 def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
     found: dict[Role, list[int]] = {}
     for row in rows:

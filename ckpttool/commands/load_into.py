@@ -6,55 +6,49 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ckpttool.commands import evidence, receipt, restore, save
+from ckpttool.commands import evidence, restore
 from ckpttool.commands import options as layer_options
-from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
-from ckpttool.commands.inspect import format_command
+from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
 from ckpttool.commands.model_optimizers import (
     ConvertedOptimizers,
     build_torch_state,
     convert_optimizers,
     stage_keras_optimizer,
 )
+from ckpttool.commands.model_proof import ModelMismatchError, ModelProof, ProofRequest, prove_live
 from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
-    ConversionOptions,
     PreparationOptions,
     PreparedTree,
     TargetKind,
-    parse_optimizer_options,
-    parse_target_kind,
     prepare_tree,
     sidecar_settings,
-    target_stem,
 )
-from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
-from ckpttool.commands.restore import canonical_tree, read_verified_sidecar
-from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code
-from ckpttool.core import sidecar, urls
+from ckpttool.commands.plan import report_moves
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.core import sidecar
 from ckpttool.core.activations import parse_order
-from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, merge_entries
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.detect import ensure_open, open_checkpoint
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN, RecognizedAgent
-from ckpttool.mapping import fill_model, orientation, user_rules
+from ckpttool.mapping import fill_model, orientation
 from ckpttool.mapping.fill_model import (
     NO_SOURCE_LAYER,
     STATES,
@@ -75,7 +69,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.worker import ModelProcess, ModelSpec
+from ckpttool.networks.worker import HeldProcess, ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
@@ -150,11 +144,7 @@ class TargetModel:
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        file = os.path.abspath(written.path)
-        if self._form == "keras":
-            # Keras uses the suffix, which a file gets only with its final name.
-            os.symlink(file, file := os.path.join(self._folder.name, f"written{WEIGHTS}"))
-        self._beside.load(file, self._form, moved.documents)
+        self._beside.load(self.staged(written), self._form, moved.documents)
         again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
         held = dict(open_checkpoint(again).tree.tensors())
         cut = len(moved.prefix)
@@ -165,6 +155,21 @@ class TargetModel:
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
+
+    def host(self) -> HeldProcess | None:
+        """Return the process that holds the model, to run it there."""
+        return self._beside.host()
+
+    def staged(self, written: Checkpoint) -> str:
+        """Return the path from which the framework loads a file that has no final name yet."""
+        file = os.path.abspath(written.path)
+        if self._form != "keras":
+            return file
+        # Keras uses the suffix, which a file gets only with its final name.
+        link = os.path.join(self._folder.name, f"written{WEIGHTS}")
+        if not os.path.lexists(link):
+            os.symlink(file, link)
+        return link
 
     def _require_all(self, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path]) -> None:
         lost = [
@@ -368,10 +373,14 @@ _COUNTED = {**_BY, "given": "as given"}
 
 
 class ModelSource(NamedTuple):
-    """The source of a model's values: the prepared tree, its framework and how reliable its order is."""
+    """The source of a model's values: the prepared tree, its framework and how reliable its order is.
+
+    `agent` is true for the networks of a recognised agent by canonical names.
+    """
 
     ready: PreparedTree
     fills: FillSource
+    agent: bool = False
 
     @property
     def tree(self) -> Tree:
@@ -468,7 +477,7 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
     start = "" if part is None else f"{part.strip('/')}/"
     own = {path: names[f"{start}{display(path)}"] for path in tree}
     note = f"read as an agent of layout {binding.layout}"
-    return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), FillSource(tree, _CANONICAL))
+    return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), FillSource(tree, _CANONICAL), agent=True)
 
 
 def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint: Checkpoint) -> Tree:
@@ -493,7 +502,7 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
     for by, word in _BY.items():
         found = [f"{m.source} -> {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {abbreviate_list(found, _SHOWN)}"] if found else []
-    notes += _left_out_notes(ready)
+    notes += left_out_notes(ready)
     names = skeleton.tree.names
     lines = report_moves(ready, filling.tree, filling.moves)
     return MappingReport(
@@ -508,7 +517,7 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
     )
 
 
-def _left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator[str]:
+def left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator[str]:
     """Yield a note on tensors that are neither part of a model nor used otherwise."""
     others = [
         ready.names[path]
@@ -559,10 +568,12 @@ class ModelLoadResult:
 
     `matched` lists by layer its source and how it was found ("given", "name", "words", "numbers",
     "only fit", "order"), `report` the rule of every tensor, the model tensors that are `missing`, the
-    checkpoint tensors that are `unused`, and assumptions. `different` pairs belong together but do
-    not fit; `ambiguous` ones have no evidence which is which. `cast` are tensors whose number type
-    changes in the model. `loaded` is false for a dry run. The `ledger` lists what else in or beside
-    the checkpoint may affect the model's outputs (commands/evidence.py); see `decides`.
+    checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill nothing for a
+    reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence which is
+    which. `cast` are tensors whose number type changes in the model. `loaded` is false for a dry run.
+    The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
+    (commands/evidence.py); see `decides`. `proof` is whether the filled model computes what the
+    checkpoint's model computes, where that runs.
     """
 
     model: str
@@ -575,6 +586,8 @@ class ModelLoadResult:
     cast: tuple[str, ...]
     loaded: bool
     ledger: LedgerEntries = ()
+    left_out: tuple[OmittedTensor, ...] = ()
+    proof: ModelProof | None = None
 
     @property
     def complete(self) -> bool:
@@ -598,12 +611,14 @@ class ModelLoadResult:
             "mapped": [each.document() for each in self.report.mapped],
             "missing": list(self.report.missing),
             "unused": list(self.report.unused),
+            "left_out": [each.document() for each in self.left_out],
             "different": [each.document() for each in self.different],
             "ambiguous": [each.document() for each in self.ambiguous],
             "cast": list(self.cast),
             "assumed": list(self.report.assumed),
             "ledger": sidecar.entries_to_json(self.ledger),
             "notes": list(self.report.notes),
+            "verification": None if self.proof is None else self.proof.document(),
         }
 
 
@@ -617,6 +632,7 @@ class ModelFillPlan(NamedTuple):
     values: Mapping[Path, Leaf]
     report: MappingReport
     optimizers: ConvertedOptimizers | None = None
+    ledger: ModelLedger = ModelLedger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,6 +645,7 @@ class FillOptions:
         part: use only what lies under this path, or one network of an agent ("actor", "critic/q1").
         strict: change nothing unless all of the model is filled and all weights of the checkpoint are
             used.
+        allow_unused: patterns of the checkpoint's tensors that may be left out although `strict`.
         match: names of layers or modules that belong together, the checkpoint's and the model's.
         shapes: shapes of the model's inputs without the batch, for a model that has no weights before
             its first call or flattens images.
@@ -641,12 +658,18 @@ class FillOptions:
         dry_run: return the report and change nothing.
         optimizer: the model's optimizer (of PyTorch, or a built one of Keras), to be given the state of
             the checkpoint's optimizer.
+        verify: where the checkpoint contains a model that runs (Keras with its configuration, ONNX), run it
+            beside the filled one; if an output differs, restore the model's former values and raise
+            MappingError.
+        like_source: the code that builds the checkpoint's model ("module:factory" or a ModelSpec), to run it.
+        run_code: run a checkpoint whose file contains code (SavedModel, TorchScript, Lambda layers).
 
     """
 
     layout: str | None = None
     part: str | None = None
     strict: bool = True
+    allow_unused: Sequence[str] = ()
     match: Pairs = ()
     shapes: Sequence[Shape] = ()
     flatten: Pairs = ()
@@ -656,6 +679,9 @@ class FillOptions:
     from_: str | None = None
     dry_run: bool = False
     optimizer: Any = None
+    verify: bool = True
+    like_source: ModelSpec | str | None = None
+    run_code: bool = False
 
     def matching(self) -> MatchOptions:
         """Return how layers are matched; raise UsageError for an invalid statement."""
@@ -707,8 +733,10 @@ def load_into(
     names = met.skeleton.names
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
+    proof = None
     if not options.dry_run:
-        _assign_values(target, met, options.optimizer)
+        undo = _assign_values(target, met, options.optimizer)
+        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=bool(cast)))
     return ModelLoadResult(
         target.title,
         checkpoint.path,
@@ -719,13 +747,50 @@ def load_into(
         met.filling.misfits,
         cast,
         not options.dry_run,
-        evidence.unconverted_entries(checkpoint, source_names(met.given, met.filling)),
+        met.ledger.settle(evidence.unconverted_entries(checkpoint, source_names(met.given, met.filling))),
+        met.ledger.left_out,
+        proof,
     )
 
 
-def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Return the checkpoint, opened if a path is given."""
-    return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
+def _skipped(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> str | None:
+    """Return why the outputs of the checkpoint's model and the filled one cannot be compared, or None."""
+    if not options.verify:
+        return "verify=False was used"
+    if options.part is not None or options.layout is not None:
+        return "a part of the checkpoint was used"
+    if met.report.missing:
+        return "some tensors of the model keep its own values"
+    return "values were rounded to the model's types" if rounded else None
+
+
+def _prove(
+    target: LiveModel,
+    checkpoint: Checkpoint,
+    options: FillOptions,
+    undo: Callable[[], None],
+    skipped: str | None,
+) -> ModelProof:
+    """Compare the outputs; restore the model's former values and raise MappingError if they differ."""
+    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+    try:
+        return prove_live(
+            checkpoint, target.model, target.shapes, ProofRequest(like, options.run_code, skipped)
+        )
+    except ModelMismatchError as error:
+        undo()
+        first = None if error.proof.comparison is None else error.proof.comparison.first
+        raise MappingError(
+            "the filled model computes something else than the checkpoint's model, so its former values were "
+            "restored",
+            file=checkpoint.path,
+            path=None if first is None else first.b,
+            found=None if first is None else first.cause,
+            hint=(first.fix if first is not None else None) or "verify=False skips the comparison",
+        ) from None
+    except BaseException:
+        undo()
+        raise
 
 
 def plan_model_fill(
@@ -738,9 +803,31 @@ def plan_model_fill(
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
         met = _plan_fill(target.title, given, skeleton, target.tensors, matching)
-        return met if options.optimizer is None else _plan_optimizer(met, given, skeleton)
-    with TargetModel(target) as beside:
-        return _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
+        if options.optimizer is not None:
+            met = _plan_optimizer(met, given, skeleton)
+    else:
+        with TargetModel(target) as beside:
+            met = _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
+    return _account(met, given, checkpoint, options)
+
+
+def _account(
+    met: ModelFillPlan, given: ModelSource, checkpoint: Checkpoint, options: FillOptions
+) -> ModelFillPlan:
+    """Return the plan with what becomes of the checkpoint's tensors that do not fill the model."""
+    plan = None if met.optimizers is None else met.optimizers.plan
+    used = () if plan is None else (*(move.source for move in plan.moves), *plan.consumed, *plan.kept)
+    ledger = account_for_tensors(
+        checkpoint,
+        given,
+        met.filling,
+        used=used,
+        part=options.part,
+        patterns=options.allow_unused,
+        option="allow_unused=",
+    )
+    report = replace(met.report, unused=ledger.unused, notes=(*met.report.notes, *ledger.notes()))
+    return met._replace(ledger=ledger, report=report)
 
 
 def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:
@@ -757,19 +844,27 @@ def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) 
     )
 
 
-def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> None:
-    """Put the values into the model, and the state into its optimizer if there is one."""
+def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> Callable[[], None]:
+    """Put the values into the model, and the state into its optimizer if there is one.
+
+    Return the function that restores the former values.
+    """
     names = met.skeleton.names
     values = [(names[place], target.tensors[place], leaf) for place, leaf in met.values.items()]
     if optimizer is None or met.optimizers is None:
-        assign(values)
-    elif target.framework == "torch":
-        parameters = {id(each): name for name, each in target.model.named_parameters()}
-        state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
-        assign(values)
-        optimizer.load_state_dict(state)
-    else:
-        assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
+        return assign(values)
+    if target.framework != "torch":
+        return assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
+    parameters = {id(each): name for name, each in target.model.named_parameters()}
+    state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
+    before, undo = optimizer.state_dict(), assign(values)
+    optimizer.load_state_dict(state)
+
+    def undo_both() -> None:
+        optimizer.load_state_dict(before)
+        undo()
+
+    return undo_both
 
 
 def _make_torch_tensor(leaf: Leaf) -> Any:
@@ -835,7 +930,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
 
 
 def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> None:
-    unused = [met.given.names[path] for path in met.filling.unused]
+    unused = met.ledger.unused
     if not unused:
         return
     binding = None if part is not None else recognize_checkpoint(checkpoint)
@@ -845,10 +940,12 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         else ""
     )
     raise MappingError(
-        f"{len(unused):,} weights of the checkpoint match nothing in {met.model}, so nothing was filled",
+        f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
+        "was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
-        hint=f"use strict=False to leave them out{parts}",
+        found="; ".join(met.ledger.kinds()) or None,
+        hint=f"use allow_unused=[PATTERN] to leave them out{parts}",
     )
 
 
@@ -888,190 +985,3 @@ def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
         return filling.ambiguous[0].argument
     unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))
     return next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
-
-
-# `convert --like`: fill the user's own model from a checkpoint, write the file, and verify that the model
-# loads it.
-
-
-def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of `--match SOURCE=TARGET`; raise UsageError for invalid text."""
-    found = []
-    for text in lines:
-        source, sign, target = text.partition("=")
-        if not (source and sign and target):
-            raise UsageError(
-                "invalid --match; use SOURCE=TARGET with two names of layers or modules", found=text
-            )
-        found.append((source, target))
-    return tuple(found)
-
-
-def convert_into_model(
-    source: str, target: str, like: ModelSpec | str, options: ConversionOptions, progress: Progress
-) -> ConversionResult:
-    """Write the checkpoint that the user's model loads, filled from the one at `source`.
-
-    A text is only the factory's name. Nothing is written when a model weight is missing (unless
-    `allow_missing`) or on a dry run.
-    """
-    matching = _match_options(options)
-    model = ModelSpec(like) if isinstance(like, str) else like
-    kind = parse_target_kind(target, options.to)
-    form, stem = choose_model_form(kind), target_stem(target, kind)
-    checkpoint = open_checkpoint(source)
-    if not options.dry_run:
-        save.require_new_target(stem, kind, checkpoint, force=options.force)
-    own = read_verified_sidecar(checkpoint)
-    # Rules for every tensor cover all of their axes.
-    every = matching.rules is not None and matching.rules.rest != "kinds"
-    axes = options.from_ or ("torch" if every else None)
-    given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
-    with TargetModel(model, form) as beside:
-        skeleton = beside.skeleton(given.guessed())
-        made, filling = _plan_for_model(checkpoint, given, skeleton, matching)
-        moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
-        made = _with_optimizers(made, given.ready, moved)
-        left = evidence.unconverted_entries(checkpoint, source_names(given.ready, filling))
-        done = ConversionResult(
-            urls.display_url(checkpoint.path),
-            target,
-            made.report,
-            matched=filling.matched,
-            ambiguous=filling.ambiguous,
-            loaded=False,
-            ledger=merge_entries((*_optimizer_entries(given.ready, moved), *left)),
-        )
-        if options.dry_run or not (made.report.complete or options.allow_missing):
-            return done
-        back = ReverseRecord(why="the target is your own model")
-        who = f"{model.factory} and its optimizer load" if moved.written else f"{model.factory} loads"
-        sentence = f"verified: {who} the output strictly, and all values match"
-        unproven = _numerical_proof_note(checkpoint.path, target, model.factory)
-        notes = (*made.report.notes, *((sentence,) if options.verify else ()), unproven, str(back.note))
-        made = replace(made, report=replace(made.report, notes=notes))
-
-        def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:
-            if options.verify:  # before anything gets its final name
-                beside.prove(found, moved)
-            known = receipt.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
-            more = {"cast": True} if options.cast else {}
-            return receipt.conversion_receipt(checkpoint, made, known, written, back, options.part, more)
-
-        how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
-        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=make_receipt)
-        return replace(
-            done,
-            report=made.report,
-            digest=put.sha256,
-            written=True,
-            loaded=options.verify,
-            load=moved.loading_code(format_loading_code(stem, kind, made.tree), form),
-        )
-
-
-# Files that `verify` runs without code of the user (commands/model_comparison.py).
-_RUN_ALONE = (".keras", ".onnx")
-
-
-def _numerical_proof_note(source: str, target: str, factory: str) -> str:
-    """Return the note that outputs were not compared, with the command that compares them."""
-    own = () if source.endswith(_RUN_ALONE) else ("--like-a", "MODULE:FACTORY")
-    command = format_command("verify", source, target, *own, "--like-b", factory)
-    return f"mapping not verified numerically; compare the outputs of both models with {command}"
-
-
-def _match_options(options: ConversionOptions) -> MatchOptions:
-    return MatchOptions(
-        options.layers,
-        parse_match_options(options.match),
-        user_rules.load_rules(options.rules) if options.rules is not None else None,
-        accept_order=options.accept_order,
-        cast=options.cast,
-    )
-
-
-def _plan_for_model(
-    checkpoint: Checkpoint, given: ModelSource, skeleton: Skeleton, matching: MatchOptions
-) -> tuple[ConversionPlan, FillResult]:
-    """Return how the source fills a model, as a conversion plan, with the matches."""
-    try:
-        filling = fill_model.fill(given.fills, skeleton, matching)
-    except CkpttoolError as error:
-        raise error.located(file=error.file or checkpoint.path) from error.__cause__
-    ready, report = given.ready, build_fill_report(given.ready, skeleton, filling)
-    made = ConversionPlan(
-        ready.tree,
-        filling.tree,
-        report,
-        names=ready.names,
-        stripped=ready.stripped,
-        moves=filling.moves,
-    )
-    return made, filling
-
-
-def _convert_optimizers(
-    given: ModelSource,
-    filling: FillResult,
-    skeleton: Skeleton,
-    target: tuple[str, Sequence[str]],
-    known: Sidecar | None,
-) -> ConvertedOptimizers:
-    """Return the model with the source's optimizers; `target` are its form and the `--optimizer` options."""
-    form, stated = target
-    none, settings = parse_optimizer_options((), stated)
-    if none:
-        return ConvertedOptimizers(filling.tree)
-    known = settings.into(known, None, given.tree)
-    settled = OptimizerSettings(sidecar_settings(known), settings.settings())
-    return convert_optimizers(given.tree, filling, skeleton, form, settled)
-
-
-def _with_optimizers(made: ConversionPlan, ready: PreparedTree, moved: ConvertedOptimizers) -> ConversionPlan:
-    """Return the plan with the optimizers' part."""
-    plan, report = moved.plan, made.report
-    if not plan.moves and not plan.added:
-        return replace(made, report=replace(report, notes=(*report.notes, *moved.reasons)))
-    names = {move.target: display((*moved.prefix, *move.target)) for move in made.moves}
-    mapped = tuple(
-        replace(line, target=names[move.target]) for line, move in zip(report.mapped, made.moves, strict=True)
-    )
-    moves = tuple(replace(move, target=(*moved.prefix, *move.target)) for move in made.moves)
-    unused = frozenset(_left_out_notes(ready))
-    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept}
-    notes = [note for note in report.notes if note not in unused]
-    report = replace(
-        report,
-        mapped=(*mapped, *report_moves(ready, moved.tree, plan.moves)),
-        missing=(*report.missing, *plan.missing),
-        assumed=(*report.assumed, *plan.assumed),
-        notes=(*notes, *_left_out_notes(ready, used), *plan.notes),
-    )
-    kept = tuple(ready.names[path] for path in plan.kept)
-    return replace(
-        made,
-        tree=moved.tree,
-        report=report,
-        moves=(*moves, *plan.moves),
-        settings=plan.settings or None,
-        kept=(*made.kept, *kept),
-    )
-
-
-def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Iterator[LedgerEntry]:
-    """Yield an entry for optimizer state that the target does not have."""
-    tree, slots = ready.tree, moved.left
-    if not slots:
-        return
-    weights = [path for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
-    heads = {display(path[:1]) for path in weights if len(path) > 1}
-    alone = len(heads) == 1 and all(len(path) > 1 for path in weights)
-    apart = alone and not any(display(path[:1]) in heads for path in slots)
-    head = ready.names[weights[0]].partition("/")[0] if apart else ""
-    hint = (
-        f"use --part {head} to convert only the network" if apart else "use --allow-missing to leave it out"
-    )
-    why = hint if moved.written else next(iter(moved.reasons), hint)
-    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {why}"
-    yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -12,6 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.model_runner import ROOT
+from ckpttool.networks.network import Activation, ActivationName
+
 # Layers and their families, whatever the framework calls them.
 
 _FAMILIES = (
@@ -27,6 +31,8 @@ _FAMILIES = (
     ("flatten", r"flatten|reshape"),
     ("activation", r"relu|gelu|elu|tanh|sigmoid|softmax|silu|swish|softplus|activation|mish"),
 )
+# Families whose layers are compared as a whole: frameworks divide them differently.
+_COMPOSITE = ("recurrent", "attention")
 # Base classes that do not show what a user's class computes.
 _PLAIN = ("Module", "Layer", "Model", "Functional", "Sequential")
 
@@ -49,7 +55,10 @@ class LayerTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayer:
-    """One call of a layer: its path, the number of the call, and its tensors with those of its parts."""
+    """One call of a layer: its path, the number of the call, and its tensors with those of its parts.
+
+    A `composed` layer calls other layers that are compared themselves.
+    """
 
     path: str
     number: int
@@ -57,6 +66,7 @@ class ModelLayer:
     tensors: tuple[LayerTensor, ...]
     settings: Mapping[str, Any]
     width: int = 0
+    composed: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -82,21 +92,28 @@ def called_layers(
 ) -> list[ModelLayer]:
     """Return the calls of layers with tensors, and of layers without parts, in the order of their ends."""
     known = {each["path"]: each for each in layers}
-    paths = {each["path"] for each in calls}
-    composite = [path for path in paths if find_family(_class_of(known.get(path))) == "recurrent"]
+    above = {path: frozenset(_parents(path)) for path in {each["path"] for each in calls}}
+    families = {path: find_family(_class_of(known.get(path))) for path in above}
+    composite = {path for path, family in families.items() if family == "recurrent"}
+    inner = frozenset().union(*above.values())
+    held: dict[str, tuple[LayerTensor, ...]] = {}
     found = []
     for call in calls:
         path, layer = call["path"], known.get(call["path"])
-        if layer is None or not call.get("made") or any(_is_below(path, each) for each in composite):
+        if layer is None or not call.get("made") or above[path] & composite:
             continue
-        whole = find_family(_class_of(layer)) in ("recurrent", "attention")
-        held = [each for each in layers if each["path"] == path or (whole and _is_below(each["path"], path))]
-        tensors = tuple(_layer_tensor(row) for each in held for row in each["tensors"])
-        if not tensors and any(_is_below(each, path) for each in paths):
+        if path not in held:
+            whole = families[path] in _COMPOSITE
+            mine = [each for each in layers if whole and is_inside(each["path"], path)]
+            held[path] = tuple(_layer_tensor(row) for each in (layer, *mine) for row in each["tensors"])
+        tensors = held[path]
+        if not tensors and path in inner:
             continue
         shape = call["made"][0]["shape"]
         width = int(np.prod(shape[1:])) if len(shape) > 1 else 1
-        found.append(ModelLayer(path, call["number"], _class_of(layer), tensors, layer["settings"], width))
+        composed = path in inner and families[path] not in _COMPOSITE
+        cls = _class_of(layer)
+        found.append(ModelLayer(path, call["number"], cls, tensors, layer["settings"], width, composed))
     return found
 
 
@@ -106,10 +123,16 @@ def _class_of(layer: Mapping[str, Any] | None) -> str:
     return str(layer["name"] if layer["class"] in _PLAIN else layer["class"])
 
 
-def _is_below(path: str, other: str) -> bool:
-    if other == "(model)":
-        return path != other
-    return path.startswith((other + ".", other + "/"))
+def is_inside(path: str, other: str) -> bool:
+    """Return whether a layer is a part of another one, by their paths."""
+    return path != other and (other == ROOT or path.startswith((other + ".", other + "/")))
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the paths of the layers that may contain a layer."""
+    if path != ROOT:
+        yield ROOT
+    yield from (path[:end] for end, letter in enumerate(path) if letter in "./" and end)
 
 
 def _layer_tensor(row: Mapping[str, Any]) -> LayerTensor:
@@ -150,14 +173,14 @@ def pair_layers(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> list[LayerC
 
 def _equal_pairs(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> dict[int, ModelLayer]:
     """Return the layers of B by the place of those of A with equal weights, in order of their calls."""
-    by_weights: dict[frozenset[str], list[ModelLayer]] = defaultdict(list)
+    by_weights: dict[tuple[frozenset[str], bool], list[ModelLayer]] = defaultdict(list)
     for layer in b:
         if layer.weights:
-            by_weights[layer.weights].append(layer)
+            by_weights[layer.weights, layer.composed].append(layer)
     return {
-        place: by_weights[layer.weights].pop(0)
+        place: by_weights[layer.weights, layer.composed].pop(0)
         for place, layer in enumerate(a)
-        if layer.weights and by_weights[layer.weights]
+        if layer.weights and by_weights[layer.weights, layer.composed]
     }
 
 
@@ -210,7 +233,11 @@ def _aligned(
 
 def _likeness(a: ModelLayer, b: ModelLayer) -> float:
     """Return how alike two layers are, 0 if they cannot be a pair."""
-    if bool(a.tensors) != bool(b.tensors) or (a.family != b.family and a.family and b.family):
+    if (
+        bool(a.tensors) != bool(b.tensors)
+        or a.composed != b.composed
+        or (a.family != b.family and a.family and b.family)
+    ):
         return 0.0
     shared = len(
         {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
@@ -380,8 +407,8 @@ def _title(layer: ModelLayer) -> str:
 class LayerProgram(Protocol):
     """A model's process, as far as the search for causes needs it."""
 
-    def tensors(self, path: str) -> dict[str, np.ndarray]:
-        """Return the tensors of one layer."""
+    def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
+        """Return the tensors of one layer, on request with those of its parts as `part/name`."""
         ...
 
     def repeat(
@@ -459,7 +486,8 @@ class LayerCauses:
         self._pair, self._calls, self._program = pair, calls, sides[1]
         self._bound, self._exact = bound, exact
         self._a, self._b = (
-            side.tensors(layer.path) for side, layer in zip(sides, (pair.a, pair.b), strict=True)
+            side.tensors(layer.path, parts=layer.family in _COMPOSITE)
+            for side, layer in zip(sides, (pair.a, pair.b), strict=True)
         )
         a, b = calls
         self._extra = {"activation": "linear"} if b.before and not a.before else {}
@@ -468,7 +496,7 @@ class LayerCauses:
         """Return the first confirmed cause, else the first suspected one."""
         suspected: Cause | None = None
         for each in self._hypotheses():
-            if self._error(each) <= self._bound:
+            if self._error(each) <= self._bound or self._is_added(each):
                 return replace(each.cause, confirmed=True)
             if suspected is None and not isinstance(each, _Trial):
                 suspected = each.cause
@@ -484,6 +512,21 @@ class LayerCauses:
             return float("inf")
         before = a.before if not b.before else ()
         return output_error(CapturedCall((), (), before or a.made), CapturedCall((), (), made))
+
+    def _is_added(self, each: _Hypothesis) -> bool:
+        """Return whether A's outputs are B's plus a bias that B's layer has no place for."""
+        bias = each.tensors.get("bias") if "bias" not in self._b and not each.settings else None
+        one, other = (call.before or call.made for call in self._calls)
+        apart = align_arrays(one[0], other[0])[1]
+        if bias is None or apart is None:
+            return False
+        apart = np.asarray(one[0], np.float64) - apart
+        allowed = self._bound * (float(np.abs(one[0]).max()) or 1.0)
+        return any(
+            apart.shape[axis] == bias.size
+            and float(np.abs(np.moveaxis(apart, axis, -1) - bias).max()) <= allowed
+            for axis in range(1, apart.ndim)
+        )
 
     def _hypotheses(self) -> Iterator[_Hypothesis]:
         yield from self._different_settings()
@@ -508,6 +551,10 @@ class LayerCauses:
 
     def _different_tensors(self) -> Iterator[_Hypothesis]:
         """Yield A's numbers in the place of each tensor of B, of all of them, and of missing ones."""
+        made = translate_tensors(self._pair.a.family, self._a, self._b)
+        if made:
+            yield _Hypothesis(self._block_cause(made), made)
+            return
         every: dict[str, np.ndarray] = {}
         reasons: list[str] = []
         for name, own in self._b.items():
@@ -524,6 +571,24 @@ class LayerCauses:
             yield _Hypothesis(Cause(text, f"add {known} to {self._pair.b.path} of B"), {"bias": each})
         if len(every) > 1:
             yield _Hypothesis(Cause("; ".join(dict.fromkeys(reasons))), every)
+
+    def _block_cause(self, right: Mapping[str, np.ndarray]) -> Cause:
+        """Return how B's blocks differ from A's numbers in B's form."""
+        family = self._pair.b.family
+        heads = self._pair.b.settings.get("num_heads", self._pair.a.settings.get("num_heads", 1))
+        one, own = (split_blocks(family, each, int(heads)) for each in (right, self._b))
+        if one and {*one} == {*own}:
+            for what, rows in _block_rows(family, one):
+                if [own[name] for name in rows] != [one[name] for name in rows] and sorted(
+                    own[name] for name in rows
+                ) == sorted(one[name] for name in rows):
+                    return Cause(f"B has the {what} in another order than A")
+        texts = [
+            _tensor_cause(name, each, name, self._b[name]).text
+            for name, each in right.items()
+            if not np.array_equal(each, self._b[name])
+        ]
+        return Cause("; ".join(dict.fromkeys(texts)))
 
     def _missing(self) -> Iterator[tuple[str, np.ndarray]]:
         roles = {find_role(name) for name in self._b}
@@ -594,6 +659,156 @@ class LayerCauses:
                 f"A's layer has tensors that B's lacks: {', '.join(extra)}", "merge them into the weight"
             )
         return relate_arrays(np.asarray(a[0], np.float64), other, self._bound)
+
+
+# Layers of several matrices, in the form of either framework.
+
+_QKV = ("query", "key", "value")
+
+
+def translate_tensors(
+    family: str, tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return a layer's tensors in the other framework's form, with the names and shapes of `like`."""
+    found: dict[str, np.ndarray] = {}
+    if family == "recurrent":
+        found = _translate_recurrent(tensors, like)
+    elif family == "attention":
+        found = _translate_attention(tensors, like)
+    fits = {*found} == {*like} and all(found[name].shape == like[name].shape for name in like)
+    return found if fits else {}
+
+
+def _by_end(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return the full name of each tensor by its last part: Keras's recurrent layers have a cell."""
+    return {name.rpartition("/")[2]: name for name in tensors}
+
+
+def _turned_gates(tensor: np.ndarray, gates: int, axis: int) -> np.ndarray:
+    """Return a tensor with the gates of a GRU in the other framework's order: reset and update exchanged."""
+    parts = np.split(tensor, gates, axis)
+    return np.concatenate([parts[1], parts[0], parts[2]], axis) if gates == 3 else tensor
+
+
+def _translate_recurrent(
+    tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    ends, target = _by_end(tensors), _by_end(like)
+    if "weight_hh_l0" in ends and "recurrent_kernel" in target:
+        kernels = [tensors[ends[f"weight_{each}_l0"]] for each in ("ih", "hh")]
+        gates = len(kernels[1]) // kernels[1].shape[1]
+        found = {
+            target[name]: _turned_gates(each.T, gates, 1)
+            for name, each in zip(("kernel", "recurrent_kernel"), kernels, strict=True)
+        }
+        if "bias" in target and "bias_ih_l0" in ends:
+            pair = np.stack([tensors[ends[f"bias_{each}_l0"]] for each in ("ih", "hh")])
+            bias = pair if like[target["bias"]].ndim > 1 else pair.sum(0)
+            found[target["bias"]] = _turned_gates(bias, gates, -1)
+        return found
+    if "recurrent_kernel" in ends and "weight_hh_l0" in target:
+        kernels = [tensors[ends[each]] for each in ("kernel", "recurrent_kernel")]
+        gates = kernels[1].shape[1] // len(kernels[1])
+        found = {
+            target[name]: _turned_gates(each.T, gates, 0)
+            for name, each in zip(("weight_ih_l0", "weight_hh_l0"), kernels, strict=True)
+        }
+        if "bias" in ends and "bias_ih_l0" in target:
+            held = tensors[ends["bias"]]
+            pair = held if held.ndim > 1 else np.stack([held, np.zeros_like(held)])
+            for name, each in zip(("bias_ih_l0", "bias_hh_l0"), pair, strict=True):
+                found[target[name]] = _turned_gates(each, gates, 0)
+        return found
+    return {}
+
+
+def _projections(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return the full names of an attention layer's tensors in Keras by what they are: query kernel."""
+    found = {}
+    for name in tensors:
+        part, _, last = name.rpartition("/")
+        for what in (*_QKV, "output"):
+            if what in part and last in ("kernel", "bias"):
+                found[f"{what} {last}"] = name
+    return found
+
+
+def _translate_attention(
+    tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    target, own = _projections(like), _projections(tensors)
+    found = {}
+    if "in_proj_weight" in tensors and "query kernel" in target:
+        for what, matrix in zip(_QKV, np.split(tensors["in_proj_weight"], 3), strict=True):
+            found[f"{what} kernel"] = matrix.T
+        if "in_proj_bias" in tensors:
+            for what, bias in zip(_QKV, np.split(tensors["in_proj_bias"], 3), strict=True):
+                found[f"{what} bias"] = bias
+        found["output kernel"] = tensors["out_proj/weight"].T
+        if "out_proj/bias" in tensors:
+            found["output bias"] = tensors["out_proj/bias"]
+        known = {name: each for name, each in found.items() if name in target}
+        sizes = all(each.size == like[target[name]].size for name, each in known.items())
+        return {target[name]: each.reshape(like[target[name]].shape) for name, each in known.items() if sizes}
+    if "query kernel" in own and "in_proj_weight" in like:
+        kernels = [tensors[own[f"{what} kernel"]] for what in _QKV]
+        found["in_proj_weight"] = np.concatenate([each.reshape(len(each), -1).T for each in kernels])
+        if "in_proj_bias" in like and "query bias" in own:
+            found["in_proj_bias"] = np.concatenate([tensors[own[f"{w} bias"]].reshape(-1) for w in _QKV])
+        last = tensors[own["output kernel"]]
+        found["out_proj/weight"] = last.reshape(-1, last.shape[-1]).T
+        if "output bias" in own:
+            found["out_proj/bias"] = tensors[own["output bias"]]
+    return found
+
+
+def split_blocks(family: str, tensors: Mapping[str, np.ndarray], heads: int) -> dict[str, bytes]:
+    """Return the numbers of each gate, or of each head of queries, keys and values, by its title."""
+    if family == "recurrent":
+        return _split_gates({name: each for name, each in tensors.items() if "bias" not in name})
+    named = _projections(tensors)
+    if "query kernel" in named:
+        rows = {what: np.moveaxis(tensors[named[f"{what} kernel"]], 0, -1) for what in _QKV}
+    elif "in_proj_weight" in tensors:
+        rows = dict(zip(_QKV, np.split(tensors["in_proj_weight"], 3), strict=True))
+    else:
+        return {}
+    blocks = {what: each.reshape(heads, -1) for what, each in rows.items()}
+    return {
+        f"{what} {place}": block.tobytes()
+        for what, each in blocks.items()
+        for place, block in enumerate(each)
+    }
+
+
+def _split_gates(matrices: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """Return the gates of a recurrent layer's matrices: the recurrent one shows how many there are."""
+    square = next((each for name, each in matrices.items() if find_role(name) == "recurrent"), None)
+    if square is None:
+        return {}
+    gates = max(square.shape) // min(square.shape)
+    axis = int(square.shape[1] > square.shape[0])
+    return {
+        f"{name} {place}": block.tobytes()
+        for name, each in matrices.items()
+        for place, block in enumerate(np.split(each, gates, axis))
+    }
+
+
+def _block_rows(family: str, blocks: Mapping[str, bytes]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a set of blocks is, with the blocks that may be exchanged for each other."""
+    if family == "recurrent":
+        tensors = dict.fromkeys(name.rpartition(" ")[0] for name in blocks)
+        yield from (
+            ("gates", [name for name in blocks if name.rpartition(" ")[0] == each]) for each in tensors
+        )
+        return
+    for what in _QKV:
+        yield "heads", [name for name in blocks if name.startswith(what)]
+    places = dict.fromkeys(name.rpartition(" ")[2] for name in blocks)
+    for place in places:
+        yield "queries, keys and values", [name for name in blocks if name.rpartition(" ")[2] == place]
+    yield "queries, keys, values and heads", list(blocks)
 
 
 class _Trial(_Hypothesis):
@@ -716,31 +931,36 @@ def _block_axis(tensor: np.ndarray, count: int) -> int | None:
 # Causes between two layers: what the inputs of the second show, whose predecessor agrees.
 
 
+# Names that differ from the backend's.
+_TITLES = {"linear": "no activation", "gelu": "exact gelu"}
+_PLAIN_ACTIVATIONS: tuple[ActivationName, ...] = (
+    "linear",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "gelu",
+    "elu",
+    "softplus",
+)
+
+
 def _activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the results of common activations by name."""
-    sigmoid = 1 / (1 + np.exp(-x))
-    yield from (("no activation", x), ("relu", np.maximum(x, 0)), ("tanh", np.tanh(x)), ("sigmoid", sigmoid))
-    yield "silu", x * sigmoid
+    plain = {name: numpy_backend.ACTIVATIONS[name](Activation(name)) for name in _PLAIN_ACTIVATIONS}
+    yield from ((_TITLES.get(name, name), np.asarray(function(x))) for name, function in plain.items())
     yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    yield "exact gelu", 0.5 * x * (1 + _erf(x / np.sqrt(2)))
-    yield "quick gelu", x / (1 + np.exp(-1.702 * x))
-    yield "elu", np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    yield "quick gelu", x * numpy_backend.sigmoid(1.702 * x)
     yield "selu", 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
-    yield "softplus", np.logaddexp(0, x)
     yield "relu6", np.clip(x, 0, 6)
     yield "softsign", x / (1 + np.abs(x))
     yield "mish", x * np.tanh(np.logaddexp(0, x))
     for slope in (0.01, 0.1, 0.2, 0.3):
-        yield f"leaky relu of slope {slope:g}", np.where(x > 0, x, slope * x)
+        leaky = numpy_backend.ACTIVATIONS["leaky_relu"](Activation("leaky_relu", slope))
+        yield f"leaky relu of slope {slope:g}", np.asarray(leaky(x))
     if x.ndim > 1:
         shifted = np.exp(x - x.max(-1, keepdims=True))
         yield "softmax", shifted / shifted.sum(-1, keepdims=True)
-
-
-def _erf(x: np.ndarray) -> np.ndarray:
-    from math import erf
-
-    return np.asarray(np.frompyfunc(erf, 1, 1)(x), np.float64)
 
 
 _MOST_TESTED = 1 << 20
@@ -786,20 +1006,27 @@ def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float) -> bool:
     return bool(np.abs(y - factor * x).max() <= allowed)
 
 
+def activation_cause(
+    before: tuple[CapturedCall, CapturedCall], after: tuple[np.ndarray, np.ndarray], bound: float
+) -> Cause | None:
+    """Return the two activations that map a layer's outputs to `after`, None if they are equal or unknown."""
+    names = [
+        next((n for x in (*call.before, *call.made[:1]) if (n := name_activation(x, y, bound))), None)
+        for call, y in zip(before, after, strict=True)
+    ]
+    if not all(names) or names[0] == names[1]:
+        return None
+    return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
+
+
 def between_cause(
     before: tuple[CapturedCall, CapturedCall] | None, after: tuple[np.ndarray, np.ndarray], bound: float
 ) -> Cause | None:
     """Return what happens between two layers: `before` are the calls that agree, `after` differs."""
     a, b = (np.asarray(each, np.float64) for each in after)
-    if before is not None:
-        names = [
-            next((n for x in (*call.before, *call.made[:1]) if (n := name_activation(x, y, bound))), None)
-            for call, y in zip(before, (a, b), strict=True)
-        ]
-        if all(names) and names[0] != names[1]:
-            return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
-    error, other = align_arrays(a, b)
-    del error
+    if before is not None and (cause := activation_cause(before, after, bound)) is not None:
+        return cause
+    _, other = align_arrays(a, b)
     if other is not None and (found := relate_arrays(a, other, bound)) is not None:
         return found
     if is_reordered(a, b, bound):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,13 +27,24 @@ from ckpttool.commands.model_causes import (
     LayerCauses,
     LayerComparison,
     align_arrays,
+    is_inside,
+)
+from ckpttool.commands.model_inputs import (
+    OPPOSITE,
+    InputFile,
+    InputPair,
+    InputResolver,
+    draw_inputs,
+    input_names,
+    move_channels,
+    parse_named_shapes,
 )
 from ckpttool.commands.network_outputs import (
-    OWN_ERROR,
     ROUNDING,
-    SCALE,
     UNIT,
     Parity,
+    allowed_error,
+    available_backend,
     build_agent_network,
     failed_parity,
     require_facts,
@@ -40,17 +52,23 @@ from ckpttool.commands.network_outputs import (
     to_float64,
 )
 from ckpttool.commands.restore import recognize_playable_agent, restore_agent
-from ckpttool.core import plugins, urls
+from ckpttool.commands.training_comparison import (
+    ModelTraining,
+    OutputTarget,
+    TrainedFile,
+    TrainingOptions,
+    compare_training,
+)
+from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.checkpoint import CODE, filter_verdict
+from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.text import format_count
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Observation, Policy
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker, parse_input_shape
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker
 
 # A side: what runs it, and its process.
 
@@ -71,24 +89,63 @@ _PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
 )
-_FREE = 8  # the length of an axis that a model leaves open
 
 
-@dataclass(frozen=True, slots=True)
+class ModelHost(Protocol):
+    """What runs a model: a process, or this one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that both sides share."""
+
+    def start(self) -> None:
+        """Start the process."""
+
+    def stop(self, farewell: bytes | None) -> None:
+        """End the process, with a farewell message if there is one."""
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer."""
+
+
+@dataclass(frozen=True)
 class ModelSide:
-    """One side of a comparison: its checkpoint, and the user's factory, if one is given."""
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given.
+
+    `process` runs the model instead of a new process, e.g. the one that holds a model already.
+    """
 
     word: str
     path: str
     like: ModelSpec | None = None
     python: str = sys.executable
+    process: ModelHost | None = None
 
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, opened at the first use."""
+        return open_checkpoint(self.path)
+
+    @cached_property
+    def own_kind(self) -> str | None:
+        """The kind of model that the checkpoint contains with its configuration or program, or None."""
+        return None if urls.is_url(self.path) else find_model_kind(self.checkpoint)
+
+    @cached_property
+    def agent(self) -> RecognizedAgent | None:
+        """The agent that a layout recognises in the checkpoint."""
+        try:
+            return recognize_playable_agent(self.checkpoint)
+        except (MappingError, UnsupportedError, UsageError):
+            return None
+
+    @cached_property
     def kind(self) -> str:
-        """Return how the model runs; raise UsageError for weights without a model."""
+        """How the model runs; raise UsageError for weights without a model."""
         if self.like is not None:
             return "factory"
-        found = find_model_kind(self.path)
-        if found is None and self.agent() is not None:
+        found = self.own_kind
+        if found is None and self.agent is not None:
             return "agent"
         if found is None:
             raise UsageError(
@@ -98,31 +155,20 @@ class ModelSide:
             )
         return found
 
-    def agent(self) -> RecognizedAgent | None:
-        """Return the agent that a layout recognises in the checkpoint."""
-        try:
-            return recognize_playable_agent(open_checkpoint(self.path))
-        except (MappingError, UnsupportedError, UsageError):
-            return None
 
-
-def find_model_kind(path: str) -> str | None:
+def find_model_kind(checkpoint: Checkpoint) -> str | None:
     """Return the kind of model that a checkpoint contains with its configuration or program, or None."""
-    if urls.is_url(path):
-        return None
-    checkpoint = open_checkpoint(path)
-    if checkpoint.format == torch_zip.NAME and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        code = any(name.partition("/")[2].startswith("code/") for name in names)
-        return "torchscript" if code else None
+    if checkpoint.format == torch_zip.NAME:
+        script = any(each.by == "torchscript" for each in checkpoint.code_references)
+        return "torchscript" if script and os.path.isfile(checkpoint.path) else None
     if checkpoint.format == keras_h5.NAME:
-        states = [each.state for each in checkpoint.tree.containers.values() if isinstance(each.state, dict)]
-        return "keras" if path.endswith((".h5", ".hdf5", ".keras")) and states else None
+        # Weights without the model's configuration do not run, and Keras goes by the suffix.
+        whole = checkpoint.details.get("model") is not None
+        return "keras" if whole and checkpoint.path.endswith((".h5", ".hdf5", ".keras")) else None
     return KINDS.get(checkpoint.format)
 
 
-def find_code(path: str, kind: str) -> str | None:
+def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     """Return why opening a model would run code of its file, None if it would not.
 
     A Keras configuration is audited here, before Keras reads it: older versions of Keras create objects
@@ -130,10 +176,10 @@ def find_code(path: str, kind: str) -> str | None:
     """
     if kind != "keras":
         return RUNS_CODE.get(kind)
-    checkpoint = open_checkpoint(path)
-    names = [each.name for each in filter_verdict(checkpoint.code_references, CODE)]
-    if names:
-        return f"loading would run code: {abbreviate_list(names, 3)}"
+    for verdict, what in ((CODE, "loading would run code"), (CLASSES, "loading would import classes")):
+        names = [each.name for each in filter_verdict(checkpoint.code_references, verdict)]
+        if names:
+            return f"{what}: {abbreviate_list(names, 3)}"
     return checkpoint.unjudged[0] if checkpoint.unjudged else None
 
 
@@ -146,7 +192,7 @@ class RunnerProcess:
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process = ChildProcess(
+        self._process: ModelHost = side.process or ChildProcess(
             f"process of model {side.word}",
             _PROGRAM,
             [],
@@ -220,9 +266,9 @@ class RunnerProcess:
             self._layers = list(self.request("layers")["layers"])
         return self._layers
 
-    def tensors(self, path: str) -> dict[str, np.ndarray]:
-        """Return the tensors of one layer."""
-        names = self.request("tensors", path=path)["names"]
+    def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
+        """Return the tensors of one layer, on request with those of its parts as `part/name`."""
+        names = self.request("tensors", path=path, parts=parts)["names"]
         return {name: self.read(f"tensor-{place}.npy") for place, name in enumerate(names)}
 
     def repeat(
@@ -249,12 +295,11 @@ class AgentProcess(RunnerProcess):
 
     def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
         super().__init__(side)
-        agent = restore_agent(side.path, facts=facts)
+        agent = restore_agent(side.checkpoint, facts=facts)
         require_facts(agent, "verify", side.path)
         self._assumed: list[str] = []
         self._network = build_agent_network(agent, agent, "actor", self._assumed)
-        backend = agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
-        self._worker = Worker(backend, python=side.python, threads=1)
+        self._worker = Worker(available_backend(agent), python=side.python, threads=1)
         self._given: list[np.ndarray] = []
 
     def __enter__(self) -> AgentProcess:
@@ -296,251 +341,6 @@ class AgentProcess(RunnerProcess):
         return {"output": run_network(policy, given)}, []
 
 
-# Inputs: the same numbers for both sides.
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInput:
-    """One input of a side: its shape without the batch, its declared dtype, and a fixed batch."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: str | None = None
-    batch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class InputPair:
-    """An input of both sides: the names and shapes without the batch, and B's order of axes."""
-
-    a: str
-    b: str
-    shape_a: tuple[int, ...]
-    shape_b: tuple[int, ...]
-    dtype: str = "float32"
-    transposed: str = ""
-    below: int | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "shape_a": list(self.shape_a),
-            "shape_b": list(self.shape_b),
-            "dtype": self.dtype,
-            "transposed": bool(self.transposed),
-        }
-
-
-# Where B has the channels of A's input, and how their axis moves there, batch included.
-_MOVES = {"first": (-1, 1), "last": (1, -1), "first in each frame": (-1, 2), "last in each frame": (2, -1)}
-_OPPOSITE = {
-    "first": "last",
-    "last": "first",
-    "first in each frame": "last in each frame",
-    "last in each frame": "first in each frame",
-    "": "",
-}
-
-
-def move_channels(array: np.ndarray, how: str) -> np.ndarray:
-    """Return the array with channels moved, or itself if `how` is empty."""
-    return np.ascontiguousarray(np.moveaxis(array, *_MOVES[how])) if how else array
-
-
-def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
-    """Return a shape without batch after the move."""
-    found = list(shape)
-    if how:
-        start, end = (place if place < 0 else place - 1 for place in _MOVES[how])
-        extent = found.pop(start)
-        found.insert(len(found) if end < 0 else end, extent)
-    return tuple(found)
-
-
-class InputResolver:
-    """Pairs the inputs of two sides; every assumption is a sentence in `assumed`."""
-
-    def __init__(self, opened: Sequence[Mapping[str, Any]], transpose: bool | None) -> None:
-        self._declared = [[_declared_input(row) for row in each["inputs"]] for each in opened]
-        self._channels = [str(each["channels"]) for each in opened]
-        self._transpose = transpose
-        self.assumed: list[str] = []
-
-    def pairs(self, given: Mapping[str, tuple[int, ...]]) -> list[InputPair]:
-        """Return the pairs; `given` are shapes of A's inputs by name, "" for one without a name."""
-        a, b = self._declared
-        a = _with_shapes(a, given)
-        if a and b:
-            return [self._pair(x, y) for x, y in self._by_name(a, b)]
-        if a:
-            return [self._derived(each, 0) for each in a]
-        if b:
-            return [self._derived(each, 1) for each in b]
-        raise UsageError(
-            "neither model declares its inputs",
-            hint="pass the shape of each input of A without the batch: --input-shape 3,32,32",
-        )
-
-    def _by_name(self, a: list[ModelInput], b: list[ModelInput]) -> list[tuple[ModelInput, ModelInput]]:
-        if len(a) != len(b):
-            raise UsageError(
-                f"A has {format_count(len(a), 'input')} and B has {len(b)}",
-                found=f"{', '.join(x.name for x in a)}; {', '.join(x.name for x in b)}",
-            )
-        named = {each.name: each for each in b}
-        if {each.name for each in a} == {*named}:
-            return [(each, named[each.name]) for each in a]
-        if len(a) > 1:
-            rows = ", ".join(f"{x.name} = {y.name}" for x, y in zip(a, b, strict=True))
-            self.assumed.append(f"inputs are paired by order: {rows}")
-        return list(zip(a, b, strict=True))
-
-    def _pair(self, a: ModelInput, b: ModelInput) -> InputPair:
-        how = self._order(a, b)
-        expected = _moved(a.shape, how)
-        if len(expected) != len(b.shape) or any(
-            x != y for x, y in zip(expected, b.shape, strict=True) if x is not None and y is not None
-        ):
-            raise UsageError(
-                f"input {a.name} of A and {b.name} of B have different shapes",
-                expected=str(list(a.shape)),
-                found=str(list(b.shape)),
-                hint="pass the shape of A's input without the batch: --input-shape, or --transpose-inputs",
-            )
-        filled = tuple(
-            x if x is not None else (y if y is not None else _FREE)
-            for x, y in zip(a.shape, _moved(b.shape, _OPPOSITE[how]), strict=True)
-        )
-        return InputPair(a.name, b.name, filled, _moved(filled, how), transposed=how)
-
-    def _order(self, a: ModelInput, b: ModelInput) -> str:
-        """Return how B orders the axes of A's input."""
-        if len(a.shape) < 2:
-            return ""
-        by_layers = self._by_channels(len(a.shape))
-        if self._transpose is not None:
-            return (by_layers or "first") if self._transpose else ""
-        ways = ["", "first", "last", *(["first in each frame", "last in each frame"] * (len(a.shape) > 3))]
-        fits = [how for how in ways if _is_compatible(_moved(a.shape, how), b.shape)]
-        if len(fits) != 1:
-            preferred = [
-                how for how in (by_layers, f"{by_layers} in each frame") if by_layers and how in fits
-            ]
-            fits = preferred or fits
-        how = fits[0] if fits else ""
-        if how:
-            self.assumed.append(
-                f"B's input {b.name} is A's with channels {how}: A declares {list(a.shape)}, B "
-                f"{list(b.shape)} (--no-transpose-inputs turns this off)"
-            )
-        return how
-
-    def _by_channels(self, rank: int) -> str:
-        a, b = self._channels
-        return b if rank > 1 and a and b and a != b else ""
-
-    def _derived(self, known: ModelInput, side: int) -> InputPair:
-        """Return the pair of an input that only one side declares."""
-        shape = tuple(_FREE if each is None else each for each in known.shape)
-        how = self._by_channels(len(shape))
-        if self._transpose is not None:
-            how = (how or "first") if self._transpose and len(shape) > 1 else ""
-        elif how:
-            self.assumed.append(
-                f"B's inputs are A's with channels {how}: the convolutions of A have channels "
-                f"{_OPPOSITE[how]}, those of B {how} (--no-transpose-inputs turns this off)"
-            )
-        if side == 0:
-            return InputPair(known.name, known.name, shape, _moved(shape, how), transposed=how)
-        return InputPair(known.name, known.name, _moved(shape, _OPPOSITE[how]), shape, transposed=how)
-
-
-def _is_compatible(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
-    return len(one) == len(other) and all(
-        x is None or y is None or x == y for x, y in zip(one, other, strict=True)
-    )
-
-
-def _declared_input(row: Mapping[str, Any]) -> ModelInput:
-    return ModelInput(row["name"], tuple(row["shape"]), row["dtype"], row["batch"])
-
-
-def _with_shapes(declared: list[ModelInput], given: Mapping[str, tuple[int, ...]]) -> list[ModelInput]:
-    """Return the inputs with the shapes that the user gives, by name or in order."""
-    if not given:
-        return declared
-    if not declared:
-        return [
-            ModelInput(name or f"input {place}", shape) for place, (name, shape) in enumerate(given.items())
-        ]
-    found = list(declared)
-    for place, (name, shape) in enumerate(given.items()):
-        at = next((n for n, each in enumerate(declared) if each.name == name), place if not name else None)
-        if at is None or at >= len(found):
-            raise UsageError(
-                f"A has no input {name}", found=abbreviate_list([each.name for each in declared], 8)
-            )
-        found[at] = replace(found[at], shape=shape)
-    return found
-
-
-def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Parse `NAME=3,32,32` or `3,32,32`, several in order; raise UsageError if one is invalid."""
-    found: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, equals, shape = text.rpartition("=")
-        key = name if equals else ("" if "" not in found else f"input {len(found)}")
-        found[key] = parse_input_shape(shape)
-    return found
-
-
-_BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
-_MOST_NUMBERS = 1 << 20
-_LARGE_MODEL = 1 << 22
-
-
-def draw_inputs(pairs: Sequence[InputPair], batch: int | None, size: int = 0) -> list[np.ndarray]:
-    """Return A's inputs: always the same; the last rows are small and large.
-
-    `size` is the number of weights: a large model gets fewer rows.
-    """
-    generator = np.random.default_rng(0)
-    largest = max(math.prod(pair.shape_a) for pair in pairs)
-    most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
-    rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
-    scales = np.ones(rows)
-    if rows >= _SMALLEST:
-        scales[-2:] = 0.1, 3.0
-    found = []
-    for pair in pairs:
-        shape = (rows, *pair.shape_a)
-        if pair.below is not None or pair.dtype.startswith(("int", "uint")):
-            found.append(generator.integers(0, pair.below or 2, shape).astype(pair.dtype))
-        elif pair.dtype == "bool":
-            found.append(np.ones(shape, bool))
-        else:
-            drawn = (generator.standard_normal(shape).T * scales).T
-            found.append(drawn.astype(pair.dtype))
-    return found
-
-
-def read_inputs(file: str, pairs: Sequence[InputPair]) -> list[np.ndarray]:
-    """Return A's inputs from a `.npz` file, by name or in order; raise UsageError if they do not fit."""
-    try:
-        with np.load(file, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the inputs: {error}", file=file) from None
-    if len(arrays) != len(pairs):
-        raise UsageError(
-            f"A has {format_count(len(pairs), 'input')}, the file has {len(arrays)} arrays", file=file
-        )
-    by_name = {*arrays} == {pair.a for pair in pairs}
-    return [arrays[pair.a] for pair in pairs] if by_name else list(arrays.values())
-
-
 # The result.
 
 
@@ -561,6 +361,7 @@ class ModelComparison:
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    training: ModelTraining | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -570,6 +371,7 @@ class ModelComparison:
             "float64": self.exact,
             "layers": [each.document() for each in self.layers],
             "first_difference": None if self.first is None else self.first.document(),
+            **({} if self.training is None else {"training": self.training.document()}),
         }
 
 
@@ -603,7 +405,10 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparisonOptions:
-    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions."""
+    """Options of a comparison of models: shapes of A's inputs, the user's inputs, and permissions.
+
+    `shapes_b` are those of B's inputs in order, for a model that declares none.
+    """
 
     shapes: tuple[str, ...] = ()
     inputs: str | None = None
@@ -611,6 +416,8 @@ class ModelComparisonOptions:
     run_code: bool = False
     tolerance: float | None = None
     facts: AgentFacts = NO_FACTS
+    training: TrainingOptions | None = None
+    shapes_b: tuple[tuple[int, ...], ...] = ()
 
 
 _STEPS = 8
@@ -626,9 +433,11 @@ def compare_models(
 
     Raise UsageError if a side cannot run or its inputs are unknown.
     """
-    kinds = [side.kind() for side in (first, second)]
+    kinds = [side.kind for side in (first, second)]
     for side, kind in zip((first, second), kinds, strict=True):
-        if not options.run_code and (reason := find_code(side.path, kind)) is not None:
+        if kind == "factory" or options.run_code:
+            continue
+        if (reason := find_code(side.checkpoint, kind)) is not None:
             raise UsageError(
                 f"{side.word}: {reason}", file=side.path, hint="add --run-code if you trust the file"
             )
@@ -648,11 +457,12 @@ def compare_models(
 
 
 def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, Any]:
-    like = process.side.like
+    side, like = process.side, process.side.like
     return process.request(
         "open",
         kind=kind,
-        file=os.path.abspath(process.side.path),
+        file=os.path.abspath(side.path if like else side.checkpoint.path),
+        version=side.checkpoint.details.get("keras_version") if kind == "keras" else None,
         factory=like.factory if like else None,
         arguments=like.arguments if like else None,
         run_code=run_code,
@@ -663,10 +473,12 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
     """Pair the inputs, load the files of factories, and write the inputs."""
     resolver = InputResolver(opened, options.transpose)
     shapes = parse_named_shapes(options.shapes)
-    if not shapes and options.inputs is not None and not opened[0]["inputs"]:
-        with np.load(options.inputs, allow_pickle=False) as held:
-            shapes = {name: held[name].shape[1:] for name in held.files}
-    session.pairs = resolver.pairs(shapes)
+    given = None
+    if options.inputs is not None:
+        names = [row["name"] for row in opened[0]["inputs"]] or input_names(shapes)
+        given = InputFile(options.inputs, names)
+        shapes = shapes or given.shapes
+    session.pairs = resolver.pairs(shapes, options.shapes_b)
     session.assumed += resolver.assumed
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     kinds: list[dict[str, tuple[str, int | None]]] = []
@@ -689,9 +501,11 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
         sizes.append(int(answer["size"]))
     session.pairs = [_with_dtype(pair, kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
-    arrays = draw_inputs(session.pairs, batch, max(sizes))
-    if options.inputs is not None:
-        arrays = read_inputs(options.inputs, session.pairs)
+    if given is None:
+        arrays = draw_inputs(session.pairs, batch, max(sizes))
+    else:
+        arrays = given.inputs(session.pairs, batch)
+        session.assumed += given.notes
     session.fixed, session.arrays = batch is not None, arrays
     session.give(arrays)
 
@@ -713,7 +527,10 @@ def _compare(
     )
     progress(4, _STEPS)
     unstable = [side.side.word for side, made in ((a, made_a), (b, made_b)) if not _repeats(side, made)]
-    exact = [_exact_outputs(side, session) for side in session.sides]
+    exact = [
+        _exact_outputs(side, session, made)
+        for side, made in zip(session.sides, (made_a, made_b), strict=True)
+    ]
     progress(6, _STEPS)
     scale = _RoundingBound.of((*calls_a, *calls_b), max(a.layers(), b.layers(), key=len))
     layouts = [str(each.get("channels", "")) for each in opened]
@@ -747,14 +564,38 @@ def _compare(
         if found.exact and exact[0] is not None and exact[1] is not None:
             values = (exact[0][x], move_channels(exact[1][y], how))
         layers, first = finder.find(values, failed=not all(each.within for each in outputs))
-        found = replace(found, layers=layers, first=first)
+        none = () if layers else ("layers: no layer of A has a counterpart in B",)
+        found = replace(found, layers=layers, first=first, not_compared=none)
     else:
         words = [
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
         found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    if options.training is not None:
+        found = replace(found, training=_train(session, opened, (made_a, pairs), options.training))
     progress(_STEPS, _STEPS)
     return replace(found, notes=tuple(session.notes))
+
+
+def _train(
+    session: _Session,
+    opened: Sequence[Mapping[str, Any]],
+    outputs: tuple[Mapping[str, np.ndarray], Mapping[str, _Names]],
+    chosen: TrainingOptions,
+) -> ModelTraining:
+    """Train both models on the inputs of the comparison."""
+    session.give(session.arrays)
+    made, pairs = outputs
+    targets = [
+        OutputTarget(x, y, made[x], partial(move_channels, how=OPPOSITE[how]))
+        for x, y, how in pairs.values()
+        if made[x].dtype.kind == "f"
+    ]
+    files = [
+        TrainedFile(side.side.path, str(row.get("framework", "agent")))
+        for side, row in zip(session.sides, opened, strict=True)
+    ]
+    return compare_training(session.sides, files, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:
@@ -767,8 +608,10 @@ def _repeats(side: RunnerProcess, made: Mapping[str, np.ndarray]) -> bool:
     return all(np.array_equal(made[name], again[name], equal_nan=True) for name in made)
 
 
-def _exact_outputs(side: RunnerProcess, session: _Session) -> dict[str, np.ndarray] | None:
-    """Return the outputs in float64, None if the model has no such form."""
+def _exact_outputs(
+    side: RunnerProcess, session: _Session, plain: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray] | None:
+    """Return the outputs in float64, None if the model has no such form, or another one than `plain`."""
     answer = side.request("exact", names=side.names)
     if answer["made"]:
         try:
@@ -776,12 +619,34 @@ def _exact_outputs(side: RunnerProcess, session: _Session) -> dict[str, np.ndarr
         except CkpttoolError as error:
             answer["reason"] = error.message
         else:
-            if any(each.dtype == np.float64 for each in made.values()):
+            if all(each.dtype != np.float64 for each in made.values()):
+                answer["reason"] = "its outputs stay in float32"
+            elif not _are_close(plain, made):
+                answer["reason"] = "its outputs in float64 are others"
+            else:
                 side.exact = True
                 return made
-            answer["reason"] = "its outputs stay in float32"
     session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
     return None
+
+
+_CREDIBLE = 1e-2
+
+
+def _are_close(plain: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a float64 run computes what the model computes: far more than rounding apart is not."""
+    for name, each in plain.items():
+        other = exact.get(name)
+        if other is None or other.shape != each.shape:
+            return False
+        finite = np.isfinite(each) & np.isfinite(other)
+        scale = float(np.abs(other[finite]).max(initial=0.0)) or 1.0
+        if (
+            float(np.abs(each[finite].astype(np.float64) - other[finite]).max(initial=0.0))
+            > _CREDIBLE * scale
+        ):
+            return False
+    return True
 
 
 # Outputs.
@@ -811,11 +676,11 @@ def _pair_outputs(
         turned = how if how and a[x].ndim > 2 and a[x].ndim == b[y].ndim else ""
         if turned and a[x].shape == b[y].shape and len({*a[x].shape[1:]}) > 1:
             turned = ""
-        if turned and move_channels(b[y], _OPPOSITE[turned]).shape != a[x].shape:
+        if turned and move_channels(b[y], OPPOSITE[turned]).shape != a[x].shape:
             turned = ""
         if turned:
             session.assumed.append(f"output {x} of B has channels {turned}, like its convolutions")
-        found[x] = x, y, _OPPOSITE[turned]
+        found[x] = x, y, OPPOSITE[turned]
     return found, missing
 
 
@@ -850,8 +715,9 @@ def _measure(
 ) -> Parity:
     """Return the differences of one output, by the rule for agents.
 
-    A's float64 run is the reference, else B's, else A's own output. If both exist, they must agree
-    within float32 rounding of the output: they show differences that float32 hides.
+    A's float64 run is the reference, else B's, else A's own output. B may be as far off as A only where A's
+    own float64 run shows how far A is. If both runs exist, they must agree within float32 rounding of the
+    output: they show differences that float32 hides.
     """
     a, b = (np.asarray(each, np.float64) for each in outputs)
     if a.shape != b.shape or not a.size:
@@ -865,12 +731,10 @@ def _measure(
     errors = [float(np.abs(each - reference).max()) for each in (a, b)]
     between = float(np.abs(a - b).max())
     largest = max(rounding.largest, scale)
-    if tolerance is None:
-        allowed = min(max(OWN_ERROR * errors[0], rounding.share * largest), SCALE * largest)
-        allowed = max(allowed, errors[0])
-    else:
-        allowed = tolerance * scale
-    within = errors[1] <= allowed
+    own = sides[0] is not None and sides[0].shape == a.shape
+    usual = allowed_error(errors[0] if own else 0.0, rounding.share, largest)
+    allowed = usual if tolerance is None else tolerance * scale
+    within = (errors[1] if own else max(errors)) <= allowed
     if tolerance is None and all(each is not None and each.shape == a.shape for each in sides):
         within = within and float(np.abs(sides[0] - sides[1]).max()) <= ROUNDING * largest  # type: ignore[operator]
     return Parity(name, len(a), between, between / scale, errors[0], errors[1], within=within)
@@ -908,7 +772,7 @@ class _LayerFinder:
         """Return a row for every pair of layers, and the first difference if outputs differ."""
         pairs = model_causes.pair_layers(*self._layers)
         known = len(self._session.arrays[0])
-        total = sum(self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0) for pair in pairs)
+        total = sum(map(self._nbytes, pairs))
         used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
         if used < known:
             outputs = [each[-used:] if len(each) == known else each for each in outputs]
@@ -924,11 +788,14 @@ class _LayerFinder:
         first = self._explain(pairs, rows, outputs) if failed else None
         return tuple(rows.values()), first
 
+    def _nbytes(self, pair: LayerCallPair) -> int:
+        return self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
+
     def _chunks(self, pairs: Sequence[LayerCallPair]) -> Iterator[list[LayerCallPair]]:
         chunk: list[LayerCallPair] = []
         size = 0
         for pair in pairs:
-            nbytes = self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
+            nbytes = self._nbytes(pair)
             if chunk and size + nbytes > _MOST_BYTES:
                 yield chunk
                 chunk, size = [], 0
@@ -956,7 +823,7 @@ class _LayerFinder:
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
             return self._after_last(before, outputs) if before is not None else None
-        return self._explain_pair(pairs, pairs[at], rows[at], before)
+        return self._explain_pair(pairs, rows, at, before)
 
     def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
         """Return the place of the first pair that differs and affects what follows.
@@ -968,9 +835,7 @@ class _LayerFinder:
         for place in [place for place in sorted(rows) if not rows[place].within]:
             path = pairs[place].a.path
             # A layer that contains this one ends later, and began before.
-            rest = [
-                each for each in sorted(rows) if each > place and not _is_inside(path, pairs[each].a.path)
-            ]
+            rest = [each for each in sorted(rows) if each > place and not is_inside(path, pairs[each].a.path)]
             after = rest[0] if rest else None
             if after is None or rows[after].inputs > self._bound:
                 return place
@@ -988,14 +853,15 @@ class _LayerFinder:
     def _explain_pair(
         self,
         pairs: list[LayerCallPair],
-        pair: LayerCallPair,
-        row: LayerComparison,
+        compared: Mapping[int, LayerComparison],
+        at: int,
         before: LayerCallPair | None,
     ) -> Divergence:
+        pair, row = pairs[at], compared[at]
         captured = self._capture([pair] if before is None else [before, pair])
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
         prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
-        inside = any(each is not pair and _is_inside(each.a.path, pair.a.path) for each in pairs)
+        inside = any(each is not pair and is_inside(each.a.path, pair.a.path) for each in pairs)
         cause: Cause | None
         if row.inputs <= self._bound and not inside:
             where = LAYER
@@ -1005,10 +871,16 @@ class _LayerFinder:
             where = BETWEEN
             after = tuple((each.made if inside else each.given)[0] for each in calls)
             cause = None if inside else self._reordered(pair, calls)
+            if cause is None and before is not None and prior is not None:
+                activation = model_causes.activation_cause(prior, (after[0], after[1]), self._bound)
+                owner = self._activation_layer(before, pair, prior[1]) if activation is not None else None
+                if owner is not None:
+                    return _divergence(before.a.path, owner, LAYER, None, activation, before.a.path)
             cause = cause or self._between(prior, (after[0], after[1]))
             cause = cause or self._unpaired(pairs, before, pair)
         if cause is None or not cause.confirmed:
-            crossed = self._crossed(pairs, pair)
+            rows = {id(pairs[place]): each for place, each in compared.items()}
+            crossed = self._crossed(pairs, rows, pair)
             if crossed is not None:
                 return crossed
         title = None if before is None else before.a.path
@@ -1016,6 +888,14 @@ class _LayerFinder:
             begin = "the inputs" if title is None else title
             cause = Cause(f"an operation between {begin} and {row.b} differs; none of the known causes fits")
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _activation_layer(self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall) -> str | None:
+        """Return B's layer that applies the activation between two pairs, None if no layer does."""
+        if call.before:
+            return before.b.path
+        keys = [each.key for each in self._layers[1]]
+        between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
+        return next((each.path for each in between if each.family == "activation"), None)
 
     def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
         captured = self._capture([before])
@@ -1091,19 +971,33 @@ class _LayerFinder:
             ]
         return Cause("; ".join(texts)) if texts else None
 
-    def _crossed(self, pairs: Sequence[LayerCallPair], failed: LayerCallPair) -> Divergence | None:
-        """Return the first layers with equal weights that the sides call in different orders."""
+    def _crossed(
+        self, pairs: Sequence[LayerCallPair], rows: Mapping[int, LayerComparison], failed: LayerCallPair
+    ) -> Divergence | None:
+        """Return the layers with equal weights, up to the failed pair, that the sides call in other orders.
+
+        The order of layers that do not depend on each other is free: one of the two has other inputs.
+        """
         at_b = {each.key: place for place, each in enumerate(self._layers[1])}
         paths = {each.path for each in self._layers[1]}
         known = [each for each in pairs if each.by == "weights"]
+        last = pairs.index(failed)
         for place, pair in enumerate(known):
             later = next((o for o in known[place + 1 :] if at_b[o.b.key] < at_b[pair.b.key]), None)
-            if later is None:
+            if later is None or pairs.index(pair) > last:
+                continue
+            apart = [rows[id(each)].inputs > self._bound for each in (pair, later) if id(each) in rows]
+            if not any(apart) or _are_nested(pair, later):
                 continue
             text = f"A calls {pair.a.path} before {later.a.path}, B calls their counterparts in reverse order"
             if pair.a.path != pair.b.path and pair.a.path in paths:
                 text = f"B's {pair.b.path} has the weights of A's {pair.a.path}"
             return _divergence(pair.a.path, pair.b.path, LAYER, None, Cause(text), failed.a.path)
+        named = dict.fromkeys((each.a.path, each.b.path) for each in known if pairs.index(each) < last)
+        for a, b in named:
+            if a != b and (b, a) in named:
+                cause = Cause(f"B's {b} has the weights of A's {a}, and B's {a} those of A's {b}")
+                return _divergence(a, b, LAYER, None, cause, failed.a.path)
         return None
 
     def _with_origin(self, pair: LayerCallPair, cause: Cause | None) -> Cause | None:
@@ -1144,8 +1038,10 @@ class _LayerFinder:
         return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
 
 
-def _is_inside(path: str, other: str) -> bool:
-    return path != other and (other == "(model)" or path.startswith((other + ".", other + "/")))
+def _are_nested(pair: LayerCallPair, other: LayerCallPair) -> bool:
+    """Return whether a layer contains the other one: the outer call ends later, whatever the order."""
+    paths = ((pair.a.path, other.a.path), (pair.b.path, other.b.path))
+    return any(is_inside(one, two) or is_inside(two, one) for one, two in paths)
 
 
 def _divergence(

@@ -33,7 +33,6 @@ from ckpttool.mapping.solver import FillResult
 _MODEL = "model"
 _VARIABLES = attr("_variables")
 _DICT = Container("dict")
-_RESTORE = "restore into "
 _MASK = (
     "no file of Keras lists the variables exempt from weight decay (exclude_from_weight_decay); exempt them "
     "in your program as well"
@@ -80,10 +79,9 @@ class ConvertedOptimizers(NamedTuple):
         if form == "torch" or not self.written:
             return tuple(lines)
         made = []
-        stated = [note.partition(_RESTORE)[2] for note in self.plan.notes if _RESTORE in note]
         for name, each in self.written.items():
-            alone = stated and len(self.written) == 1
-            made.append(f"{name} = {stated[0] if alone else f'keras.optimizers.{each.cls}(...)'}")
+            constructor = each.constructor if len(self.written) == 1 else None
+            made.append(f"{name} = {constructor or f'keras.optimizers.{each.cls}(...)'}")
             made.append(f"{name}.build(model.trainable_variables)")
         if form == "keras":
             return (*made, f"model.compile({next(iter(self.written))})", *lines)
@@ -312,7 +310,7 @@ def stage_keras_optimizer(
             raise UsageError(
                 "the optimizer has no such state; create it with the settings of the checkpoint",
                 path=display(path),
-                hint=next((note for note in made.plan.notes if "restore into" in note), None),
+                hint=written.constructor and f"restore into {written.constructor}",
             )
         yield display(path), held, leaf
 

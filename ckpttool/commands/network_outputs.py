@@ -198,6 +198,11 @@ def _format_bounds(values: Sequence[float]) -> str:
 # Pairs the networks of two checkpoints of one agent, each as its own checkpoint specifies it.
 
 
+def available_backend(agent: Agent) -> str:
+    """Return the backend of the agent's own framework, or numpy if that framework is not installed."""
+    return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
+
+
 def shared_networks(a: Agent, b: Agent) -> list[str]:
     """Return the titles of the networks that both agents have."""
     return [part.title for part in a.binding.parts if b.part(part.title) is not None]
@@ -315,15 +320,21 @@ def measure_parity(
     scale = float(np.abs(exact).max()) or 1.0
     errors = [float(np.abs(output.astype(np.float64) - exact).max()) for output in outputs]
     between = float(np.abs(outputs[0].astype(np.float64) - outputs[1]).max())
-    if tolerance is None:
-        allowed = min(max(own * errors[0], _rounding_share(network) * largest), SCALE * largest)
-        # For extreme inputs, A's own error can exceed that; B need not be better than A.
-        allowed = max(allowed, errors[0])
-    else:
-        allowed = tolerance * scale
+    usual = allowed_error(errors[0], _rounding_share(network), largest, own)
+    allowed = usual if tolerance is None else tolerance * scale
     return Parity(
         title, len(exact), between, between / scale, errors[0], errors[1], within=errors[1] <= allowed
     )
+
+
+def allowed_error(error_a: float, share: float, largest: float, own: float = OWN_ERROR) -> float:
+    """Return how far B may be from the float64 reference without a tolerance.
+
+    `share` is what rounding may cost of the `largest` number on the way, `own` the factor of A's error.
+    """
+    allowed = min(max(own * error_a, share * largest), SCALE * largest)
+    # For extreme inputs, A's own error can exceed that; B need not be better than A.
+    return max(allowed, error_a)
 
 
 def _largest_activation(network: Network, given: Observation) -> float:

@@ -148,11 +148,13 @@ class WrittenOptimizer(NamedTuple):
     """One optimizer of the target: its framework's class, arguments that decide which slots it has, weights.
 
     `groups` are the weights' paths in the target, in the optimizer's order; Keras has one group.
+    `constructor` is the Python expression with all settings that creates it, if defaults do not suffice.
     """
 
     cls: str
     arguments: Mapping[str, float | bool]
     groups: Sequence[Sequence[Path]]
+    constructor: str | None = None
 
 
 def _describe_torch(writer: optimizers_write.TorchOptimizerWriter) -> WrittenOptimizer:
@@ -168,7 +170,7 @@ def _describe_keras(writer: optimizers_write.KerasOptimizerWriter) -> WrittenOpt
     if VELOCITY in has:
         arguments["momentum"] = 0.5
     cls = "AdamW" if writer.arguments.decoupled else writer.family.name
-    return WrittenOptimizer(cls, arguments, [list(writer.numbers)])
+    return WrittenOptimizer(cls, arguments, [list(writer.numbers)], writer.arguments.constructor)
 
 
 # PyTorch's state_dicts.

@@ -818,7 +818,7 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
     chosen = infer_target_word(target, to)
     if chosen in EXPORTS:
         raise UsageError(
-            f"{chosen} stores a runnable network, not a tree", hint=("use ckpttool convert to write one")
+            f"{chosen} stores a runnable network, not a tree", hint="use ckpttool convert to write one"
         )
     return TARGETS[chosen]
 
@@ -870,6 +870,10 @@ class ConversionOptions:
         match: `SOURCE=TARGET`, for `like`: two layers or modules that belong together.
         accept_order: for `like`: pair layers by order where no other evidence decides.
         cast: for `like`: round numbers to the types of the model.
+        like_source: for `like`: the code that builds the source's model, which then runs beside the filled
+            one.
+        run_code: for `like`: run a source whose file contains code (SavedModel, TorchScript, Lambda layers).
+        allow_unused: for `like`: patterns of the source's tensors that may be left out.
         allow_missing: write even if something is unmapped.
         dry_run: plan and report; write nothing.
         force: replace the target if it exists.
@@ -900,6 +904,9 @@ class ConversionOptions:
     match: Sequence[str] = ()
     accept_order: bool = False
     cast: bool = False
+    like_source: ModelSpec | str | None = None
+    run_code: bool = False
+    allow_unused: Sequence[str] = ()
     allow_missing: bool = False
     dry_run: bool = False
     force: bool = False
@@ -945,7 +952,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda options, exported: options.like is None and not exported,
-        ("match", "accept_order", "cast"),
+        ("match", "accept_order", "cast", "allow_unused", "like_source", "run_code"),
         "applies only to --like",
     ),
     Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),

@@ -30,7 +30,7 @@ from ckpttool.commands.save import ReverseConversion
 from ckpttool.core import dtypes, plugins, sidecar
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -66,6 +66,7 @@ from ckpttool.mapping.user_rules import RuleFile
 from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
+    from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
 
 # The plan of a conversion, and its result.
@@ -118,8 +119,9 @@ class ConversionResult:
 
     `written` is whether the target exists now, `parity` compares the written networks, `load` are the
     Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
-    source, `ambiguous` layers without evidence, and `loaded` whether the model loaded the target; else
-    `loaded` is None.
+    source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing,
+    `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
+    source computes.
     """
 
     source: str
@@ -133,15 +135,17 @@ class ConversionResult:
     matched: tuple[LayerMatch, ...] = ()
     ambiguous: tuple[Ambiguity, ...] = ()
     loaded: bool | None = None
+    left_out: tuple[OmittedTensor, ...] = ()
+    proof: ModelProof | None = None
 
     @property
     def within(self) -> bool:
         """Return whether all comparisons are within their bounds."""
-        return all(network.within for network in self.parity)
+        return all(network.within for network in self.parity) and (self.proof is None or self.proof.within)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        found = {
+        found: dict[str, Any] = {
             "source": self.source,
             "target": self.target,
             "mapped": [each.document() for each in self.report.mapped],
@@ -159,6 +163,8 @@ class ConversionResult:
             found["matched"] = [each.document() for each in self.matched]
             found["ambiguous"] = [each.document() for each in self.ambiguous]
             found["loaded"] = self.loaded
+            found["left_out"] = [each.document() for each in self.left_out]
+            found["verification"] = None if self.proof is None else self.proof.document()
         return found
 
 
@@ -437,7 +443,7 @@ class _Planner:
             why = (
                 "is copied unchanged"
                 if kept or binding is None
-                else (f"is mapped by its layout, {binding.layout}")
+                else f"is mapped by its layout, {binding.layout}"
             )
             raise UsageError(
                 f"--kind and --flatten set how layers are mapped, but this checkpoint {why}", file=file
@@ -956,7 +962,7 @@ def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[st
     norm = facts.obs_norm
     if norm is None:
         raise UsageError(
-            "no observation statistics to fold", hint=("use --obs-norm FILE to provide statistics")
+            "no observation statistics to fold", hint="use --obs-norm FILE to provide statistics"
         )
     if norm.get("clip") is not None:
         raise UnsupportedError(

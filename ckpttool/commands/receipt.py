@@ -199,6 +199,7 @@ def conversion_receipt(
         objects=made.objects,
         stripped=made.stripped,
         parity=None,
+        verification=None,
         residue=tuple(_residue_entries(made, (*report.unused, *made.kept))),
         undo=undone.record,
     )

@@ -35,7 +35,7 @@ from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.formats import common, onnx, tf_common
 from ckpttool.formats.common import Format
-from ckpttool.formats.detect import open_checkpoint, resolve
+from ckpttool.formats.detect import ensure_open, open_checkpoint, resolve
 from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
@@ -368,7 +368,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
     facts = binding.facts
     alone = binding.layout == NO_LAYOUT
     habit = (
-        "assumed: the framework's default" if alone else (f"assumed: the default of layout {binding.layout}")
+        "assumed: the framework's default" if alone else f"assumed: the default of layout {binding.layout}"
     )
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
     normed = any("layer_norm" in each for each in kinds)
@@ -585,7 +585,7 @@ def no_layers_error(tree: Tree, framework: str) -> MappingError:
     return MappingError(
         f"no network in the checkpoint: it contains {what}"
         if what
-        else ("no tensor belongs to a layer of a known kind"),
+        else "no tensor belongs to a layer of a known kind",
         found=abbreviate_list(tensors, 3) or None,
         hint=hint,
     )
@@ -753,14 +753,14 @@ class Agent:
 
 
 def restore_agent(
-    path: str, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
+    path: str | Checkpoint, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
 ) -> Agent:
-    """Open the path as a runnable agent: the canonical tree contains only its networks.
+    """Return the checkpoint as a runnable agent: the canonical tree contains only its networks.
 
     An unrecognised checkpoint may be a bare policy; `network` names one of several chains of layers.
     Raise UsageError when there is neither.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = ensure_open(path)
     require_shards(checkpoint.tree)
     binding = recognize_playable_agent(checkpoint, layout, network)
     if binding is None:

@@ -223,7 +223,7 @@ def require_writable_target(
         raise UsageError(
             "the target has the name of another checkpoint's sidecar",
             file=target,
-            hint=("choose another name"),
+            hint="choose another name",
         )
     require_new(target, sources, force=force)
     probe = Probe(target)
@@ -238,7 +238,7 @@ def require_writable_target(
                     file=target,
                     hint="use --force to replace it"
                     if kind.format == claim.format.NAME
-                    else ("choose another name"),
+                    else "choose another name",
                 )
 
 
@@ -260,7 +260,7 @@ def _require_prefix(target: str) -> None:
         raise TargetExistsError(
             "the target is an existing file, so the name would denote two checkpoints",
             file=target,
-            hint=("choose another name"),
+            hint="choose another name",
         )
 
 
@@ -502,7 +502,7 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
             kept[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
         else:
             return ReverseRecord(
-                why=(f"{source.names[path]} ({leaf.dtype}) cannot be stored beside the target")
+                why=f"{source.names[path]} ({leaf.dtype}) cannot be stored beside the target"
             )
     try:
         text = json.dumps({"tree": encode_tree(source, names), "tensors": tensors})

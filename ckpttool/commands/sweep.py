@@ -712,7 +712,7 @@ def sweep(
                 file=", ".join(paths),
                 hint=None
                 if first is None
-                else (f"to see why, run it on one checkpoint: ckpttool eval {first}"),
+                else f"to see why, run it on one checkpoint: ckpttool eval {first}",
             )
         return run.result(interrupted=interrupted)
 

@@ -27,12 +27,12 @@ from ckpttool.commands.model_comparison import (
     ModelComparisonOptions,
     ModelSide,
     compare_models,
-    find_model_kind,
 )
 from ckpttool.commands.network_outputs import (
     OWN_ERROR,
     Parity,
     agent_network_settings,
+    available_backend,
     build_part_network,
     failed_parity,
     make_observations,
@@ -56,6 +56,7 @@ from ckpttool.commands.restore import (
 )
 from ckpttool.commands.save import reverse_conversion
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
+from ckpttool.commands.training_comparison import TrainingOptions
 from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -876,7 +877,8 @@ class Verification:
     def within(self) -> bool:
         """Whether every network is within the tolerance, every update within its bound, and all equal."""
         forward = all(network.within for network in self.networks)
-        return forward and (self.training is None or self.training.within) and not self.discrepancies
+        trained = (self.training, None if self.models is None else self.models.training)
+        return forward and all(each is None or each.within for each in trained) and not self.discrepancies
 
     @property
     def discrepancies(self) -> tuple[Discrepancy, ...]:
@@ -925,6 +927,9 @@ class VerificationOptions:
         transpose_inputs: whether the second model's inputs have channels on the other side; None decides
             by declared shapes and by convolutions.
         run_code: permit files that contain code: SavedModel, TorchScript, Lambda layers.
+        loss_a: the loss of the first model's training steps, "module:function", called with its outputs
+            and targets; None for the mean of 0.5 * (output - target)^2.
+        loss_b: the same for the second model.
 
     """
 
@@ -942,11 +947,13 @@ class VerificationOptions:
     inputs: str | None = None
     transpose_inputs: bool | None = None
     run_code: bool = False
+    loss_a: str | None = None
+    loss_b: str | None = None
 
     @property
     def of_models(self) -> bool:
         """Whether an option applies to models only."""
-        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs)
+        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, self.loss_a, self.loss_b)
         return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
@@ -967,14 +974,17 @@ def verify(
     network in common (unless `whole`), or a side cannot run.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
-    agents_only = options.whole or options.steps is not None
-    if options.of_models and agents_only:
-        raise UsageError("--all and --train-step compare agents, not models that your code builds")
-    if options.of_models or (not agents_only and _are_models(first, second)):
-        return _verify_models(first, second, options, progress)
+    if (options.loss_a or options.loss_b) and options.steps is None:
+        raise UsageError("--loss requires --train-step")
+    if options.of_models and options.whole:
+        raise UsageError("--all compares agents, not models that your code builds")
+    sides = _model_sides(first, second, options)
+    if options.of_models or (not options.whole and _are_models(sides)):
+        return _verify_models(sides, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)
-    a, b = restore_agent(first, options.layout, options.facts), restore_agent(second, facts=options.facts)
+    a = restore_agent(sides[0].checkpoint, options.layout, options.facts)
+    b = restore_agent(sides[1].checkpoint, facts=options.facts)
     found = _compare_networks(a, b, (first, second), options, progress)
     trained = options.steps is not None
     left = [list(_untested_parts(agent, trained=trained)) for agent in (a, b)]
@@ -985,28 +995,22 @@ def verify(
     )
 
 
-def _are_models(first: str, second: str) -> bool:
-    """Return whether a side is no recognised agent, and a side is a model that runs."""
-    if all(_is_agent(path) for path in (first, second)):
-        return False
-    return any(find_model_kind(path) is not None for path in (first, second))
+def _model_sides(first: str, second: str, options: VerificationOptions) -> tuple[ModelSide, ModelSide]:
+    """Return both sides, each with its factory and its interpreter; nothing is opened yet."""
+    likes = [ModelSpec(each) if isinstance(each, str) else each for each in (options.like_a, options.like_b)]
+    pythons = [each or options.python or sys.executable for each in (options.python_a, options.python_b)]
+    return ModelSide("A", first, likes[0], pythons[0]), ModelSide("B", second, likes[1], pythons[1])
 
 
-def _is_agent(path: str) -> bool:
-    try:
-        return recognize_playable_agent(open_checkpoint(path)) is not None
-    except (MappingError, UnsupportedError, UsageError):
-        return False
+def _are_models(sides: tuple[ModelSide, ModelSide]) -> bool:
+    """Return whether a side is a model that runs, and a side is no recognised agent."""
+    return any(side.own_kind is not None for side in sides) and any(side.agent is None for side in sides)
 
 
-def _verify_models(first: str, second: str, options: VerificationOptions, progress: Progress) -> Verification:
+def _verify_models(
+    sides: tuple[ModelSide, ModelSide], options: VerificationOptions, progress: Progress
+) -> Verification:
     """Compare two models by their own frameworks."""
-    likes = (options.like_a, options.like_b)
-    pythons = (options.python_a, options.python_b)
-    sides = []
-    for word, path, like, python in zip("AB", (first, second), likes, pythons, strict=True):
-        spec = ModelSpec(like) if isinstance(like, str) else like
-        sides.append(ModelSide(word, path, spec, python or options.python or sys.executable))
     chosen = ModelComparisonOptions(
         tuple(options.input_shapes),
         options.inputs,
@@ -1014,16 +1018,17 @@ def _verify_models(first: str, second: str, options: VerificationOptions, progre
         options.run_code,
         options.tolerance,
         options.facts,
+        None if options.steps is None else TrainingOptions(options.steps, options.loss_a, options.loss_b),
     )
     found = compare_models(sides[0], sides[1], chosen, progress)
     return Verification(
-        urls.display_url(first),
-        urls.display_url(second),
+        urls.display_url(sides[0].path),
+        urls.display_url(sides[1].path),
         found.engines,
         found.outputs,
         _describe_tolerance(options.tolerance),
-        found.assumed,
-        found.notes,
+        (*found.assumed, *(() if found.training is None else found.training.assumed)),
+        (*found.notes, *(() if found.training is None else found.training.notes)),
         not_compared=found.not_compared,
         models=found,
     )
@@ -1041,7 +1046,7 @@ def _compare_networks(
     assumed: list[str] = []
     compared, notes = pair_networks(a, b, titles, assumed)
     found, training = [], None
-    backends = (_backend(a), _backend(b))
+    backends = (available_backend(a), available_backend(b))
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_start_worker(name, options)) for name in backends]
         for number, (title, (left, right)) in enumerate(compared.items()):
@@ -1144,10 +1149,6 @@ def _start_worker(backend: str, options: VerificationOptions) -> Worker:
     return Worker(backend, python=python, timeout=timeout, threads=1)
 
 
-def _backend(agent: Agent) -> str:
-    return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
-
-
 def _substitute_backend_note(agent: Agent) -> str:
     extra = plugins.find("backends", agent.framework).extra
     has_it = f" (pip install 'ckpttool[{extra}]')" if extra else ""
@@ -1160,7 +1161,7 @@ def _substitute_backend_note(agent: Agent) -> str:
 def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
     """Yield the differences other than their numbers."""
     for agent in (a, b):
-        if _backend(agent) != agent.framework:
+        if available_backend(agent) != agent.framework:
             yield _substitute_backend_note(agent)
     if missing_networks(a, b):
         yield f"B lacks {', '.join(missing_networks(a, b))}"

@@ -7,6 +7,7 @@ import contextvars
 import errno
 import os
 import re
+import shlex
 import shutil
 import stat
 import threading
@@ -436,7 +437,7 @@ def require_regular(target: str) -> None:
         folder = os.path.realpath(os.path.dirname(hop))
         if f"{folder}/".startswith(_SYSTEM) and not f"{folder}/".startswith(_SHARED_MEMORY):
             raise TargetExistsError(
-                "the target is in a system folder", file=target, hint=("choose another name")
+                "the target is in a system folder", file=target, hint="choose another name"
             )
         if not os.path.islink(hop):
             break
@@ -868,7 +869,7 @@ def require_new(
     sources: tuple[File, ...] = (),
     *,
     force: bool = False,
-    hint: str = ("use --force to replace it"),
+    hint: str = "use --force to replace it",
 ) -> None:
     """Raise unless `target` may be written: it is not a source, and does not exist unless `force`."""
     if urls.is_url(target):
@@ -877,14 +878,18 @@ def require_new(
         )
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
-        raise UsageError("the output folder does not exist", file=folder)
+        raise UsageError(
+            "the output folder does not exist", file=folder, hint=f"mkdir -p {shlex.quote(folder)}"
+        )
     require_regular(target)
     if not os.path.lexists(target):
         return
     for source in sources:
         with contextlib.suppress(OSError):
             if os.path.samefile(source.path, target):
-                raise UsageError("source and target are the same file", file=target)
+                raise UsageError(
+                    "source and target are the same file", file=target, hint="choose another target"
+                )
     if os.path.isdir(target):
         raise TargetExistsError("the target is a folder", file=target)
     if not force:

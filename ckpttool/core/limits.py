@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ckpttool.core.errors import LimitError, UsageError, suggest_choice
+from ckpttool.core.errors import LimitError, UsageError
 
 # The user's limits for a process and its child processes: `name=value`, separated by commas.
 VARIABLE = "CKPTTOOL_LIMITS"
@@ -131,7 +131,11 @@ def _parse_limit(pair: str) -> tuple[str, int]:
     name, equals, text = pair.partition("=")
     names = [each.name for each in fields(Limits)]
     if name not in names:
-        raise UsageError(f"unknown limit {name!r}", hint=suggest_choice(name, names))
+        import difflib
+
+        close = difflib.get_close_matches(name, names, 1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"unknown limit {name!r}", hint=f"{meant}ckpttool limits lists all limits")
     number = text.upper().removesuffix("B").removesuffix("I")
     unit = _UNITS.get(number[-1:], 1)
     digits = number[:-1] if unit > 1 else number

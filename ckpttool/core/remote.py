@@ -44,7 +44,7 @@ def mount(text: str) -> str:
         raise UsageError(
             "the URL does not name the archive",
             file=text,
-            hint=("name both, e.g. zip://inner/ckpt-1::/path/archive.zip"),
+            hint="name both, e.g. zip://inner/ckpt-1::/path/archive.zip",
         )
     outermost, *inner = urls.split_chain(chain)
     place = _mount_link(outermost)

@@ -39,7 +39,8 @@ class Sidecar:
     checkpoint identifies by name alone (libraries/tf_names.py); `stripped` the parts removed from
     names (mapping/wrappers.py); `computation` the computation where the source records one that is
     more than a chain of these weights (libraries/single_networks.py); `parity` how each network
-    compared when it was written (commands/network_outputs.py); `residue` what the target could not
+    compared when it was written (commands/network_outputs.py), `verification` whether a user's model
+    computes what the source computes (commands/model_proof.py); `residue` what the target could not
     store, `undo` the properties of the source (commands/save.py).
     """
 
@@ -60,6 +61,7 @@ class Sidecar:
     stripped: Sequence[Mapping[str, Any]] | None = None
     computation: Mapping[str, Any] | None = None
     parity: Sequence[Mapping[str, Any]] | None = None
+    verification: Mapping[str, Any] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
     undo: Mapping[str, str | None] | None = None
@@ -99,6 +101,7 @@ class Sidecar:
             "stripped": None if self.stripped is None else list(self.stripped),
             "computation": None if self.computation is None else dict(self.computation),
             "parity": None if self.parity is None else list(self.parity),
+            **({} if self.verification is None else {"verification": dict(self.verification)}),
             "provenance": dict(self.provenance),
             "residue": list(self.residue),
             "undo": None if self.undo is None else dict(self.undo),
@@ -285,6 +288,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "stripped": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
     "computation": lambda v: isinstance(v, dict) and {*map(type, v.values())} <= {str} and "origin" in v,
     "parity": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "verification": lambda v: isinstance(v, dict) and isinstance(v.get("verified"), bool),
     "provenance": lambda v: isinstance(v, dict),
     "residue": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
     "undo": lambda v: isinstance(v, dict),
@@ -366,6 +370,18 @@ class LedgerEntry:
 
 
 LedgerEntries = tuple[LedgerEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OmittedTensor:
+    """A tensor of a source that fills nothing of a user's model, and why that is no error."""
+
+    path: str
+    reason: str
+
+    def document(self) -> dict[str, str]:
+        """Return the JSON object."""
+        return dataclasses.asdict(self)
 
 
 def unknown_fact(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:

@@ -182,7 +182,9 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
     return lambda path: pattern.fullmatch(path) is not None
 
 
-def no_match_error(glob: str, known: Sequence[str], file: str | None = None) -> UsageError:
+def no_match_error(
+    glob: str, known: Sequence[str], file: str | None = None, *, option: str = "--glob "
+) -> UsageError:
     """Return the error for a pattern that matches none of these paths, with a suggested pattern."""
     steps = sorted({step for path in known[:_COMPARED] for step in path.split("/")})
     near = "/".join(_closest_step(step, steps) for step in glob.split("/"))
@@ -192,7 +194,7 @@ def no_match_error(glob: str, known: Sequence[str], file: str | None = None) -> 
     return UsageError(
         f"no path matches the pattern '{glob}'",
         file=file,
-        hint=f"did you mean --glob '{meant}'" if meant else None,
+        hint=f"did you mean {option}'{meant}'" if meant else None,
     )
 
 

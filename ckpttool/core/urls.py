@@ -19,6 +19,8 @@ _LINK = re.compile(r"::(?=(?:zip|tar)://)")
 # Prefix of an archive's first folder, so that its files are in a folder too.
 TOP = "."
 _SIGNED = ("http://", "https://")
+# What is shown instead of the paths of temporary copies.
+_COPIES: dict[str, str] = {}
 
 
 def is_url(text: str) -> bool:
@@ -62,12 +64,22 @@ def display_url(place: str) -> str:
     URLs have their signature.
     """
     if "://" not in place:
-        return place
+        return _COPIES.get(place, place)
     typed: list[str] = []
     while place.startswith(_ARCHIVES) and "::" in place:
         link, _, place = place.partition("::")
         typed.append(link)
     return "::".join(map(_redact_link, [*typed, *reversed(split_chain(place))]))
+
+
+def name_copy(path: str, name: str) -> None:
+    """Have a temporary copy shown under the name of its origin from now on."""
+    _COPIES[path] = name
+
+
+def is_copy(path: str) -> bool:
+    """Return whether the path is that of a temporary copy, which no later command can read."""
+    return path in _COPIES
 
 
 def base_name(text: str) -> str:

@@ -370,7 +370,10 @@ def _find_end_record(file: File, tail: bytes, start: int) -> int:
     last = at = tail.rfind(_END)
     if last < 0:
         raise TruncatedError(
-            "the archive's end record is missing: the file is truncated", file=file.path, offset=stop
+            "the archive's end record is missing: the file is truncated",
+            file=file.path,
+            offset=stop,
+            hint="copy or download it again",
         )
     found = []
     while at >= 0:
@@ -653,7 +656,7 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
             file,
             "two members overlap",
             entry.header,
-            found=(f"member {quote_member(entry.name)} and the one after it"),
+            found=f"member {quote_member(entry.name)} and the one after it",
         )
     layout = _DESCRIPTORS.get(length)
     if layout is None or not entry.flags & LATER:

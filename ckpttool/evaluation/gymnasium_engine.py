@@ -404,7 +404,10 @@ def describe_env(env: Any) -> EnvSpec:
     obs, action = env.observation_space, env.action_space
     if type(action).__name__ != "Box" or len(action.shape) != 1:
         raise UnsupportedError(
-            f"{name}: the action space must be a one-dimensional Box", expected="Box (n,)", found=str(action)
+            f"{name}: the action space must be a one-dimensional Box",
+            expected="Box (n,)",
+            found=str(action),
+            hint="use --env with an environment of continuous actions",
         )
     if action.dtype.kind != "f":
         raise UnsupportedError(

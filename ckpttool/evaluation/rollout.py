@@ -33,7 +33,7 @@ class ExplorationNoise:
         """Raise UsageError for an invalid standard deviation."""
         if not (np.isfinite(self.std) and self.std > 0):
             raise UsageError(
-                f"invalid standard deviation of noise: {self.std:g}", hint=("use a positive number, e.g. 0.1")
+                f"invalid standard deviation of noise: {self.std:g}", hint="use a positive number, e.g. 0.1"
             )
 
 

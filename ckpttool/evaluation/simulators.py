@@ -145,7 +145,7 @@ class DeviceVector:
     def frame(self, row: int) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise UnsupportedError: the device cannot render."""
         raise UnsupportedError(
-            f"the {DEVICE_ENGINE} engine cannot render", hint=("to render, use --engine gymnasium")
+            f"the {DEVICE_ENGINE} engine cannot render", hint="to render, use --engine gymnasium"
         )
 
     def close(self) -> None:
@@ -377,7 +377,7 @@ def _load_factory(env_id: str) -> Callable[..., Any]:
         if where == missing or where.startswith(f"{missing}."):
             raise UsageError(
                 f"no module named {missing}",
-                hint=("modules are searched in the current folder and PYTHONPATH"),
+                hint="modules are searched in the current folder and PYTHONPATH",
             ) from error
         raise UsageError(f"{where} imports {missing}, which is not installed") from error
     except (Exception, SystemExit) as error:

@@ -188,12 +188,12 @@ def estimate_over_runs(
     scores: Values, statistic: Literal["mean", "iqm"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
     """Return the mean or IQM over all runs, with the bootstrap CI over runs."""
-    return _bootstrap(_means if statistic == "mean" else _iqms, scores, resamples=resamples, seed=seed)
+    return aggregate_runs([scores], statistic, resamples=resamples, seed=seed)
 
 
 def difference_of_means(a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
     """Return the difference of the means, a - b; the runs of both sides are resampled independently."""
-    return _bootstrap(lambda x, y: _means(x) - _means(y), a, b, resamples=resamples, seed=seed)
+    return stratified_difference([a], [b], resamples=resamples, seed=seed)
 
 
 def probability_of_improvement(
@@ -204,11 +204,106 @@ def probability_of_improvement(
     This is the Mann-Whitney statistic divided by the number of pairs, as in rliable/metrics.py
     `probability_of_improvement`.
     """
-    return _bootstrap(_win_share, a, b, resamples=resamples, seed=seed)
+    return stratified_improvement([a], [b], resamples=resamples, seed=seed)
+
+
+# The same over several environments: `strata` has the scores of the runs in each environment. Runs are
+# resampled within their environment (rliable's StratifiedBootstrap without `task_bootstrap`), so that the
+# interval describes other training seeds in these environments, not other environments. Scores of different
+# environments must be normalised before.
+
+Strata = Sequence[Values]
+Aggregate = Literal["mean", "median", "iqm", "optimality_gap"]
+AGGREGATES: tuple[Aggregate, ...] = ("mean", "median", "iqm", "optimality_gap")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PerformanceProfile:
+    """Share of runs whose score is above each threshold, with pointwise 95 % CIs; all float64 [n].
+
+    `low` and `high` are None where an environment has a single run.
+    """
+
+    thresholds: np.ndarray
+    share: np.ndarray
+    low: np.ndarray | None
+    high: np.ndarray | None
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON object."""
+        ends = {"low": self.low, "high": self.high}
+        return {
+            "share": self.share.tolist(),
+            **{name: None if values is None else values.tolist() for name, values in ends.items()},
+        }
+
+
+def aggregate_runs(
+    strata: Strata, statistic: Aggregate, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """Return an aggregate of the runs of all environments, with the stratified bootstrap CI.
+
+    Definitions are those of rliable/metrics.py (Agarwal et al. 2021, section 4.3):
+
+    - mean: mean over environments of the means over runs (`aggregate_mean`)
+    - median: median over environments of the means over runs (`aggregate_median`); of one environment it
+      is the mean
+    - iqm: mean of the middle half of all runs, pooled over environments (`aggregate_iqm`)
+    - optimality_gap: 1 - mean of min(score, 1) over all runs (`aggregate_optimality_gap`, gamma = 1), of
+      scores that are 1 at the goal
+    """
+    return _bootstrap(lambda *sides: _AGGREGATES[statistic](sides), *strata, resamples=resamples, seed=seed)
+
+
+def stratified_difference(a: Strata, b: Strata, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """Return the difference of the `mean` aggregates, a - b, of the same environments."""
+
+    def difference(*sides: np.ndarray) -> np.ndarray:
+        ours, theirs = (_AGGREGATES["mean"](side) for side in (sides[: len(a)], sides[len(a) :]))
+        return np.asarray(ours - theirs)
+
+    return _bootstrap(difference, *a, *b, resamples=resamples, seed=seed)
+
+
+def stratified_improvement(a: Strata, b: Strata, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """Return the probability of improvement averaged over environments, as in rliable/metrics.py."""
+
+    def share(*sides: np.ndarray) -> np.ndarray:
+        pairs = zip(sides[: len(a)], sides[len(a) :], strict=True)
+        return np.asarray(np.mean([_win_share(x, y) for x, y in pairs], axis=0))
+
+    return _bootstrap(share, *a, *b, resamples=resamples, seed=seed)
+
+
+def performance_profile(
+    strata: Strata, thresholds: Values, *, resamples: int = RESAMPLES, seed: int = 0
+) -> PerformanceProfile:
+    """Return the share of runs, pooled over environments, that score more than each threshold.
+
+    This is rliable/library.py `create_performance_profile` with `use_score_distribution`, the run-score
+    distribution of Agarwal et al. 2021, section 4.2.
+    """
+    taus = np.asarray(thresholds, np.float64)
+    above = [(_sort_values(runs)[:, None] > taus).astype(np.float64) for runs in strata]
+    total = sum(map(len, above))
+    share = np.asarray(sum(runs.sum(axis=0) for runs in above) / total)
+    if min(map(len, above)) < 2:
+        return PerformanceProfile(taus, share, None, None)
+    random = np.random.default_rng(seed)
+    drawn = np.zeros((resamples, len(taus)))
+    for runs in above:
+        drawn += _random_counts(random, len(runs), resamples) @ runs
+    low, high = np.percentile(drawn / total, [2.5, 97.5], axis=0)
+    return PerformanceProfile(taus, share, low, high)
+
+
+def _random_counts(random: np.random.Generator, n: int, resamples: int) -> np.ndarray:
+    """Return how often each of n runs is in each resample: float64 [resamples, n]."""
+    return random.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
 
 
 def _bootstrap(statistic: Callable[..., np.ndarray], *samples: Values, resamples: int, seed: int) -> Estimate:
-    """Return a statistic of separately resampled samples; it maps float64 [size, n] to [size].
+    """Return a statistic of separately resampled samples; it maps arrays float64 [size, n] to [size].
 
     For one sample the result equals scipy.stats.bootstrap(method="percentile") with the same seed.
     """
@@ -224,8 +319,13 @@ def _bootstrap(statistic: Callable[..., np.ndarray], *samples: Values, resamples
     return Estimate(value, percentile_interval(np.concatenate(found)))
 
 
-def _means(samples: np.ndarray) -> np.ndarray:
-    return np.asarray(samples.mean(axis=1))
+def _task_means(sides: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean over the runs of each environment: float64 [environments, size]."""
+    return np.stack([runs.mean(axis=1) for runs in sides])
+
+
+def _optimality_gaps(sides: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(1.0 - np.minimum(np.concatenate(sides, axis=1), 1.0).mean(axis=1))
 
 
 def _iqms(samples: np.ndarray) -> np.ndarray:
@@ -233,6 +333,14 @@ def _iqms(samples: np.ndarray) -> np.ndarray:
     ordered = np.sort(samples, axis=1)
     cut = ordered.shape[1] // 4
     return np.asarray(ordered[:, cut : ordered.shape[1] - cut].mean(axis=1))
+
+
+_AGGREGATES: Mapping[Aggregate, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
+    "mean": lambda sides: np.asarray(_task_means(sides).mean(axis=0)),
+    "median": lambda sides: np.asarray(np.median(_task_means(sides), axis=0)),
+    "iqm": lambda sides: _iqms(np.concatenate(sides, axis=1)),
+    "optimality_gap": _optimality_gaps,
+}
 
 
 def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -381,6 +489,60 @@ def judge_return(
     certain = None if found.ci95 is None else limit is None or found.ci95[0] >= limit
     sentence = _format_verdict(verdict, fraction, goal, certain=certain)
     return Judgement(verdict, sentence, fraction, certain, chance, goal, published)
+
+
+# Normalised scores of training runs: 0 for a random policy, 1 for a goal. They can be averaged over
+# environments.
+
+ScaleKind = Literal["D4RL", "threshold", "published", "goal"]
+_GOALS: Mapping[ScaleKind, str] = {
+    "D4RL": "expert; D4RL",
+    "threshold": "reward threshold",
+    "published": "best published mean",
+    "goal": "reward threshold or best published mean",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreScale:
+    """Returns that are 0 and 1 in each environment; `goal` is a threshold here and a published mean there."""
+
+    kind: ScaleKind
+    ends: Mapping[str, tuple[float, float]]
+
+    @property
+    def label(self) -> str:
+        """The name of the scores, for an axis."""
+        return f"normalised score (0 random, 1 {_GOALS[self.kind]})"
+
+    def normalize(self, env: str, values: Values) -> np.ndarray:
+        """Return the returns of an environment as normalised scores, float64."""
+        zero, one = self.ends[env]
+        return (np.asarray(values, np.float64) - zero) / (one - zero)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        ends = [{"env": env, "zero": zero, "one": one} for env, (zero, one) in self.ends.items()]
+        return {"kind": self.kind, "label": self.label, "references": ends}
+
+
+def choose_scale(judged: Mapping[str, Judgement | None]) -> ScoreScale | None:
+    """Return D4RL's scale if it has all environments, else that of random and goal; None if one has neither.
+
+    An environment without a judgement, e.g. with other rewards than those of the references, has no scale.
+    """
+    known = {env: find_reference_scores(env) for env, one in judged.items() if one is not None}
+    if len(known) < len(judged):
+        return None
+    if all(known.values()):
+        return ScoreScale("D4RL", {env: (pair.random, pair.expert) for env, pair in known.items() if pair})
+    ends, kinds = {}, set[ScaleKind]()
+    for env, one in judged.items():
+        if one is None or one.random is None or one.goal is None:
+            return None
+        ends[env] = (one.random.mean, one.goal.value)
+        kinds.add(one.goal.kind)
+    return ScoreScale(kinds.pop() if len(kinds) == 1 else "goal", ends)
 
 
 @functools.cache

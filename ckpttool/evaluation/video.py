@@ -1,15 +1,16 @@
-"""Write videos of episodes: captioned images, encoded by ffmpeg through imageio-ffmpeg."""
+"""Write videos and film strips of episodes: captioned images; ffmpeg encodes through imageio-ffmpeg."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ckpttool.core.text import format_count
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 
 if TYPE_CHECKING:
-    from PIL import ImageFont
+    from PIL import ImageDraw, ImageFont
 
 Show = Callable[[np.ndarray], None]
 """Callback for the next image of a video, uint8 [height, width, 3]; all have the same size."""
@@ -39,8 +40,10 @@ class Camera:
     bit for bit the one that was scored.
     """
 
-    def __init__(self, envs: VectorEnv, episode: int, title: str, show: Show) -> None:
-        self.envs, self.episode, self.title, self.show = envs, episode, title, show
+    def __init__(
+        self, envs: VectorEnv, episode: int, title: str, show: Show, width: int | None = None
+    ) -> None:
+        self.envs, self.episode, self.title, self.show, self.width = envs, episode, title, show, width
         self.caption = Caption()
         self.frames = 0
         self.paid = 0.0
@@ -50,11 +53,116 @@ class Camera:
         if number != self.episode:
             return
         lines = (self.title, f"step {self.frames}   return {paid:.1f}")
-        self.show(self.caption.put(self.envs.frame(row), lines))
+        self.show(self.caption.put(resize_image(self.envs.frame(row), self.width), lines))
         self.frames += 1
         self.paid = paid
         if ended:
             raise CutError
+
+
+class StripFrame(NamedTuple):
+    """One image of a film strip: steps and return until then, uint8 [height, width, 3]."""
+
+    step: int
+    paid: float
+    picture: np.ndarray
+
+
+class StripCamera:
+    """Callback like Camera that renders some steps of one episode and its last one, without captions."""
+
+    def __init__(self, envs: VectorEnv, episode: int, steps: Iterable[int], width: int) -> None:
+        self.envs, self.episode, self.steps, self.width = envs, episode, frozenset(steps), width
+        self.taken: list[StripFrame] = []
+        self.frames = 0
+        self.paid = 0.0
+
+    def __call__(self, row: int, number: int, paid: float, ended: bool) -> None:
+        """Render the row if it plays the episode and the step is in the strip."""
+        if number != self.episode:
+            return
+        if ended or self.frames in self.steps:
+            picture = resize_image(self.envs.frame(row), self.width)
+            self.taken.append(StripFrame(self.frames, paid, picture))
+        self.frames += 1
+        self.paid = paid
+        if ended:
+            raise CutError
+
+
+def resize_image(picture: np.ndarray, width: int | None) -> np.ndarray:
+    """Return an image uint8 [height, width, 3] in another width, with equal proportions; None keeps it."""
+    from PIL import Image
+
+    height, present, _ = picture.shape
+    if width is None or width == present:
+        return picture
+    size = (width, max(1, round(height * width / present)))
+    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS))
+
+
+# Paper, letters and dim letters of a film strip.
+STRIP_COLOURS = {"light": ("#ffffff", "#222222", "#59636e"), "dark": ("#0d1117", "#e6edf3", "#9198a1")}
+_GAP, _MARGIN, _FONT, _LINE = 8, 16, 26, 38
+
+
+def render_strip(
+    title: str, rows: Sequence[tuple[str, Sequence[StripFrame]]], fps: float | None, theme: str = "light"
+) -> bytes:
+    """Return a film strip as PNG: a row of images per episode with its heading, each with time and return.
+
+    `fps` are the steps per second of the environment; without it the steps are printed.
+    """
+    from PIL import Image, ImageDraw
+
+    paper, ink, dim = STRIP_COLOURS[theme]
+    height, width, _ = rows[0][1][0].picture.shape
+    most = max(len(frames) for _, frames in rows)
+    wide = most * (width + _GAP) - _GAP
+    row_height = 2 * _LINE + height + _GAP
+    image = Image.new("RGB", (2 * _MARGIN + wide, 2 * _MARGIN + _LINE + len(rows) * row_height), paper)
+    draw = ImageDraw.Draw(image)
+    labels = [[_strip_label(frame, fps) for frame in frames] for _, frames in rows]
+    small = _fit_font(draw, [each for row in labels for each in row], width, _FONT - 4)
+    draw.text((_MARGIN, _MARGIN), title, ink, _fit_font(draw, [title], wide, _FONT))
+    top = _MARGIN + _LINE
+    heading = _fit_font(draw, [words for words, _ in rows], wide, _FONT - 2)
+    for (words, frames), names in zip(rows, labels, strict=True):
+        draw.text((_MARGIN, top + 4), words, ink, heading)
+        for number, (frame, label) in enumerate(zip(frames, names, strict=True)):
+            left, above = _MARGIN + number * (width + _GAP), top + _LINE
+            image.paste(Image.fromarray(frame.picture), (left, above))
+            # Many environments are drawn on white.
+            draw.rectangle((left, above, left + width - 1, above + height - 1), outline=dim)
+            draw.text((left, above + height + 4), label, dim, small)
+        top += row_height
+    stream = io.BytesIO()
+    image.save(stream, "PNG", optimize=True)
+    return stream.getvalue()
+
+
+def _strip_label(frame: StripFrame, fps: float | None) -> str:
+    time = f"step {frame.step}" if fps is None else f"{frame.step / fps:.1f} s"
+    return f"{time}, return {frame.paid:,.1f}"
+
+
+def _fit_font(
+    draw: ImageDraw.ImageDraw, texts: Sequence[str], width: int, largest: int
+) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return the largest font in which every text fits."""
+    from PIL import ImageFont
+
+    for size in range(largest, 8, -1):
+        font = ImageFont.load_default(size)
+        if max(draw.textlength(text, font) for text in texts) <= width:
+            return font
+    return ImageFont.load_default(8)
+
+
+def require_pillow() -> None:
+    """Raise MissingExtraError unless Pillow is installed."""
+    if importlib.util.find_spec("PIL") is None:
+        raise MissingExtraError("a film strip needs Pillow, which is not installed", hint=HINT)
 
 
 class Caption:
@@ -114,6 +222,17 @@ ENCODINGS = {
 }
 
 
+# For pages: fewer images and colours, a third of the bytes.
+SMALL_GIF = VideoEncoding(
+    "gif",
+    "pal8",
+    "split[a][b];[a]palettegen=stats_mode=single:max_colors=64[palette];"
+    "[b][palette]paletteuse=new=1:dither=none",
+    ("-f", "gif"),
+    most_fps=15.0,
+)
+
+
 def require_encoder() -> None:
     """Raise MissingExtraError unless Pillow, imageio-ffmpeg and an ffmpeg are installed."""
     for module, name in (("PIL", "Pillow"), ("imageio_ffmpeg", "imageio-ffmpeg")):
@@ -129,13 +248,15 @@ def require_encoder() -> None:
 
 
 @contextmanager
-def write_video(path: str, suffix: str, fps: float) -> Iterator[Show]:
+def write_video(path: str, suffix: str, fps: float, *, small: bool = False) -> Iterator[Show]:
     """Write a video to an absolute path from the images passed in the block, encoded by `suffix`.
 
-    The video is read back before the block ends. ffmpeg writes its own messages to stderr. Raise
-    CkpttoolError if there is no image or ffmpeg fails.
+    A `small` GIF has at most 15 images per second, of 64 colours. The video is read back before the block
+    ends. ffmpeg writes its own messages to stderr. Raise CkpttoolError if there is no image or ffmpeg
+    fails.
     """
-    with closing(_FrameWriter(path, ENCODINGS[suffix], fps)) as writer:
+    encoding = SMALL_GIF if small and suffix == ".gif" else ENCODINGS[suffix]
+    with closing(_FrameWriter(path, encoding, fps)) as writer:
         yield writer.show
     writer.require_complete()
 

@@ -737,9 +737,7 @@ def decode_tree(text: bytes, arrays: Mapping[str, Leaf], untyped: Mapping[str, i
             documents.parse_strict_json(text, "the embedded tree", "header_bytes")
         )
     except (FormatError, RecursionError) as error:
-        reason = (
-            error.message if isinstance(error, FormatError) else ("the embedded tree is nested too deeply")
-        )
+        reason = error.message if isinstance(error, FormatError) else "the embedded tree is nested too deeply"
         raise EmbeddedTreeError(reason) from error
 
 

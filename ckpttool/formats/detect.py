@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
+import itertools
 import os
 import re
 import shlex
@@ -66,6 +68,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             checkpoint = _open_path(place)
             return replace(checkpoint, notes=(*checkpoint.notes, *visit.notes))
     return _open_path(place)
+
+
+def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """Return the checkpoint, opened if a path is given."""
+    return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
 
 
 def _open_path(path: str) -> Checkpoint:
@@ -219,8 +226,7 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
             return error
         if filesystem.lexists(probe.path):
             return NotFoundError("broken symbolic link", file=probe.path)
-        hint = _explain_windows_path(probe.path) or _suggest_similar(probe)
-        return NotFoundError("checkpoint not found", file=probe.path, hint=hint)
+        return NotFoundError("checkpoint not found", file=probe.path, hint=_explain_missing_path(probe))
     if probe.kind == "folder":
         names = sorted(probe.names)
         if _ORBAX & set(names):
@@ -236,10 +242,45 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
             return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
         found = abbreviate_list(names, _SUGGESTIONS) if names else None
-        return NotACheckpointError(message, file=probe.path, found=found, hint=_suggest_below(probe))
+        hint = _suggest_below(probe) or (None if names else "use the path of a checkpoint or of its folder")
+        return NotACheckpointError(message, file=probe.path, found=found, hint=hint)
     if filesystem.find_store(probe.path) is None and not os.access(probe.path, os.R_OK):
         return NotFoundError("no permission to read the file", file=probe.path)
     return unknown_file_error(probe)
+
+
+def _explain_missing_path(probe: Probe) -> str | None:
+    """Return a hint for a path that does not exist: what the shell or the user meant."""
+    path = probe.path
+    if (hint := _explain_windows_path(path)) is not None:
+        return hint
+    if (scheme := re.match(r"(https?|s3|gs|hf):/(?!/)", path)) is not None:
+        return f"did you mean {scheme[1]}://{path[scheme.end() :]}"
+    if path.startswith("~"):
+        return "~ is the home folder only at the start of a word without quotes"
+    if (variable := re.match(r"\$\{?\w+\}?", path)) is not None:
+        return f"the shell did not replace {variable[0]}: use no single quotes"
+    if glob.has_magic(path) and filesystem.find_store(path) is None:
+        names = sorted(itertools.islice(glob.iglob(path), _LOOKED_AT))
+        return _did_you_mean(_latest_first(names)) or "no file matches this pattern"
+    return _suggest_similar(probe) or _explain_missing_folder(path)
+
+
+def _explain_missing_folder(path: str) -> str | None:
+    """Return a hint for a path whose folder does not exist, or has no file of a similar name."""
+    folder = os.path.dirname(path.rstrip("/"))
+    if filesystem.find_store(path) is not None:
+        return None
+    if os.path.isfile(folder):
+        return _did_you_mean([folder])
+    if folder and not os.path.isdir(folder):
+        return f"the folder {folder} does not exist"
+    inner = Probe(folder or os.curdir)
+    found = _readable(inner.path, sorted(inner.names)[:_LOOKED_AT])
+    if not found:
+        return "no checkpoint lies in the same folder"
+    names = [os.path.basename(each) for each in found]
+    return f"checkpoints in the same folder: {abbreviate_list(names, _SUGGESTIONS)}"
 
 
 def _latest_first(locations: list[str]) -> list[str]:
@@ -419,7 +460,7 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
     if not head and probe.size:
         return NotFoundError("the file cannot be read", file=probe.path)
     if not head:
-        return NotACheckpointError("the file is empty", file=probe.path)
+        return NotACheckpointError("the file is empty", file=probe.path, hint="copy or download it again")
     wrong = _match_signature(head)
     if wrong is not None and head.startswith(_GZIP) and _gunzip_head(head).startswith(_PICKLE):
         plain = shlex.quote(f"{os.path.splitext(probe.name)[0]}-unpacked.pkl")

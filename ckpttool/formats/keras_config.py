@@ -790,7 +790,7 @@ class KerasFlow:
     ) -> list[KerasValue | None]:
         values: dict[tuple[str, int, int], KerasValue | None] = {}
         waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
-        inputs = _references(config.settings.get("input_layers"))
+        inputs = list_references(config.settings.get("input_layers"))
         for each in layers:
             layer = config_of(each)
             name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
@@ -801,7 +801,7 @@ class KerasFlow:
                 continue
             nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
             for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-                waiting.append((name, layer, number, _references(node)))
+                waiting.append((name, layer, number, list_references(node)))
         while waiting and self._visited < _MOST_LAYERS:
             later = []
             for name, layer, number, refs in waiting:
@@ -815,7 +815,7 @@ class KerasFlow:
             if len(later) == len(waiting):
                 break
             waiting = later
-        return [values.get(ref) for ref in _references(config.settings.get("output_layers"))]
+        return [values.get(ref) for ref in list_references(config.settings.get("output_layers"))]
 
     def _several(
         self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
@@ -1033,7 +1033,7 @@ def _input_value(flow: KerasFlow, shape: Any) -> KerasValue | None:
     return flow._new(axes, image=len(axes) > 2)
 
 
-def _references(value: Any) -> list[tuple[str, int, int]]:
+def list_references(value: Any) -> list[tuple[str, int, int]]:
     """Return a node's input tensors: layer, node, place (Keras 2: lists, 3: histories)."""
     found: list[tuple[str, int, int]] = []
     stack = [value]
@@ -1172,7 +1172,7 @@ class KerasCalls:
             for each in layers:
                 before = self._one(config_of(each), [before], above)[0]
             return [before]
-        inputs = [each[0] for each in _references(config.settings.get("input_layers"))]
+        inputs = [each[0] for each in list_references(config.settings.get("input_layers"))]
         started = dict(zip(inputs, given, strict=False))
         values: dict[tuple[str, int, int], int] = {}
         waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
@@ -1184,9 +1184,9 @@ class KerasCalls:
                 continue
             nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
             for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-                waiting.append((name, layer, number, _references(node)))
+                waiting.append((name, layer, number, list_references(node)))
         self._nodes(waiting, values, above)
-        return [values[ref] for ref in _references(config.settings.get("output_layers"))] or [0]
+        return [values[ref] for ref in list_references(config.settings.get("output_layers"))] or [0]
 
     def _nodes(
         self,

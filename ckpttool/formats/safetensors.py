@@ -200,7 +200,7 @@ def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: i
             what = (
                 "overlaps another tensor"
                 if entry.offset < free
-                else ("is preceded by bytes that belong to no tensor")
+                else "is preceded by bytes that belong to no tensor"
             )
             raise FormatError(f"a tensor {what}", file=file.path, path=repr(name[:200]), offset=entry.offset)
         free += entry.nbytes

@@ -212,7 +212,8 @@ class MissingShardTensor(NamedTuple):
 
     def read(self) -> bytes:
         """Raise TruncatedError."""
-        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+        folder, name = os.path.split(self.path)
+        raise TruncatedError(f"shard {name} is missing", file=self.path, hint=f"copy it to {folder or '.'}")
 
 
 class TensorFlowStrings(NamedTuple):
@@ -349,7 +350,7 @@ def _index_bytes(file: File) -> bytes:
         raise FormatError(
             "Git LFS pointer instead of the file itself",
             file=file.path,
-            hint=("run git lfs pull to fetch the file"),
+            hint="run git lfs pull to fetch the file",
         )
     if not data:
         raise TruncatedError("the index is empty", file=file.path)

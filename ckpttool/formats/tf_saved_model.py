@@ -540,7 +540,7 @@ class _SavedModelLister:
         if data.startswith(b"version https://git-lfs"):
             raise FormatError(
                 "it is a Git LFS pointer instead of the file itself",
-                hint=("run git lfs pull to fetch the file"),
+                hint="run git lfs pull to fetch the file",
             )
         return memoryview(data)
 

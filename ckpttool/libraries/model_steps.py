@@ -269,6 +269,8 @@ def is_foreign(layer: Mapping[str, Any]) -> bool:
     """Return whether a layer's or a model's class is custom, whatever its name."""
     module, registered = layer.get("module"), layer.get("registered_name")
     own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
+    # A class of a script or notebook has no module, only its name (Keras 3); Keras's classes have both.
+    own = own or ("module" in layer and module is None and isinstance(registered, str))
     return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
 
 

@@ -638,6 +638,15 @@ def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, format="pytorch", tree=tree, notes=notes)
 
 
+def list_unread_constants(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """Return the names of constants that no layer reads: those that may be weights, and the others."""
+    plan, tree = plan_state_dict(checkpoint).plan, checkpoint.tree
+    used, other = {move.source for move in plan.moves}, {*plan.consumed, *plan.kept}
+    names = [(path, tree.names[path]) for path, _ in tree.tensors() if path not in used]
+    lost = [name for path, name in names if path not in other]
+    return lost, [name for path, name in names if path in other]
+
+
 def map_weight_constants(plan: Plan) -> dict[Path, Path]:
     """Return, for each weight stored as one whole constant, that constant."""
     return {move.target: move.source for move in plan.moves}

@@ -94,8 +94,9 @@ class KerasOptimizerArguments:
         own = {name: self.known.value(str(path[1].value), _weight(path)) for name, path in self.kept()}
         return {**before, **own}
 
-    def notes(self) -> Iterator[str]:
-        """Yield what a program must configure so that training resumes unchanged."""
+    @property
+    def constructor(self) -> str | None:
+        """The Python expression that creates the optimizer; None if Keras's defaults are sufficient."""
         known = self.known
         names = [
             n
@@ -105,12 +106,23 @@ class KerasOptimizerArguments:
         shown = [f"{name}={known.value(name)}" for name in names]
         flags = [name for name in _FLAGS if name in self.family.constructed]
         shown += [f"{name}=True" for name in flags if known.value(name) is True]
-        rates = sorted({rate for weight in self.weights if (rate := self._decay(weight))})
+        rates = self._rates()
         if self.decoupled and len(rates) == 1:
             shown.append(f"weight_decay={rates[0]}")
-        if shown:
-            cls = "AdamW" if self.decoupled else self.family.name
-            yield f"{known.name}: restore into keras.optimizers.{cls}({', '.join(shown)})"
+        if not shown:
+            return None
+        cls = "AdamW" if self.decoupled else self.family.name
+        return f"keras.optimizers.{cls}({', '.join(shown)})"
+
+    def _rates(self) -> list[float]:
+        """Return the distinct rates of weight decay, without zero."""
+        return sorted({rate for weight in self.weights if (rate := self._decay(weight))})
+
+    def notes(self) -> Iterator[str]:
+        """Yield what a program must configure so that training resumes unchanged."""
+        known, rates = self.known, self._rates()
+        if self.constructor is not None:
+            yield f"{known.name}: restore into {self.constructor}"
         kept = {path for _, path in self.kept()}
         ours = frozenset(self.family.torch_settings.values())
         lost = [path for _, path in known.flat() if path not in kept and str(path[1].value) in ours]
@@ -1068,7 +1080,7 @@ def bind_torch_optimizers(
         how = (
             "matched by param_names"
             if named
-            else ("matched by the order of param_groups and the shapes of all slots")
+            else "matched by the order of param_groups and the shapes of all slots"
         )
         if not named and own != networks.get(name, own) and len(own) == len(networks[name]):
             how = "matched by the only module order that fits the shapes of all slots"

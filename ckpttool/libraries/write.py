@@ -141,7 +141,7 @@ class StatisticsRow(NamedTuple):
             why = (
                 f"{library} {limit} after normalising"
                 if norm.clip != self.clip
-                else ("the variance of one dimension is too small")
+                else "the variance of one dimension is too small"
             )
             if self.required:
                 raise UnsupportedError(

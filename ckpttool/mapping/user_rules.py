@@ -76,7 +76,9 @@ def load_rules(path: str) -> RuleFile:
     import tomllib  # most conversions need no rules
 
     if not os.path.isfile(path):
-        raise NotFoundError("rule file not found", file=path)
+        raise NotFoundError(
+            "rule file not found", file=path, hint="use --dry-run instead of --map to list the entries to map"
+        )
     if os.path.getsize(path) > _MOST_BYTES:
         raise UsageError("the rule file is too large", file=path, expected=f"at most {_MOST_BYTES:,} bytes")
     with open(path, "rb") as stream:

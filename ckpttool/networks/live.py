@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -496,12 +496,12 @@ def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> 
 # still fails, the previous ones are rolled back.
 
 
-def assign(values: Iterable[tuple[str, Any, Leaf]]) -> None:
+def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     """Assign values to live tensors: name, variable or torch.Tensor, and unread value of each.
 
-    All values are in memory at once. The model's types (e.g. bfloat16) and devices do not change;
-    gradients are not recorded. Raise errors of reading, MappingError for a value of another shape or
-    kind, UnsupportedError for a tensor that cannot be changed.
+    Return the function that restores the former values. All values are in memory at once. The model's types
+    (e.g. bfloat16) and devices do not change; gradients are not recorded. Raise errors of reading,
+    MappingError for a value of another shape or kind, UnsupportedError for a tensor that cannot be changed.
     """
     staged = [_stage_assignment(name, variable, leaf) for name, variable, leaf in values]
     done: list[_TorchAssignment | _VariableAssignment] = []
@@ -517,6 +517,12 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> None:
         name = staged[len(done)].name
         reason = str(error).strip().partition("\n")[0]
         raise UnsupportedError(f"cannot change the tensor: {reason}", path=name) from error
+
+    def undo() -> None:
+        for each in reversed(done):
+            each.swap()
+
+    return undo
 
 
 def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment | _VariableAssignment:

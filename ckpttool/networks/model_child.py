@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.core import search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks.messages import Message, message_pipes, serve
+from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
 
 # Evidence from one call of a model: the layers that flatten an image before a dense layer.
@@ -271,16 +271,7 @@ def call_factory(name: str, arguments: Any) -> Any:
 
     Raise a one-line UsageError if the module or factory does not exist, or if it raises.
     """
-    where, colon, what = name.partition(":")
-    if not (where and colon and what):
-        raise UsageError("--like requires package.module:factory", found=name)
-    found = _import_module(where, name)
-    for part in what.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), 1)
-            hint = f"did you mean {close[0]}" if close else None
-            raise UsageError(f"{where} has no attribute {what}", hint=hint)
-        found = getattr(found, part)
+    found = find_named_object(name, "--like")
     if not callable(found) or (arguments is None and is_model(found)):
         return found
     given = {} if arguments is None else arguments
@@ -288,6 +279,24 @@ def call_factory(name: str, arguments: Any) -> Any:
         return found(**given) if isinstance(given, dict) else found(*given)
     except (Exception, SystemExit) as error:
         raise UsageError(f"{name} raises {last_error_line(error)}") from error
+
+
+def find_named_object(name: str, option: str) -> Any:
+    """Return the object that `package.module:name` denotes; raise UsageError if there is none."""
+    where, colon, what = name.partition(":")
+    if not (where and colon and what):
+        wanted, example = ("factory", "Actor") if option == "--like" else ("function", "loss")
+        module = name.removesuffix(".py").replace("/", ".")
+        hint = f"e.g. {option} {module}:{example}, for the class or function {example}" if module else None
+        raise UsageError(f"{option} requires package.module:{wanted}", found=name, hint=hint)
+    found = _import_module(where, name)
+    for part in what.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"did you mean {close[0]}" if close else None
+            raise UsageError(f"{where} has no attribute {what}", hint=hint)
+        found = getattr(found, part)
+    return found
 
 
 def find_user_module(name: str) -> None:
@@ -1150,14 +1159,3 @@ HANDLERS = {
     "load": _load,
     "close": _close,
 }
-
-
-def main() -> None:
-    """Run the process that holds a model for its parent."""
-    with message_pipes() as (requests, answers):
-        serve(ModelSession(), HANDLERS, requests, answers)
-
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import importlib
+import inspect
 import itertools
-import json
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks import model_child
+from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
+from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
 
@@ -32,13 +33,18 @@ ROOT = "(model)"
 # Values of any framework as arrays by name.
 
 
-def to_array(value: Any) -> Any:
-    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
+def view_array(value: Any) -> Any:
+    """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        return np.array(value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy())
-    array = np.array(value.numpy() if hasattr(value, "numpy") else value)
+        return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def to_array(value: Any) -> Any:
+    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
+    return np.array(view_array(value))
 
 
 def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
@@ -72,15 +78,17 @@ def _tensors(value: Any) -> list[Any]:
     return [tensor for _, tensor in named_tensors(value)]
 
 
-def describe_tensor(name: str, array: Any) -> dict[str, Any]:
+def describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
     """Return the shape of a tensor, and a description of its values that no reordering changes."""
-    flat = np.sort(np.asarray(array).reshape(-1).astype(np.float32), kind="stable") + np.float32(0)
+    array = view_array(tensor)
+    flat = np.sort(array.reshape(-1).astype(np.float32, copy=False))
+    flat += np.float32(0)  # the two zeros are one number
     at = np.linspace(0, max(flat.size - 1, 0), _QUANTILES).astype(int)
     return {
         "name": name,
         "shape": list(array.shape),
         "dtype": array.dtype.name,
-        "values": hashlib.sha256(flat.tobytes()).hexdigest(),
+        "values": hashlib.sha256(flat.data).hexdigest(),
         "constant": bool(flat.size == 0 or flat[0] == flat[-1]),
         "quantiles": [float(each) for each in flat[at]] if flat.size else [],
     }
@@ -122,21 +130,23 @@ class CallRecorder:
         rows = []
         for place, tensor in enumerate(_tensors(value)):
             try:
-                array = to_array(tensor)
+                array = view_array(tensor)
             except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
                 continue
-            numbers = array.dtype.kind in "fiub" and array.size
-            row = {
-                "shape": list(array.shape),
-                "kind": array.dtype.kind,
-                "largest": float(np.abs(array.astype(np.float64)).max()) if numbers else 0.0,
-            }
+            row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
             if self._folder is not None:
                 name = f"call-{len(self.calls)}-{what}-{place}-{len(os.listdir(self._folder))}.npy"
                 np.save(self._folder / name, array, allow_pickle=False)
                 row["file"] = name
             rows.append(row)
         return rows
+
+
+def _largest(array: Any) -> float:
+    """Return the largest magnitude, 0 without numbers."""
+    if array.dtype.kind not in "fiub" or not array.size:
+        return 0.0
+    return float(np.maximum(float(array.max()), -float(array.min())))
 
 
 class ModelRunner:
@@ -169,9 +179,13 @@ class ModelRunner:
         """Return the array as the framework's tensor."""
         return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by name."""
+        return named_tensors(made)
+
     def outputs(self, made: Any) -> list[tuple[str, Any]]:
         """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in named_tensors(made)]
+        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64; raise any error if that is impossible."""
@@ -179,7 +193,7 @@ class ModelRunner:
         raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
 
     def layers(self) -> list[dict[str, Any]]:
-        """Return path, class, settings and tensors (arrays by name) of every layer."""
+        """Return path, class, settings and tensors (the framework's, by name) of every layer."""
         return []
 
     @contextlib.contextmanager
@@ -250,7 +264,7 @@ class TorchRunner(ModelRunner):
                     "class": getattr(module, "original_name", None) or model_child.framework_class(module),
                     "name": type(module).__name__,
                     "settings": model_child.plain_settings(held),
-                    "tensors": {name: to_array(each) for name, each in own.items() if each is not None},
+                    "tensors": {name: each for name, each in own.items() if not _is_missing(each)},
                 }
             )
         return found
@@ -307,16 +321,18 @@ class TorchRunner(ModelRunner):
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a module's result with changed tensors and settings, which are restored afterwards."""
         model = self.exact if exact else self.model
-        module = model if path == ROOT else model.get_submodule(path)
+        module = model if path == ROOT else _submodule(model, path)
         held: Any
         with contextlib.ExitStack() as undo, self._torch.no_grad():
-            for name, array in changes["tensors"].items():
-                held = getattr(module, name, None)
+            for full, array in changes["tensors"].items():
+                part, _, name = full.rpartition("/")
+                owner = _submodule(module, part.replace("/", "."))
+                held = getattr(owner, name, None)
                 value = self._torch.from_numpy(np.ascontiguousarray(array))
                 value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
                 if held is None:
-                    undo.callback(setattr, module, name, None)
-                    setattr(module, name, self._torch.nn.Parameter(value))
+                    undo.callback(setattr, owner, name, None)
+                    setattr(owner, name, self._torch.nn.Parameter(value))
                 else:
                     undo.callback(setattr, held, "data", held.data)
                     held.data = value.to(held.dtype)
@@ -330,16 +346,107 @@ class TorchRunner(ModelRunner):
         return "first" if any("Conv" in each["class"] for each in self.layers()) else ""
 
 
-class ScriptRunner(TorchRunner):
-    """A TorchScript program; hooks do not see the calls inside it."""
+def _submodule(module: Any, path: str) -> Any:
+    """Return a module by its path; programs have no get_submodule."""
+    for name in path.split(".") if path else ():
+        module = getattr(module, name)
+    return module
 
-    observable = False
+
+def _is_missing(tensor: Any) -> bool:
+    """Return whether a parameter has no values: none at all, or those of the first call."""
+    return tensor is None or type(tensor).__name__.startswith("Uninitialized")
+
+
+class ScriptRunner(TorchRunner):
+    """A TorchScript program, whose calls of modules are extra results of a copy of its graph.
+
+    Hooks do not fire inside a program. A module called in a branch or a loop of the graph is not recorded.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._recorder: CallRecorder | None = None
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs; with a recorder, those of the copy of the graph."""
+        if self._recorder is None:
+            return super().call(names, arrays, exact=exact)
+        model = self.exact if exact else self.model
+        given = [self.tensor(each, exact=exact) for each in arrays]
+        with self._torch.no_grad():
+            return self.styles(names, given)[self.style](
+                lambda *args, **kwargs: self._record(model, "", "forward", _positional(model, args, kwargs))
+            )
+
+    def _record(self, module: Any, path: str, method: str, args: list[Any]) -> Any:
+        """Call a method of a module and record it, and the calls inside it; return the result."""
+        assert self._recorder is not None  # noqa: S101 - set while calls are recorded
+        record = self._recorder.enter(path or ROOT, args, {}) if method.startswith("forward") else None
+        observed, calls = _observed_method(self._torch, module._c._get_method(method))
+        values: list[Any]
+        made, *values = observed(module, *args) if calls else (getattr(module, method)(*args),)
+        for name, inner, count in calls:
+            given, values = list(values[:count]), values[count:]
+            part = _submodule(module, name)
+            below = ".".join(filter(None, (path, name)))
+            if _has_calls(part._c._get_method(inner)):
+                self._record(part, below, inner, given)
+            elif inner.startswith("forward"):
+                self._recorder.leave(self._recorder.enter(below, given, {}), values[0])
+            values = values[1:]
+        if method.startswith("forward"):
+            self._recorder.leave(record, made)
+        return made
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the calls of modules."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+def _positional(model: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments of a program's forward method by position, defaults included."""
+    rest = model._c._get_method("forward").schema.arguments[1 + len(args) :]
+    held = [each for each in rest if each.name in kwargs or each.has_default_value()]
+    return [*args, *(kwargs.get(each.name, each.default_value) for each in held)]
+
+
+def _module_path(value: Any) -> str:
+    """Return the path of the module that a value of a graph is, from the graph's own module."""
+    steps = []  # type: list[str]
+    while value.node().kind() == "prim::GetAttr":
+        steps.insert(0, value.node().s("name"))
+        value = value.node().input()
+    return ".".join(steps)
+
+
+def _has_calls(method: Any) -> bool:
+    return any(node.kind() == "prim::CallMethod" for node in method.graph.nodes())
+
+
+def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str, int]]]:
+    """Return a method that also returns inputs and results of the calls in it, and those calls in order.
+
+    A call is the module's path, the method, and the number of inputs.
+    """
+    graph = method.graph.copy()
+    calls = []
+    for node in list(graph.nodes()):
+        if node.kind() == "prim::CallMethod":
+            module, *given = node.inputs()
+            calls.append((_module_path(module), node.s("name"), len(given)))
+            for value in (*given, node.output()):
+                graph.registerOutput(value)
+    if not calls:
+        return None, []
+    graph.makeMultiOutputIntoTuple()
+    return torch._C._create_function_from_graph("observed", graph), calls
 
 
 def _all_lines(error: BaseException | None) -> str:
@@ -348,10 +455,13 @@ def _all_lines(error: BaseException | None) -> str:
 
 def _read_torch_file(torch: Any, file: str) -> Any:
     if file.endswith(".npz"):
-        with np.load(file, allow_pickle=False) as held:
-            return {name: torch.from_numpy(held[name]) for name in held.files}
+        try:
+            with np.load(file, allow_pickle=False) as held:
+                return {name: torch.from_numpy(held[name]) for name in held.files}
+        except Exception as error:
+            raise UsageError(f"NumPy refuses the file: {last_error_line(error)}", file=file) from error
     if file.endswith(".safetensors"):
-        return _read_safetensors(torch, file)
+        return _read_safetensors(file)
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -360,25 +470,19 @@ def _read_torch_file(torch: Any, file: str) -> Any:
         ) from error
 
 
-_SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
-_SAFETENSORS.update({"I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"})
-
-
-def _read_safetensors(torch: Any, file: str) -> Any:
-    with contextlib.suppress(ImportError):
+def _read_safetensors(file: str) -> Any:
+    try:
         from safetensors.torch import load_file
-
+    except ImportError:
+        raise UsageError(
+            "safetensors is not installed in the environment that runs the model",
+            file=file,
+            hint="run pip install safetensors in that environment, or convert the file to .pt",
+        ) from None
+    try:
         return load_file(file)
-    data = bytearray(Path(file).read_bytes())
-    start = 8 + int.from_bytes(data[:8], "little")
-    found = {}
-    for name, each in json.loads(bytes(data[8:start]).decode()).items():
-        if name != "__metadata__":
-            begin, end = each["data_offsets"]
-            flat = torch.frombuffer(data[start + begin : start + end] or bytearray(8), dtype=torch.uint8)
-            flat = flat[: end - begin].view(getattr(torch, _SAFETENSORS[each["dtype"]]))
-            found[name] = flat.reshape(each["shape"])
-    return found
+    except Exception as error:
+        raise UsageError(f"safetensors refuses the file: {_all_lines(error)}", file=file) from error
 
 
 def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
@@ -430,7 +534,7 @@ def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
         "class": module["class"],
         "name": module["class"],
         "settings": module["facts"],
-        "tensors": {name: to_array(variables[number]) for name, number in module["tensors"]},
+        "tensors": {name: variables[number] for name, number in module["tensors"]},
     }
 
 
@@ -448,7 +552,8 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             made = (
                 tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
             )
-            made.restore(file).assert_existing_objects_matched()
+            # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
+            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:
@@ -543,18 +648,17 @@ class KerasRunner(TensorFlowRunner):
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        found = super().outputs(made)
+        found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), array) for name, (_, array) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64: from its configuration, or by another call of the factory."""
-        keras: Any = sys.modules[type(self.model).__mro__[-2].__module__.partition(".")[0]]
-        keras = next((sys.modules[n] for n in ("keras", "tf_keras") if n in sys.modules), keras)
+        keras = _keras_of(self.model)
         floatx = keras.backend.floatx()
         try:
             keras.backend.set_floatx("float64")
@@ -596,21 +700,27 @@ class KerasRunner(TensorFlowRunner):
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
         """Record calls by wrapping `__call__` of Keras's layers, and what they pass to their activations."""
-        model = self.exact if exact else self.model
-        found = [
-            (each, "/".join(path) or ROOT) for path, each in model_child.iter_keras_layers([], model, set())
-        ]
-        with _CallWrapper(recorder, found).wrapped():
+        with _CallWrapper(recorder, self._layers_by_path(exact=exact)).wrapped():
             yield
+
+    def _layers_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
+        """Return every layer with its path in the model: automatic names of the float64 copy are others."""
+        known = list(model_child.iter_keras_layers([], self.model, set()))
+        found = list(model_child.iter_keras_layers([], self.exact, set())) if exact else known
+        paths = known if len(found) == len(known) else found
+        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in _paired(paths, found)]
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
-        model = self.exact if exact else self.model
-        held = model_child.iter_keras_layers([], model, set())
-        layer = next(each for found, each in held if ("/".join(found) or ROOT) == path)
-        variables = list(model.weights)
+        layers = {found: each for each, found in self._layers_by_path(exact=exact)}
+        layer = layers[path]
+        variables = list((self.exact if exact else self.model).weights)
         numbers = {id(variable): place for place, variable in enumerate(variables)}
         own = dict(model_child.own_keras_weights(layer, numbers))
+        for found, each in layers.items():
+            if found.startswith(path + "/"):
+                rows = model_child.own_keras_weights(each, numbers)
+                own.update((found[len(path) + 1 :] + "/" + name, number) for name, number in rows)
         with contextlib.ExitStack() as undo:
             for name, array in changes["tensors"].items():
                 variable = variables[own[name]]
@@ -618,7 +728,7 @@ class KerasRunner(TensorFlowRunner):
                 variable.assign(array)
             for name, value in changes["settings"].items():
                 undo.callback(setattr, layer, name, getattr(layer, name))
-                setattr(layer, name, _keras_setting(name, value))
+                setattr(layer, name, _keras_setting(layer, name, value))
             return layer(*call[0], **call[1])
 
     def versions(self) -> dict[str, str]:
@@ -643,10 +753,16 @@ def _set_policy(keras: Any, name: str) -> None:
         keras.mixed_precision.set_global_policy(name)
 
 
-def _keras_setting(name: str, value: Any) -> Any:
+def _keras_of(model: Any) -> Any:
+    """Return the library of a model or layer: keras, tf_keras, or Keras 2 inside TensorFlow."""
+    tops = [base.__module__.partition(".")[0] for base in type(model).__mro__]
+    name = next((each for each in tops if each in ("keras", "tf_keras")), "")
+    return sys.modules[name] if name else sys.modules["tensorflow"].keras
+
+
+def _keras_setting(layer: Any, name: str, value: Any) -> Any:
     if name == "activation":
-        keras: Any = next(sys.modules[each] for each in ("keras", "tf_keras") if each in sys.modules)
-        return keras.activations.get(value)
+        return _keras_of(layer).activations.get(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -665,13 +781,52 @@ def _in_float64(config: Any) -> Any:
 
 
 class SignatureRunner(TensorFlowRunner):
-    """A signature of a SavedModel: a graph, whose calls are not recorded."""
-
-    observable = False
+    """A signature of a SavedModel: its layers are groups of operations of its graph."""
 
     def __init__(self, loaded: Any, name: str) -> None:
         super().__init__(loaded.signatures[name])
         self._loaded = loaded  # the variables end with it
+        self._graph: Any = None
+        self._held: dict[str, Any] = {}
+        self._groups: dict[str, GraphLayer] = {}
+        self._recorder: CallRecorder | None = None
+        try:
+            self._find_layers()
+        except Exception:  # noqa: BLE001 - a graph that cannot be copied still runs as a whole
+            self.observable = False
+            self._groups = {}
+
+    def _find_layers(self) -> None:
+        """Copy the graph with all functions inlined, and group its operations."""
+        convert = importlib.import_module("tensorflow.python.framework.convert_to_constants")
+        names = {id(variable.handle): variable.name for variable in self.model.variables}
+        titles = {
+            inner.op.name: names[id(outer)]
+            for outer, inner in self.model.graph.captures
+            if id(outer) in names
+        }
+        self._graph = convert.convert_variables_to_constants_v2(self.model, lower_control_flow=False)
+        operations, weights, constants = [], set(), set()
+        for each in self._graph.graph.get_operations():
+            if each.type == "Const":
+                constants.add(each.outputs[0].name)
+                if each.outputs[0].dtype.is_floating and each.outputs[0].shape.num_elements() > 1:
+                    weights.add(each.outputs[0].name)
+            else:
+                gives = [value.name for value in each.outputs]
+                takes = [value.name for value in each.inputs]
+                operations.append(
+                    GraphOperation(each.name, each.type, takes, gives, _operation_settings(each))
+                )
+        outputs = [value.name for value in self._graph.outputs]
+        found = LayerGrouping(operations, constants, weights, outputs).layers()
+        self._groups = {each.path: each for each in found}
+        for name in dict.fromkeys(name for each in found for name in each.held):
+            title = titles.get(name.partition(":")[0], name).partition(":")[0].rpartition("/")[2]
+            if title.startswith(("Variable", "unknown")):
+                rank = len(self._graph.graph.get_tensor_by_name(name).shape)
+                title = "kernel" if rank > 1 else "bias"
+            self._held[name] = title
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
@@ -686,9 +841,81 @@ class SignatureRunner(TensorFlowRunner):
         by_name = dict(_paired(names, given))
         return [lambda f: f(**by_name)]
 
+    def _named(self, layer: GraphLayer) -> dict[str, str]:
+        """Return the constants of a layer by the names of their variables."""
+        found: dict[str, str] = {}
+        for name in layer.held:
+            title = self._held[name]
+            found[title if title not in found else f"{title}_{len(found)}"] = name
+        return found
+
     def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: a graph has no layers."""
-        return []
+        """Return every group of operations with its weights."""
+        values = {name: self._value(name) for name in self._held}
+        return [
+            {
+                "path": path,
+                "class": each.cls,
+                "name": each.cls,
+                "settings": each.settings,
+                "tensors": {title: values[name] for title, name in self._named(each).items()},
+            }
+            for path, each in self._groups.items()
+        ]
+
+    def _value(self, name: str) -> Any:
+        tensorflow: Any = sys.modules["tensorflow"]
+        operation = self._graph.graph.get_operation_by_name(name.partition(":")[0])
+        return tensorflow.make_ndarray(operation.get_attr("value"))
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the signature's outputs; with a recorder, the values between layers are computed, too."""
+        if self._recorder is not None:
+            self._record(self._recorder, names, arrays)
+        return super().call(names, arrays, exact=exact)
+
+    def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
+        """Compute the values between the layers."""
+        given = dict(_paired(names, arrays))
+        specs = self.model.structured_input_signature[1]
+        by_tensor = {specs[name].name + ":0": given[name] for name in names}
+        feeds = list(self._graph.inputs)
+        wanted = dict.fromkeys(
+            name for each in self._groups.values() for name in (each.takes, each.before, each.gives) if name
+        )
+        graph = self._graph.graph
+        fetches = [name for name in wanted if name not in by_tensor]
+        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
+        made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
+        values = dict(_paired(fetches, made), **by_tensor)
+        for path, each in self._groups.items():
+            record = recorder.enter(path, (values[each.takes],), {})
+            if record is not None and each.before:
+                recorder.before_activation(record, values[each.before])
+            recorder.leave(record, values[each.gives])
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the value that a layer gives with other weights; its attributes are fixed."""
+        del exact
+        layer = self._groups[path]
+        end = layer.gives
+        if changes["settings"].get("activation") == "linear":
+            end = layer.before or end
+        elif changes["settings"]:
+            raise UnsupportedError("operations of a graph have fixed attributes")
+        names = self._named(layer)
+        graph = self._graph.graph
+        feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
+        given = [call[0][0], *changes["tensors"].values()]
+        run = self._graph.prune(
+            [graph.get_tensor_by_name(each) for each in feeds], graph.get_tensor_by_name(end)
+        )
+        return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Raise UnsupportedError: the graph has fixed dtypes."""
+        del names, arrays
+        raise UnsupportedError("the operations of a SavedModel have the dtypes of its graph")
 
     def channels(self) -> str:
         """Return the data format of the first convolution in the graph."""
@@ -701,13 +928,36 @@ class SignatureRunner(TensorFlowRunner):
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record nothing."""
-        del recorder, exact
-        yield
+        """Record the values between layers."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+
+_ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
+
+
+def _operation_settings(operation: Any) -> dict[str, Any]:
+    """Return the settings of a TensorFlow operation in the form of Keras's."""
+    held = operation.node_def.attr
+    found: dict[str, Any] = {}
+    if "padding" in held and held["padding"].s in (b"SAME", b"VALID"):
+        found["padding"] = held["padding"].s.decode().lower()
+    if "epsilon" in held:
+        found["epsilon"] = held["epsilon"].f
+    for name, title in _ATTRIBUTES.items():
+        numbers = [int(each) for each in held[name].list.i] if name in held else []
+        if len(numbers) > 2:
+            found[title] = numbers[2:] if held["data_format"].s.startswith(b"NC") else numbers[1:-1]
+    return found
 
 
 # ONNX: every node with initializers is a layer.
 
+_MOST_EXACT = 1 << 22
 _ONNX_TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
@@ -721,7 +971,8 @@ class OnnxRunner(ModelRunner):
 
         super().__init__(onnx.load(file))
         self._onnx = onnx
-        self._held = {each.name: each for each in self.model.graph.initializer}
+        array = onnx.numpy_helper.to_array
+        self._held = {each.name: array(each) for each in self.model.graph.initializer}
         self._run, self.engine = self._session(self.model)
         self._nodes = list(self._layer_nodes())
         self._recorder: CallRecorder | None = None
@@ -739,6 +990,59 @@ class OnnxRunner(ModelRunner):
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         return session.run, "onnxruntime"
 
+    @staticmethod
+    def _evaluator(model: Any) -> Any:
+        """Return what runs a model in the dtypes of its inputs: onnx's own evaluator, in NumPy."""
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(model).run
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
+        del names, arrays
+        if sum(each.size for each in self._held.values()) > _MOST_EXACT:
+            raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
+        made = copy.deepcopy(self.model)
+        for each in made.graph.initializer:
+            each.CopyFrom(self._in_float64(each))
+        for node in made.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "to" and attribute.i == 1:
+                    attribute.i = 11
+                elif attribute.name == "value" and attribute.t.data_type == 1:
+                    attribute.t.CopyFrom(self._in_float64(attribute.t))
+        self.exact = made
+
+    def _in_float64(self, tensor: Any) -> Any:
+        numbers = self._onnx.numpy_helper
+        if tensor.data_type != 1:
+            return tensor
+        return numbers.from_array(numbers.to_array(tensor).astype(np.float64), tensor.name)
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the result of a node with other initializers or attributes."""
+        row = next(each for each in self._nodes if each["path"] == path)
+        make, given = self._onnx.helper, call[0][0]
+        nodes = [copy.deepcopy(each) for each in row["parts"]]
+        for name, value in changes["settings"].items():
+            kept = [each for each in nodes[0].attribute if each.name != name]
+            del nodes[0].attribute[:]
+            nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
+        held = []
+        for name in row["held"]:
+            array = np.asarray(changes["tensors"].get(name, self._held[name]))
+            array = array.astype(given.dtype) if array.dtype.kind == "f" else array
+            held.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        kind = make.np_dtype_to_tensor_dtype(given.dtype)
+        takes = [make.make_tensor_value_info(row["takes"], kind, given.shape)]
+        gives = [self._onnx.ValueInfoProto(name=row["gives"])]
+        graph = make.make_graph(nodes, "layer", takes, gives, held)
+        model = make.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        run = self._evaluator(model) if exact else self._session(model)[0]
+        return run(None, {row["takes"]: given})[0]
+
     def inputs(self) -> list[dict[str, Any]]:
         """Return the graph's inputs without initializers."""
         rows = []
@@ -753,16 +1057,16 @@ class OnnxRunner(ModelRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        del exact
-        given = dict(_paired(names, arrays))
+        given = dict(_paired(names, [self.tensor(each, exact=exact) for each in arrays]))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
-            return dict(_paired(outputs, self._run(None, given)))
-        observed = copy.deepcopy(self.model)
+            run = self._evaluator(self.exact) if exact else self._run
+            return dict(_paired(outputs, run(None, given)))
+        observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
-        run, _ = self._session(observed)
+        run = self._evaluator(observed) if exact else self._session(observed)[0]
         made = dict(_paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
@@ -781,7 +1085,7 @@ class OnnxRunner(ModelRunner):
         for number, node in enumerate(nodes):
             if number in merged or not node.output:
                 continue
-            held = [name for name in node.input if name in self._held]
+            held, parts = [name for name in node.input if name in self._held], [node]
             takes = next((name for name in node.input if name not in self._held), "")
             gives = node.output[0]
             after = users.get(gives, [])
@@ -790,11 +1094,13 @@ class OnnxRunner(ModelRunner):
                 if held and biases:
                     held, gives = [*held, *biases], after[0].output[0]
                     merged.add(nodes.index(after[0]))
+                    parts.append(after[0])
             path = node.name or f"{node.op_type}_{number}"
             yield {
                 "path": path,
                 "class": node.op_type,
                 "node": node,
+                "parts": parts,
                 "held": held,
                 "takes": takes,
                 "gives": gives,
@@ -802,7 +1108,6 @@ class OnnxRunner(ModelRunner):
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every node with its initializers and attributes."""
-        array = self._onnx.numpy_helper.to_array
         return [
             {
                 "path": row["path"],
@@ -811,7 +1116,7 @@ class OnnxRunner(ModelRunner):
                 "settings": model_child.plain_settings(
                     {each.name: self._onnx.helper.get_attribute_value(each) for each in row["node"].attribute}
                 ),
-                "tensors": {name: array(self._held[name]) for name in row["held"]},
+                "tensors": {name: self._held[name] for name in row["held"]},
             }
             for row in self._nodes
         ]
@@ -842,74 +1147,38 @@ class OnnxRunner(ModelRunner):
 # Opening a side: a file that contains a whole model, or the user's factory.
 
 
-def open_keras(file: str, *, run_code: bool) -> KerasRunner:
-    """Open a `.keras` or `.h5` model; raise UsageError if it contains code and that may not run."""
-    config = _keras_config(file)
-    if config is None:
-        raise UsageError(
-            "the file contains weights without the model's configuration",
-            file=file,
-            hint="name the code that builds the model: --like-a or --like-b MODULE:FACTORY",
-        )
-    foreign = sorted({*_foreign_code(config)})
-    if foreign and not run_code:
-        raise UsageError(
-            f"opening the model runs code that it names or contains ({', '.join(foreign[:3])})",
-            file=file,
-            hint="add --run-code if you trust the file",
-        )
-    keras = _import_keras(config)
+def open_keras(file: str, version: str, *, run_code: bool) -> KerasRunner:
+    """Open a `.keras` or `.h5` model that a version of Keras wrote.
+
+    The caller has audited the configuration: without `run_code` it names plain classes of Keras only.
+    """
+    keras = _import_keras(version)
     given: dict[str, Any] = {"compile": False}
-    if not run_code or foreign:
+    # Keras 2 before 2.13 runs any code of a file: the audit is the only protection there.
+    if "safe_mode" in inspect.signature(keras.models.load_model).parameters:
         given["safe_mode"] = not run_code
     try:
-        try:
-            return KerasRunner(keras.models.load_model(file, **given))
-        except TypeError:  # Keras 2 has no safe_mode for every format
-            return KerasRunner(keras.models.load_model(file, compile=False))
+        return KerasRunner(keras.models.load_model(file, **given))
     except Exception as error:
         raise UsageError(f"Keras cannot open the model: {_all_lines(error)}", file=file) from error
 
 
-def _import_keras(config: Any) -> Any:
-    del config
-    try:
-        import keras
-    except ImportError:
+def _import_keras(version: str) -> Any:
+    """Return the Keras that wrote the file, by its version; else the installed one."""
+    names = ["keras", "tf_keras"]
+    if version.startswith(("0.", "1.", "2.")):
+        names.reverse()
+    first: ImportError | None = None
+    for name in names:
         try:
-            import tf_keras as keras  # type: ignore[no-redef, import-not-found, unused-ignore]
-        except ImportError:
-            raise UsageError(
-                "Keras is not installed in this environment",
-                hint="use --python-a or --python-b to select the interpreter of another environment",
-            ) from None
-    return keras
-
-
-def _keras_config(file: str) -> Any:
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            return json.loads(archive.read("config.json").decode())
-    import h5py  # type: ignore[import-untyped]
-
-    with h5py.File(file, "r") as held:
-        text = held.attrs.get("model_config")
-    return None if text is None else json.loads(text.decode() if isinstance(text, bytes) else text)
-
-
-def _foreign_code(config: Any) -> Iterator[str]:
-    """Yield what in a configuration is not a plain class of Keras."""
-    if isinstance(config, list):
-        for each in config:
-            yield from _foreign_code(each)
-    elif isinstance(config, dict):
-        module, name = config.get("module"), config.get("class_name")
-        if name in ("Lambda", "__lambda__", "function"):
-            yield "a Lambda layer" if name == "Lambda" else "a function"
-        elif isinstance(module, str) and isinstance(name, str) and module.partition(".")[0] != "keras":
-            yield f"{module}.{name}"
-        for each in config.values():
-            yield from _foreign_code(each)
+            return importlib.import_module(name)
+        except ImportError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - both imports failed
+    raise UsageError(
+        f"Keras cannot be imported in this environment: {last_error_line(first)}",
+        hint="use --python-a or --python-b to select the interpreter of another environment",
+    ) from first
 
 
 def open_script(file: str) -> ScriptRunner:
@@ -952,23 +1221,38 @@ def open_factory(factory: str, arguments: Any) -> ModelRunner:
             expected="a torch.nn.Module, a keras.Model or a tf.Module",
             found=type(made).__name__,
         )
+    return wrap_model(made, lambda: call_factory(factory, arguments))
+
+
+def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
+    """Return what runs a model of any framework; `again` creates another one like it."""
+    framework = model_framework(model)
     if framework == "torch":
-        return TorchRunner(made)
-    if framework == "keras":
-        return KerasRunner(made, lambda: call_factory(factory, arguments))
-    return TensorFlowRunner(made)
+        return TorchRunner(model)
+    return KerasRunner(model, again) if framework == "keras" else TensorFlowRunner(model)
 
 
 # Program of the process.
 
 
 class RunnerSession:
-    """The model of this process, and the calls that may be repeated."""
+    """The model of this process, and the calls that may be repeated.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `held` creates what runs a model that the process has already.
+    """
+
+    def __init__(self, folder: Path, held: Callable[[], ModelRunner] | None = None) -> None:
+        self.folder, self.held = folder, held
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.trainer: Any = None
+        self._layers: list[dict[str, Any]] | None = None
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return the layers of the prepared model: the first call may create some."""
+        if self._layers is None:
+            self._layers = self.runner.layers()
+        return self._layers
 
     def given(self, count: int) -> list[Any]:
         """Return the inputs that the parent wrote."""
@@ -977,10 +1261,12 @@ class RunnerSession:
 
 def _open(session: RunnerSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
-    if kind == "factory":
+    if session.held is not None:
+        runner = session.held()
+    elif kind == "factory":
         runner = open_factory(message["factory"], message["arguments"])
     elif kind == "keras":
-        runner = open_keras(file, run_code=message["run_code"])
+        runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
     elif kind == "torchscript":
         runner = open_script(file)
     elif kind == "saved_model":
@@ -1011,12 +1297,12 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
     if lazy and message["file"]:
         notes = runner.load(message["file"])
-    size = sum(int(np.prod(each.shape)) for row in runner.layers() for each in row["tensors"].values())
+    size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
     return {"dtypes": found, "below": ids, "notes": notes, "size": size}
 
 
 def _has_lazy(model: Any) -> bool:
-    return any(type(each).__name__ == "UninitializedParameter" for each in model.parameters())
+    return any(_is_missing(each) for each in itertools.chain(model.parameters(), model.buffers()))
 
 
 def _first_call(
@@ -1077,7 +1363,7 @@ def _embeds(layer: dict[str, Any]) -> bool:
 
 def _row_count(layer: dict[str, Any]) -> int | None:
     stated = [layer["settings"].get(name) for name in _ROWS]
-    tables = [each.shape[0] for each in layer["tensors"].values() if each.ndim == 2]
+    tables = [int(each.shape[0]) for each in layer["tensors"].values() if len(each.shape) == 2]
     return next((each for each in (*stated, *tables) if isinstance(each, int)), None)
 
 
@@ -1136,8 +1422,8 @@ def _layers(session: RunnerSession, message: Message) -> Message:
     del message
     return {
         "layers": [
-            dict(each, tensors=[describe_tensor(name, array) for name, array in each["tensors"].items()])
-            for each in session.runner.layers()
+            dict(each, tensors=[describe_tensor(name, tensor) for name, tensor in each["tensors"].items()])
+            for each in session.layers()
         ]
     }
 
@@ -1157,10 +1443,15 @@ def _capture(session: RunnerSession, message: Message) -> Message:
 
 
 def _read_tensors(session: RunnerSession, message: Message) -> Message:
-    """Write the tensors of one layer."""
-    held = next(each["tensors"] for each in session.runner.layers() if each["path"] == message["path"])
-    for place, array in enumerate(held.values()):
-        np.save(session.folder / f"tensor-{place}.npy", array, allow_pickle=False)
+    """Write the tensors of one layer, and of its parts if they are requested."""
+    path = message["path"]
+    held = dict(next(each["tensors"] for each in session.layers() if each["path"] == path))
+    for each in session.layers() if message["parts"] else ():
+        part = each["path"][len(path) + 1 :].replace(".", "/")
+        if part and each["path"].startswith((path + ".", path + "/")):
+            held.update((part + "/" + name, tensor) for name, tensor in each["tensors"].items())
+    for place, tensor in enumerate(held.values()):
+        np.save(session.folder / f"tensor-{place}.npy", view_array(tensor), allow_pickle=False)
     return {"names": list(held)}
 
 
@@ -1196,6 +1487,7 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": _close,
+    **model_training.HANDLERS,
 }
 
 

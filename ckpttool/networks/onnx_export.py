@@ -191,7 +191,7 @@ def _require_float32(graph: _OnnxGraphBuilder, what: str, operator: str) -> None
     if graph.dtype != "float32":
         raise UnsupportedError(
             f"the {_OWNER} does not support {what} in {graph.dtype}",
-            hint=(f"onnxruntime does not implement {operator} in this type"),
+            hint=f"onnxruntime does not implement {operator} in this type",
         )
 
 

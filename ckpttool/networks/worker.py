@@ -242,8 +242,8 @@ MODEL_TIMEOUT_S = 600.0
 # requires Python 3.11.
 _PROGRAM = (
     "-c",
-    "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
-    "runpy.run_module('ckpttool.networks.model_child', run_name='__main__', alter_sys=True)",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from ckpttool.networks.model_host import main; main(sys.argv[1])",
 )
 
 
@@ -261,23 +261,30 @@ class ModelSpec:
 
 
 def parse_model_spec(
-    factory: str, arguments: str | None, shapes: Sequence[str], python: str | None
+    factory: str,
+    arguments: str | None,
+    shapes: Sequence[str],
+    python: str | None,
+    option: str = "--like-args",
 ) -> ModelSpec:
-    """Parse the user's description; raise UsageError for invalid JSON or an invalid shape."""
+    """Parse the user's description; raise UsageError for invalid JSON (of `option`) or an invalid shape."""
     return ModelSpec(
-        factory, _parse_arguments(arguments), tuple(map(parse_input_shape, shapes)), python or sys.executable
+        factory,
+        _parse_arguments(arguments, option),
+        tuple(map(parse_input_shape, shapes)),
+        python or sys.executable,
     )
 
 
-def _parse_arguments(text: str | None) -> Any:
+def _parse_arguments(text: str | None, option: str) -> Any:
     if text is None:
         return None
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--like-args is not valid JSON: {error}", found=text[:100]) from None
+        raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100]) from None
     if not isinstance(found, list | dict):
-        raise UsageError("--like-args requires a JSON object or list", found=text[:100])
+        raise UsageError(f"{option} requires a JSON object or list", found=text[:100])
     return found
 
 
@@ -335,6 +342,32 @@ class ModelProcess:
         weights of each of their `groups`, by key or number.
         """
         self._process.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
+
+    def host(self) -> HeldProcess | None:
+        """Return the process as one that runs the model (networks/model_runner.py)."""
+        return HeldProcess(self._process)
+
+
+class HeldProcess:
+    """A process that another object starts and ends."""
+
+    def __init__(self, process: ChildProcess) -> None:
+        self._process = process
+
+    @property
+    def folder(self) -> Path:
+        """Return the shared folder."""
+        return self._process.folder
+
+    def start(self) -> None:
+        """Do nothing: the process runs."""
+
+    def stop(self, farewell: bytes | None) -> None:
+        """Do nothing: the owner ends the process."""
+
+    def request(self, do: str, values: Message) -> Message:
+        """Send one request and return its answer; raise the other side's error in this process."""
+        return self._process.request(do, values)
 
 
 # Worker: a separate process per framework, with one protocol for all.

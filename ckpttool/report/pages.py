@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ckpttool.commands import inspect
-from ckpttool.commands.dataflow import FlowStrip, find_strips
+from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment, recognize_side
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import Diagnosis, examine_agent
@@ -57,7 +57,8 @@ from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.dataflow import find_page_strips, render_dataflow
+from ckpttool.report.verification import VerificationSection, read_verification
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
@@ -849,10 +850,11 @@ _OF_A_CHANGE = 3
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """Files with more about a checkpoint: evaluations, and the report of its conversion."""
+    """Files with more about a checkpoint: evaluations, and the reports of its conversion and verification."""
 
     evaluations: Sequence[str] = ()
     conversion: str | None = None
+    verification: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -875,6 +877,7 @@ class ReportContents:
     networks: tuple[FlowStrip, ...] = ()
     others: tuple[FlowStrip, ...] | None = None
     """networks of the second checkpoint; None if they are the same, or there is no second one"""
+    verification: VerificationSection | None = None
 
 
 def gather_contents(
@@ -898,6 +901,8 @@ def gather_contents(
     stages = 2 if other is None else 3
     sha256 = digest_checkpoint(checkpoint, _stage_progress(progress, 0, stages)).sha256
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
+    checked = inputs.verification
+    verification = None if checked is None else read_verification(checked, checkpoint.path)
     changes = others = None
     if other is not None:
         sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
@@ -905,12 +910,12 @@ def gather_contents(
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
-        others = find_strips(sides[1].checkpoint, sides[1].binding, None)
+        others = find_page_strips(sides[1].checkpoint, sides[1].binding, None)
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
-    networks = find_strips(checkpoint, listing.binding, sha256)
+    networks = find_page_strips(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -924,6 +929,7 @@ def gather_contents(
         files,
         networks,
         None if others == networks else others,
+        verification,
     )
 
 
@@ -945,7 +951,8 @@ def _read_tensors(
 def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
     """Return the documents read with the checkpoint, including its own sidecar."""
     given = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
-    return tuple(File.stamp(file) for file in given if filesystem.isfile(file))
+    checked = () if inputs.verification is None else (inputs.verification,)
+    return tuple(File.stamp(file) for file in (*given, *checked) if filesystem.isfile(file))
 
 
 def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
@@ -1104,7 +1111,7 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 # Page rendering: templates, styles and scripts become one self-contained file.
 
-_STYLES = ("page.css", "tree.css", "print.css")
+_STYLES = ("page.css", "tree.css", "verification.css", "print.css")
 # In dependency order.
 _SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
 # Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
@@ -1131,6 +1138,7 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        agent=found.summary.binding is not None,
         others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ckpttool.commands.dataflow import FlowStrip, find_strips
+from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.commands.run_history import (
     FindingHistory,
@@ -28,7 +28,7 @@ from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_size
 from ckpttool.report import pages
-from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.pages import (
     EvaluationEntry,
     EvaluationSection,
@@ -125,7 +125,7 @@ def gather_run(
     best = _find_best(scores, choices)
     film = _find_film(inputs.film, films, history, best)
     binding = history.latest.binding
-    strips = find_strips(history.latest.checkpoint, binding, history.sha256)
+    strips = find_page_strips(history.latest.checkpoint, binding, history.sha256)
     layers, depth = fold_layers(history.layers, _MOST_ROWS)
     files = (*history.files, *map(File.stamp, filter(filesystem.isfile, inputs.evaluations)))
     if inputs.film is not None:
@@ -552,6 +552,7 @@ def render_run(found: RunContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        agent=history.latest.binding is not None,
         most=pages.SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file

@@ -23,7 +23,14 @@ _TEXT = {"vocab_size": 50, "max_position_embeddings": 20}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Bert": {**_SMALL, **_TEXT},
     "DistilBert": {**_TEXT, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24},
-    "GPT2": {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20},
+    "GPT2": {
+        "vocab_size": 50,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 20,
+        "use_cache": False,  # a cache has another structure in each framework
+    },
     "ViT": {**_SMALL, "image_size": 8, "patch_size": 4, "num_channels": 3},
 }
 _FILES = {"torch": "pt/model.safetensors", "keras": "tf/tf_model.h5"}

@@ -1,0 +1,363 @@
+"""Inputs of two models: the same numbers for both sides, in each side's order of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.errors import UsageError, abbreviate_list
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, ValueLeaf
+from ckpttool.formats import npz
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.networks.worker import parse_input_shape
+
+_FREE = 8  # the length of an axis that a model leaves open
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One input of a side: its shape without the batch, its declared dtype, and a fixed batch."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputPair:
+    """An input of both sides: the names and shapes without the batch, and B's order of axes."""
+
+    a: str
+    b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype: str = "float32"
+    transposed: str = ""
+    below: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "shape_a": list(self.shape_a),
+            "shape_b": list(self.shape_b),
+            "dtype": self.dtype,
+            "transposed": bool(self.transposed),
+        }
+
+
+# Where B has the channels of A's input, and how their axis moves there, batch included.
+_MOVES = {"first": (-1, 1), "last": (1, -1), "first in each frame": (-1, 2), "last in each frame": (2, -1)}
+OPPOSITE = {
+    "first": "last",
+    "last": "first",
+    "first in each frame": "last in each frame",
+    "last in each frame": "first in each frame",
+    "": "",
+}
+
+
+def move_channels(array: np.ndarray, how: str) -> np.ndarray:
+    """Return the array with channels moved, or itself if `how` is empty."""
+    return np.ascontiguousarray(np.moveaxis(array, *_MOVES[how])) if how else array
+
+
+def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
+    """Return a shape without batch after the move."""
+    found = list(shape)
+    if how:
+        start, end = (place if place < 0 else place - 1 for place in _MOVES[how])
+        extent = found.pop(start)
+        found.insert(len(found) if end < 0 else end, extent)
+    return tuple(found)
+
+
+class InputResolver:
+    """Pairs the inputs of two sides; every assumption is a sentence in `assumed`."""
+
+    def __init__(self, opened: Sequence[Mapping[str, Any]], transpose: bool | None) -> None:
+        self._declared = [[_declared_input(row) for row in each["inputs"]] for each in opened]
+        self._channels = [str(each["channels"]) for each in opened]
+        self._transpose = transpose
+        self.assumed: list[str] = []
+
+    def pairs(
+        self, given: Mapping[str, tuple[int, ...]], given_b: Sequence[tuple[int, ...]] = ()
+    ) -> list[InputPair]:
+        """Return the pairs.
+
+        `given` are shapes of A's inputs by name, "" for one without a name; `given_b` are those of a B
+        that declares none, in order.
+        """
+        a, b = self._declared
+        a = _with_shapes(a, given)
+        if given_b and not b and len(given_b) == (len(a) or len(given_b)):
+            names = [each.name for each in a] or [f"input {place}" for place in range(len(given_b))]
+            b = [ModelInput(*each) for each in zip(names, given_b, strict=True)]
+        if a and b:
+            return [self._pair(x, y) for x, y in self._by_name(a, b)]
+        if a:
+            return [self._derived(each, 0) for each in a]
+        if b:
+            return [self._derived(each, 1) for each in b]
+        raise UsageError(
+            "neither model declares its inputs",
+            hint="pass the shape of each input of A without the batch: --input-shape 3,32,32",
+        )
+
+    def _by_name(self, a: list[ModelInput], b: list[ModelInput]) -> list[tuple[ModelInput, ModelInput]]:
+        if len(a) != len(b):
+            raise UsageError(
+                f"A has {format_count(len(a), 'input')} and B has {len(b)}",
+                found=f"{', '.join(x.name for x in a)}; {', '.join(x.name for x in b)}",
+            )
+        named = {each.name: each for each in b}
+        if {each.name for each in a} == {*named}:
+            return [(each, named[each.name]) for each in a]
+        if len(a) > 1:
+            rows = ", ".join(f"{x.name} = {y.name}" for x, y in zip(a, b, strict=True))
+            self.assumed.append(f"inputs are paired by order: {rows}")
+        return list(zip(a, b, strict=True))
+
+    def _pair(self, a: ModelInput, b: ModelInput) -> InputPair:
+        how = self._order(a, b)
+        expected = _moved(a.shape, how)
+        if len(expected) != len(b.shape) or any(
+            x != y for x, y in zip(expected, b.shape, strict=True) if x is not None and y is not None
+        ):
+            raise UsageError(
+                f"input {a.name} of A and {b.name} of B have different shapes",
+                expected=str(list(a.shape)),
+                found=str(list(b.shape)),
+                hint="pass the shape of A's input without the batch: --input-shape, or --transpose-inputs",
+            )
+        filled = tuple(
+            x if x is not None else (y if y is not None else _FREE)
+            for x, y in zip(a.shape, _moved(b.shape, OPPOSITE[how]), strict=True)
+        )
+        return InputPair(a.name, b.name, filled, _moved(filled, how), transposed=how)
+
+    def _order(self, a: ModelInput, b: ModelInput) -> str:
+        """Return how B orders the axes of A's input."""
+        if len(a.shape) < 2:
+            return ""
+        by_layers = self._by_channels(len(a.shape))
+        if self._transpose is not None:
+            return (by_layers or "first") if self._transpose else ""
+        ways = ["", "first", "last", *(["first in each frame", "last in each frame"] * (len(a.shape) > 3))]
+        fits = [how for how in ways if _is_compatible(_moved(a.shape, how), b.shape)]
+        if len(fits) != 1:
+            preferred = [
+                how for how in (by_layers, f"{by_layers} in each frame") if by_layers and how in fits
+            ]
+            fits = preferred or fits
+        how = fits[0] if fits else ""
+        if how:
+            self.assumed.append(
+                f"B's input {b.name} is A's with channels {how}: A declares {list(a.shape)}, B "
+                f"{list(b.shape)} (--no-transpose-inputs turns this off)"
+            )
+        return how
+
+    def _by_channels(self, rank: int) -> str:
+        a, b = self._channels
+        return b if rank > 1 and a and b and a != b else ""
+
+    def _derived(self, known: ModelInput, side: int) -> InputPair:
+        """Return the pair of an input that only one side declares."""
+        shape = tuple(_FREE if each is None else each for each in known.shape)
+        how = self._by_channels(len(shape))
+        if self._transpose is not None:
+            how = (how or "first") if self._transpose and len(shape) > 1 else ""
+        elif how:
+            self.assumed.append(
+                f"B's inputs are A's with channels {how}: the convolutions of A have channels "
+                f"{OPPOSITE[how]}, those of B {how} (--no-transpose-inputs turns this off)"
+            )
+        if side == 0:
+            return InputPair(known.name, known.name, shape, _moved(shape, how), transposed=how)
+        return InputPair(known.name, known.name, _moved(shape, OPPOSITE[how]), shape, transposed=how)
+
+
+def _is_compatible(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    return len(one) == len(other) and all(
+        x is None or y is None or x == y for x, y in zip(one, other, strict=True)
+    )
+
+
+def _declared_input(row: Mapping[str, Any]) -> ModelInput:
+    return ModelInput(row["name"], tuple(row["shape"]), row["dtype"], row["batch"])
+
+
+def _with_shapes(declared: list[ModelInput], given: Mapping[str, tuple[int, ...]]) -> list[ModelInput]:
+    """Return the inputs with the shapes that the user gives, by name or in order."""
+    if not given:
+        return declared
+    if not declared:
+        return [ModelInput(*each) for each in zip(input_names(given), given.values(), strict=True)]
+    found = list(declared)
+    for place, (name, shape) in enumerate(given.items()):
+        at = next((n for n, each in enumerate(declared) if each.name == name), place if not name else None)
+        if at is None or at >= len(found):
+            raise UsageError(
+                f"A has no input {name}", found=abbreviate_list([each.name for each in declared], 8)
+            )
+        if not _is_compatible(shape, declared[at].shape):
+            raise UsageError(
+                f"input {declared[at].name} of A has another shape",
+                expected=str(list(declared[at].shape)),
+                found=str(list(shape)),
+            )
+        found[at] = replace(found[at], shape=shape)
+    return found
+
+
+def input_names(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the names of inputs whose shapes the user gives; one without a name has its number."""
+    return [name or f"input {place}" for place, name in enumerate(shapes)]
+
+
+def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Parse `NAME=3,32,32` or `3,32,32`, several in order; raise UsageError if one is invalid."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, shape = text.rpartition("=")
+        key = name if equals else ("" if "" not in found else f"input {len(found)}")
+        found[key] = parse_input_shape(shape)
+    return found
+
+
+_BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
+_MOST_NUMBERS = 1 << 20
+_LARGE_MODEL = 1 << 22
+
+
+def draw_inputs(pairs: Sequence[InputPair], batch: int | None, size: int = 0) -> list[np.ndarray]:
+    """Return A's inputs: always the same; the last rows are small and large.
+
+    `size` is the number of weights: a large model gets fewer rows.
+    """
+    generator = np.random.default_rng(0)
+    largest = max(math.prod(pair.shape_a) for pair in pairs)
+    most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
+    rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
+    scales = np.ones(rows)
+    if rows >= _SMALLEST:
+        scales[-2:] = 0.1, 3.0
+    found = []
+    for pair in pairs:
+        shape = (rows, *pair.shape_a)
+        if pair.below is not None or pair.dtype.startswith(("int", "uint")):
+            found.append(generator.integers(0, pair.below or 2, shape).astype(pair.dtype))
+        elif pair.dtype == "bool":
+            found.append(np.ones(shape, bool))
+        else:
+            drawn = (generator.standard_normal(shape).T * scales).T
+            found.append(drawn.astype(pair.dtype))
+    return found
+
+
+# The user's own inputs: arrays of an `.npz` file, for each input of A.
+
+
+class InputFile:
+    """The arrays of a file by the name of A's input; each one begins with the batch."""
+
+    def __init__(self, file: str, declared: Sequence[str]) -> None:
+        """Read the arrays for the `declared` inputs of A, which are the file's own names if A declares none.
+
+        Raise UsageError for arrays that are no inputs, or are not those of A.
+        """
+        self.file = file
+        self.notes: list[str] = []
+        checkpoint = open_checkpoint(file)
+        if checkpoint.format != npz.NAME:
+            raise UsageError(
+                "the inputs are not arrays of NumPy",
+                file=file,
+                expected="an .npz file with one array for each input",
+                found=checkpoint.format,
+            )
+        held = {checkpoint.tree.names[path]: entry for path, entry in checkpoint.tree.items()}
+        self.arrays = {
+            name: _input_array(file, key, held[key]) for name, key in self._keys(held, declared).items()
+        }
+
+    def _keys(self, held: Collection[str], declared: Sequence[str]) -> dict[str, str]:
+        """Return the file's name for each input of A: the same one, or that in the same place."""
+        if not declared or {*declared} == {*held}:
+            return {name: name for name in declared or held}
+        if len(declared) != len(held) or {*declared} & {*held}:
+            raise UsageError(
+                f"A has {format_count(len(declared), 'input')}, the file has other arrays",
+                file=self.file,
+                expected=abbreviate_list(list(declared), 8),
+                found=abbreviate_list(list(held), 8),
+            )
+        if len(declared) > 1:
+            rows = ", ".join(f"{key} = {name}" for key, name in zip(held, declared, strict=True))
+            self.notes.append(f"arrays of {self.file} are A's inputs in order: {rows}")
+        return dict(zip(declared, held, strict=True))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes without the batch."""
+        return {name: array.shape[1:] for name, array in self.arrays.items()}
+
+    def inputs(self, pairs: Sequence[InputPair], batch: int | None) -> list[np.ndarray]:
+        """Return the arrays in the order of the pairs; raise UsageError for one that does not fit its input.
+
+        `batch` is the number of rows that a model requires, None for any.
+        """
+        found = [self.arrays[pair.a] for pair in pairs]
+        for pair, array in zip(pairs, found, strict=True):
+            expected = (len(array) if batch is None else batch, *pair.shape_a)
+            if array.shape != expected:
+                raise UsageError(
+                    f"input {pair.a} has another shape",
+                    file=self.file,
+                    expected=str(list(expected)),
+                    found=str(list(array.shape)),
+                )
+            self._check_values(pair, array)
+        return found
+
+    def _check_values(self, pair: InputPair, array: np.ndarray) -> None:
+        """Raise UsageError if the model's dtype does not hold whole numbers; note rounded ones."""
+        with np.errstate(all="ignore"):
+            same = np.array_equal(array.astype(pair.dtype).astype(array.dtype), array, equal_nan=True)
+        if same:
+            return
+        if array.dtype.kind == "f" and pair.dtype.startswith("float"):
+            self.notes.append(f"input {pair.a} is rounded from {array.dtype} to {pair.dtype}")
+            return
+        raise UsageError(
+            f"input {pair.a} has numbers that the model's {pair.dtype} does not hold",
+            file=self.file,
+            expected=pair.dtype,
+            found=str(array.dtype),
+        )
+
+
+def _input_array(file: str, name: str, entry: Leaf | ValueLeaf) -> np.ndarray:
+    """Return an array of numbers with at least one row; raise UsageError for anything else."""
+    array = entry.array() if isinstance(entry, Leaf) and entry.dtype != "string" else None
+    if array is None or array.dtype.kind not in "biuf":
+        kind = entry.dtype if isinstance(entry, Leaf) else "an object or a string"
+        raise UsageError("an input is not an array of numbers", file=file, path=name, found=kind)
+    if not array.ndim or not len(array):
+        raise UsageError(
+            "an input has no rows",
+            file=file,
+            path=name,
+            expected="an array that begins with the batch",
+            found=str(list(array.shape)),
+        )
+    return array

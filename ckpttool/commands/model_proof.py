@@ -1,0 +1,291 @@
+"""Prove that a filled model computes what the source computes: run both on the same inputs.
+
+The source runs by itself (a Keras model with its configuration, ONNX, with permission a SavedModel or
+TorchScript) or by the user's code; the target loads the written file. The mapping plays no part in it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckpttool.commands.inspect import format_command
+from ckpttool.commands.model_comparison import (
+    ModelComparison,
+    ModelComparisonOptions,
+    ModelSide,
+    compare_models,
+    find_code,
+    find_model_kind,
+)
+from ckpttool.commands.network_outputs import OWN_ERROR, Parity
+from ckpttool.core import urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import Shape
+from ckpttool.core.text import format_count
+from ckpttool.networks import model_runner
+from ckpttool.networks.model_child import model_framework
+from ckpttool.networks.model_runner import to_array
+from ckpttool.networks.worker import ModelSpec
+
+NO_VERIFY = "--no-verify was used"
+_SEED = 0  # of the inputs (commands/model_inputs.py)
+_TOLERANCE = (
+    f"error vs. float64 at most {OWN_ERROR:g}x that of the source, or within rounding of the largest sum"
+)
+
+
+class ModelMismatchError(Exception):
+    """The filled model computes something else: stops writing; only the callers of this module handle it."""
+
+    def __init__(self, proof: ModelProof) -> None:
+        """Store the comparison."""
+        super().__init__()
+        self.proof = proof
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProof:
+    """Whether the outputs of a filled model are those of the source.
+
+    Args:
+        reason: why they were not compared, None if they were.
+        command: the command that compares them.
+        comparison: what both models computed.
+
+    """
+
+    reason: str | None = None
+    command: str | None = None
+    comparison: ModelComparison | None = None
+
+    @property
+    def verified(self) -> bool:
+        """Whether both models ran and gave the same outputs."""
+        return self.comparison is not None and self.within
+
+    @property
+    def within(self) -> bool:
+        """Whether no output differs; also true if none was compared."""
+        return all(each.within for each in self.outputs)
+
+    @property
+    def outputs(self) -> tuple[Parity, ...]:
+        """The compared outputs."""
+        return () if self.comparison is None else self.comparison.outputs
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for people."""
+        if self.comparison is None:
+            compare = "" if self.command is None else f"; compare the outputs with {self.command}"
+            return f"mapping not verified numerically: {self.reason}{compare}"
+        one, other = self.comparison.engines
+        if not self.within:
+            return f"the outputs differ: source in {one}, target in {other}"
+        rows = format_count(self.outputs[0].n, "input") if self.outputs else "no input"
+        worst = max((each.max_rel for each in self.outputs), default=0.0)
+        return (
+            f"verified: source ({one}) and target ({other}) give the same outputs for {rows}, "
+            f"difference at most {worst:.1e} of the output's scale"
+        )
+
+    def document(self, *, whole: bool = True) -> dict[str, Any]:
+        """Return the JSON object; the receipt's has no layers."""
+        found: dict[str, Any] = {"verified": self.verified, "reason": self.reason}
+        if self.comparison is None:
+            return {**found, "command": self.command} if self.command is not None else found
+        models = self.comparison.document()
+        kept = models if whole else {name: models[name] for name in ("engines", "inputs", "float64")}
+        return {
+            **found,
+            "outputs": [each.document() for each in self.outputs],
+            "tolerance": _TOLERANCE,
+            "seed": _SEED,
+            **kept,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRequest:
+    """What runs the source of a filled model, and what prevents it.
+
+    Args:
+        like: the user's code that builds the source's model.
+        run_code: permit a program in the source's file.
+        skipped: why nothing is to be compared.
+
+    """
+
+    like: ModelSpec | None = None
+    run_code: bool = False
+    skipped: str | None = None
+
+
+def _own_kind(checkpoint: Checkpoint) -> str | None:
+    return None if urls.is_url(checkpoint.path) else find_model_kind(checkpoint)
+
+
+def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
+    """Return why the source does not run, None if it does."""
+    if request.skipped is not None:
+        return request.skipped
+    if request.like is not None:
+        return None
+    kind = _own_kind(checkpoint)
+    if kind is None:
+        return "the source contains weights without the model that uses them"
+    code = None if request.run_code else find_code(checkpoint, kind)
+    return None if code is None else f"{code} (--run-code permits it)"
+
+
+def prove_outputs(
+    checkpoint: Checkpoint,
+    target: ModelSide,
+    request: ProofRequest,
+    progress: Progress = ignore_progress,
+    *,
+    command: str | None = None,
+) -> ModelProof:
+    """Run the source and the filled model on the same inputs and return the comparison.
+
+    Raise ModelMismatchError if an output differs, and the error of a source that the user's own code
+    builds. A source that cannot run for another reason is reported as such, with the `command` that
+    compares the outputs.
+    """
+    if (reason := prevented(checkpoint, request)) is not None:
+        return ModelProof(reason, command)
+    like = request.like
+    source = ModelSide("A", checkpoint.path, like, sys.executable if like is None else like.python)
+    shapes = () if target.like is None else target.like.shapes
+    options = ModelComparisonOptions(run_code=request.run_code, shapes_b=shapes)
+    try:
+        found = compare_models(source, target, options, progress)
+    except CkpttoolError as error:
+        if like is not None:
+            raise
+        return ModelProof(_reason(error), command)
+    proof = ModelProof(comparison=found)
+    if not proof.within:
+        raise ModelMismatchError(proof)
+    return proof
+
+
+def _reason(error: CkpttoolError) -> str:
+    """Return an error as the reason for which nothing was compared."""
+    sides = {"A: ": "the source: ", "B: ": "the target: "}
+    start = next((each for each in sides if error.message.startswith(each)), "")
+    return f"{sides.get(start, '')}{error.message.removeprefix(start)}"
+
+
+def comparing_command(checkpoint: Checkpoint, target: str, like: ModelSpec, request: ProofRequest) -> str:
+    """Return the command that compares the source with the written target."""
+    kind = _own_kind(checkpoint)
+    words: list[str] = []
+    if request.like is not None:
+        words += _like_words("a", request.like)
+    elif kind is None:
+        words += ["--like-a", "MODULE:FACTORY"]
+    elif find_code(checkpoint, kind) is not None:
+        words.append("--run-code")
+    return format_command("verify", checkpoint.path, target, *words, *_like_words("b", like))
+
+
+def _like_words(side: str, like: ModelSpec) -> list[str]:
+    words = [f"--like-{side}", like.factory]
+    if like.arguments is not None:
+        words += [f"--like-args-{side}", json.dumps(like.arguments)]
+    return words if like.python == sys.executable else [*words, f"--python-{side}", like.python]
+
+
+# A model of this process as the target.
+
+
+class LiveHost:
+    """Runs a model of this process in evaluation mode; afterwards the model is as it was before.
+
+    Modes of modules, buffers, and the state of global random generators are restored.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-")
+        self._session = model_runner.RunnerSession(self.folder, lambda: model_runner.wrap_model(model))
+        self._undo = ExitStack()
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder for arrays."""
+        return Path(self._holder.name)
+
+    def start(self) -> None:
+        """Store what a call may change."""
+        for module in self._model.modules() if self._is_torch else ():
+            self._undo.callback(setattr, module, "training", module.training)
+        for tensor, values in [(each, to_array(each)) for each in self._state()]:
+            self._undo.callback(_put_back, tensor, values)
+        self._undo.callback(random.setstate, random.getstate())
+        self._undo.callback(np.random.set_state, np.random.get_state())
+        if self._is_torch:
+            torch: Any = sys.modules["torch"]
+            self._undo.callback(torch.set_rng_state, torch.get_rng_state())
+
+    def stop(self, farewell: bytes | None) -> None:  # noqa: ARG002 - there is no process
+        """Restore what calls changed."""
+        self._undo.close()
+        self._holder.cleanup()
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Answer as the process of a model does; the values are in the model already."""
+        if do == "prepare":
+            values = {**values, "file": None}
+        if do == "exact" and not self._is_torch:
+            return {"made": False, "reason": "a model in memory is not copied"}
+        return model_runner.HANDLERS[do](self._session, values)
+
+    @property
+    def _is_torch(self) -> bool:
+        return model_framework(self._model) == "torch"
+
+    def _state(self) -> list[Any]:
+        """Return the tensors that a call could change: buffers, variables that are not trained."""
+        if self._is_torch:
+            return list(self._model.buffers())
+        found = getattr(self._model, "non_trainable_variables", ())
+        return [each for each in found if hasattr(each, "numpy")]
+
+
+def _put_back(tensor: Any, values: np.ndarray) -> None:
+    if hasattr(tensor, "assign"):
+        tensor.assign(values)
+    else:
+        torch: Any = sys.modules["torch"]
+        tensor.copy_(torch.from_numpy(values))
+
+
+def prove_live(
+    checkpoint: Checkpoint, model: Any, shapes: Sequence[Shape], request: ProofRequest
+) -> ModelProof:
+    """Run the source and a filled model of this process; see prove_outputs."""
+    like = ModelSpec("the model in memory", shapes=tuple(shapes))
+    if (reason := prevented(checkpoint, request)) is not None:
+        return ModelProof(reason)
+    elsewhere = next((str(each.device) for each in _torch_tensors(model) if each.device.type != "cpu"), None)
+    if elsewhere is not None:
+        return ModelProof(f"the model is on {elsewhere}, not on the CPU")
+    return prove_outputs(checkpoint, ModelSide("B", "", like, process=LiveHost(model)), request)
+
+
+def _torch_tensors(model: Any) -> list[Any]:
+    return list(model.parameters()) if model_framework(model) == "torch" else []

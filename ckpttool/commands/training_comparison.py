@@ -1,0 +1,1007 @@
+"""Train any two models from the state of their checkpoints, and compare the updates of their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ckpttool.commands import options
+from ckpttool.commands.model_causes import Cause
+from ckpttool.commands.network_outputs import OWN_ERROR
+from ckpttool.commands.optimizer_states import OPTIMIZER, KerasStates, OptimizerSettings
+from ckpttool.commands.restore import canonical_tree, read_any_sidecar
+from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Path, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
+from ckpttool.mapping.rules import KEEP, Move, MoveList
+
+# Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
+
+_MOST_AXES = 5
+_CHUNKS = (2, 3, 4, 6, 8)
+_CLOSE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorPair:
+    """A tensor of A, or a part of it, and its counterpart in B.
+
+    `bring` moves an array of B into the order of A's part, `part` selects A's. `more` names a second tensor
+    of A that B adds to the first.
+    """
+
+    a: str
+    b: str
+    part: Callable[[np.ndarray], np.ndarray]
+    bring: Callable[[np.ndarray], np.ndarray]
+    more: str | None = None
+
+    @property
+    def title(self) -> str:
+        """A's name, with the tensor that B adds."""
+        return self.a if self.more is None else f"{self.a} + {self.more}"
+
+    def of_a(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return A's array."""
+        found = self.part(arrays[self.a])
+        return found if self.more is None else found + self.part(arrays[self.more])
+
+    def of_b(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return B's array in the order of A's."""
+        return self.bring(arrays[self.b])
+
+
+class TensorPairs(NamedTuple):
+    """Pairs, the tensors of each side without a counterpart, and whether equal tensors went by order."""
+
+    pairs: tuple[TensorPair, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    by_order: tuple[str, ...] = ()
+
+
+def _identity(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _values_key(array: np.ndarray) -> tuple[int, bytes]:
+    """Return a key that every reordering keeps."""
+    flat = np.sort(array.astype(np.float32).reshape(-1), kind="stable") + np.float32(0)
+    return flat.size, hashlib.sha256(flat.tobytes()).digest()
+
+
+def _layer(name: str) -> str:
+    return name.rpartition("/" if "/" in name else ".")[0]
+
+
+def find_reordering(
+    x: np.ndarray, y: np.ndarray, *, close: bool = False
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the function that moves `y` into the order of `x`, None if there is none.
+
+    It reorders axes, merges or splits neighbours, and permutes the slices along one axis; the last resort
+    is the order of the values themselves.
+    """
+    if max(x.ndim, y.ndim) > _MOST_AXES:
+        return None
+    scale = float(np.abs(x).max(initial=0.0))
+
+    def equal(one: np.ndarray) -> bool:
+        return np.allclose(x, one, rtol=0, atol=_CLOSE * scale) if close else np.array_equal(x, one)
+
+    for axes in itertools.permutations(range(y.ndim)):
+        if equal(y.transpose(axes).reshape(x.shape)):
+            return lambda array, axes=axes: array.transpose(axes).reshape(x.shape)  # type: ignore[misc]
+    for axes in itertools.permutations(range(x.ndim)):
+        moved = x.transpose(axes)
+        if np.array_equal(moved.reshape(y.shape), y):
+            back = np.argsort(axes)
+            return lambda array, s=moved.shape, back=back: array.reshape(s).transpose(back)  # type: ignore[misc]
+    if close:
+        return None
+    return _find_slices(x, y) or _find_values(x, y)
+
+
+def _find_slices(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return how slices of `y` along one axis are permuted, e.g. gates, or a flattened image."""
+    for axes in itertools.permutations(range(y.ndim)):
+        turned = y.transpose(axes)
+        if turned.ndim != x.ndim or turned.shape != x.shape:
+            continue
+        for axis in range(x.ndim):
+            rows, others = (_slice_keys(each, axis) for each in (x, turned))
+            places = {key: place for place, key in enumerate(others)}
+            if len(places) == len(rows) and set(rows) == set(places):
+                order = np.array([places[key] for key in rows])
+                return lambda array, axes=axes, axis=axis, order=order: (  # type: ignore[misc]
+                    array.transpose(axes).take(order, axis)
+                )
+    return None
+
+
+def _slice_keys(array: np.ndarray, axis: int) -> list[bytes]:
+    moved = np.moveaxis(array, axis, 0) + 0.0
+    return [hashlib.sha256(np.ascontiguousarray(each).tobytes()).digest() for each in moved]
+
+
+def _find_values(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the order of distinct values."""
+    one, other = np.argsort(x, axis=None, kind="stable"), np.argsort(y, axis=None, kind="stable")
+    values = x.reshape(-1)[one]
+    if not np.array_equal(values, y.reshape(-1)[other]) or (values[1:] == values[:-1]).any():
+        return None
+    order = np.empty_like(one)
+    order[one] = other
+    return lambda array: array.reshape(-1)[order].reshape(x.shape)
+
+
+class TensorMatcher:
+    """Pairs the trained tensors of two models by their values."""
+
+    def __init__(self, a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
+        self._a, self._b = dict(a), dict(b)
+        self._left, self._right = list(a), list(b)
+        self._layers: dict[str, str] = {}
+        self._found: list[TensorPair] = []
+        self._ordered: list[str] = []
+
+    def match(self) -> TensorPairs:
+        """Return all pairs: whole tensors first, then parts, sums, and tensors that are only close."""
+        self._whole()
+        self._parts()
+        self._sums()
+        self._close()
+        rank = {name: place for place, name in enumerate(self._a)}
+        pairs = tuple(sorted(self._found, key=lambda pair: rank[pair.a]))
+        return TensorPairs(pairs, tuple(self._left), tuple(self._right), tuple(self._ordered))
+
+    def _whole(self) -> None:
+        keys_b: dict[tuple[int, bytes], list[str]] = {}
+        for name in self._right:
+            keys_b.setdefault(_values_key(self._b[name]), []).append(name)
+        keys_a = {name: _values_key(self._a[name]) for name in self._left}
+        counts: dict[tuple[int, bytes], int] = {}
+        for key in keys_a.values():
+            counts[key] = counts.get(key, 0) + 1
+        # Unique values first: they show which layers belong together.
+        for alone in (True, False):
+            for name in list(self._left):
+                key = keys_a[name]
+                if alone == (counts[key] == 1 == len(keys_b.get(key, ()))):
+                    self._take(name, [each for each in keys_b.get(key, ()) if each in self._right])
+
+    def _take(self, name: str, candidates: list[str]) -> None:
+        """Pair a tensor with the first candidate of its layer's counterpart that is a reordering of it."""
+        near = self._layers.get(_layer(name))
+        if len(candidates) > 1:
+            mine = [each for each in candidates if _layer(each) == near]
+            if not mine:
+                self._ordered.append(name)
+            candidates = mine or candidates
+        for other in candidates:
+            bring = find_reordering(self._a[name], self._b[other])
+            if bring is not None:
+                self._add(TensorPair(name, other, _identity, bring))
+                return
+
+    def _add(self, pair: TensorPair, *, part: bool = False) -> None:
+        self._found.append(pair)
+        self._layers.setdefault(_layer(pair.a), _layer(pair.b))
+        for name, rest in ((pair.a, self._left), (pair.more, self._left), (pair.b, self._right)):
+            if name in rest and not part:
+                rest.remove(name)
+
+    def _parts(self) -> None:
+        """Pair the parts of a tensor with several tensors of the other side, e.g. query, key and value."""
+        for name in list(self._left):
+            found = self._split(self._a[name], self._b, self._right)
+            if found is not None:
+                for cut, other in found:
+                    bring = find_reordering(cut(self._a[name]), self._b[other])
+                    if bring is not None:
+                        self._add(TensorPair(name, other, cut, bring), part=True)
+                        self._right.remove(other)
+                self._left.remove(name)
+        for other in list(self._right):
+            found = self._split(self._b[other], self._a, self._left)
+            if found is not None:
+                for cut, name in found:
+                    bring = find_reordering(self._a[name], cut(self._b[other]))
+                    if bring is not None:
+                        pair = TensorPair(name, other, _identity, _chained(cut, bring))
+                        self._add(pair, part=True)
+                        self._left.remove(name)
+                self._right.remove(other)
+
+    def _split(
+        self, whole: np.ndarray, others: Mapping[str, np.ndarray], free: Sequence[str]
+    ) -> list[tuple[Callable[[np.ndarray], np.ndarray], str]] | None:
+        keys: dict[tuple[int, bytes], list[str]] = {}
+        for name in free:
+            if others[name].size < whole.size:
+                keys.setdefault(_values_key(others[name]), []).append(name)
+        for axis, count in itertools.product(range(whole.ndim), _CHUNKS if keys else ()):
+            if whole.shape[axis] % count:
+                continue
+            waiting = {key: list(names) for key, names in keys.items()}
+            found = []
+            for place in range(count):
+                cut = _cutting(axis, count, place)
+                names = waiting.get(_values_key(cut(whole)))
+                if not names:
+                    break
+                found.append((cut, names.pop(0)))
+            else:
+                return found
+        return None
+
+    def _sums(self) -> None:
+        """Pair the sum of two tensors of a layer with one of B: both biases of a recurrent layer."""
+        for one, two in itertools.combinations(list(self._left), 2):
+            same = _layer(one) == _layer(two) and self._a[one].shape == self._a[two].shape
+            if not same or {one, two} - set(self._left):
+                continue
+            total = self._a[one] + self._a[two]
+            for other in list(self._right):
+                if self._b[other].size == total.size:
+                    bring = find_reordering(total, self._b[other], close=True)
+                    if bring is not None:
+                        self._add(TensorPair(one, other, _identity, bring, two))
+                        break
+
+    def _close(self) -> None:
+        """Pair tensors that are equal up to rounding, by layer and order."""
+        for name in list(self._left):
+            for other in list(self._right):
+                if self._a[name].size == self._b[other].size:
+                    bring = find_reordering(self._a[name], self._b[other], close=True)
+                    if bring is not None:
+                        self._add(TensorPair(name, other, _identity, bring))
+                        break
+
+
+def _cutting(axis: int, count: int, place: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: np.split(array, count, axis)[place]
+
+
+def _chained(
+    first: Callable[[np.ndarray], np.ndarray], second: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: second(first(array))
+
+
+# The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
+
+_BETWEEN = frozenset(("step", "learning_rate"))
+_ARGUMENTS = {
+    "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad", "weight_decay"),
+    "RMSprop": ("rho", "momentum", "epsilon", "centered", "weight_decay"),
+    "SGD": ("momentum", "nesterov", "weight_decay"),
+    "Adagrad": ("initial_accumulator_value", "epsilon", "weight_decay"),
+    "Adamax": ("beta_1", "beta_2", "epsilon", "weight_decay"),
+    "Adadelta": ("rho", "epsilon", "weight_decay"),
+}
+
+
+class OptimizerDescription(NamedTuple):
+    """How Keras creates the optimizer of a file, and what had to be assumed."""
+
+    name: str
+    cls: str
+    arguments: Mapping[str, Any]
+    assumed: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object for the model's process."""
+        return {"name": self.name, "class": self.cls, "arguments": dict(self.arguments)}
+
+
+def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
+    """Return the only optimizer of a TensorFlow checkpoint or weights file, None if there is none."""
+    checkpoint = open_checkpoint(path)
+    tree = checkpoint.tree
+    known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
+    settings = OptimizerSettings(known)
+    rows = [
+        (source, tuple(str(step.value) for step in source), KEEP)
+        for source, leaf in tree.tensors()
+        if leaf.role == "parameter"
+    ]
+    states = KerasStates(tree, settings)
+    states.root = states.is_root([source for source, _, _ in rows])
+    bound, notes = states.bind_states(rows)
+    if len(bound) > 1:
+        raise UnsupportedError(
+            f"the file has {len(bound)} optimizers; a training step of a model uses one", file=path
+        )
+    if not bound:
+        if notes:
+            raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)
+        return None
+    (state,) = bound
+    weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
+    agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
+    title = display(state.top) or OPTIMIZER
+    canonical = CanonicalOptimizer(
+        state.name, agent, settings.of(state.name, title, OPTIMIZER), state.moves.defaults
+    )
+    return _as_keras(canonical, title, state.top)
+
+
+def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDescription:
+    cls = known.family.name
+    arguments: dict[str, Any] = {}
+    assumed = []
+    for name in _ARGUMENTS.get(cls, ()):
+        value = known.exact(name) if known.exact(name) is not None else known.value(name)
+        if value is None or (name == "weight_decay" and not value):
+            continue
+        arguments[name] = value
+        if not known.has(name) and name in known.family.keras_defaults:
+            assumed.append(known.assumed(name))
+    if known.family.name in ("SGD", "RMSprop") and known.momentum_unknown:
+        raise UsageError(
+            f"{title} has momentum, but no file records its value",
+            hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
+        )
+    del top
+    return OptimizerDescription(title, cls, arguments, tuple(assumed))
+
+
+# The comparison.
+
+STEPS = 100
+BOUNDS = {"float32": 1e-4, "float64": 1e-10}
+# A's own rounding may exceed the bound: B may be OWN_ERROR times as far off, up to a hundred bounds.
+MOST = 100.0
+# Gradients that the loss hardly depends on are rounding noise, which Adam scales to full updates.
+_NOISE = {"float32": 4e-6, "float64": 7e-15}
+_GRADIENTS = {"float32": 1e-3, "float64": 1e-7}
+_STATE_ERROR = 1e-3
+_DEFAULT = ("SGD", {"learning_rate": 0.01})
+MISSING = (
+    "random numbers (dropout, shuffling, augmentation): neither file contains a generator's state",
+    "the order of batches",
+    "learning-rate schedules outside the optimizer",
+    "loss scale and accumulated gradients",
+)
+_EVALUATION = "both models train in evaluation mode: dropout is off, batch norms use their stored statistics"
+# Where epsilon enters: keras/src/optimizers/NAME.py and torch/optim/NAME.py.
+_PLACES = {
+    "Adam": "Keras adds it to the root of the uncorrected second moment, PyTorch to the corrected one's",
+    "RMSprop": "Keras adds it under the root, PyTorch outside",
+    "Adagrad": "Keras adds it under the root, PyTorch outside",
+    "Adamax": "Keras adds it to the maximum, PyTorch to the gradient inside it",
+}
+_FIXES = {
+    "Adam": "use examples/keras_adam.py, an Adam for PyTorch that places epsilon as Keras does",
+    "RMSprop": "use RMSpropTFLike of Stable-Baselines3, which adds epsilon under the root",
+}
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Options of training steps: how many, and the loss of each side, "module:function"."""
+
+    steps: int = STEPS
+    loss_a: str | None = None
+    loss_b: str | None = None
+
+
+class OutputTarget(NamedTuple):
+    """One output in the loss: its name on each side, its size in A, and how A's array becomes B's."""
+
+    a: str
+    b: str
+    values: np.ndarray
+    to_b: Callable[[np.ndarray], np.ndarray]
+
+
+class TrainedFile(NamedTuple):
+    """One side's checkpoint, and the framework of its model."""
+
+    path: str
+    framework: str
+
+
+class TrainedSide(Protocol):
+    """The part of a model's process that training needs."""
+
+    names: list[str]
+    exact: bool
+
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Send one request and return its answer."""
+        ...
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        """Write an array for the process."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """Read an array that the process wrote."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorUpdate:
+    """How differently one pair of tensors moved: |update of A - update of B| / |update of A|.
+
+    `error_a` is A's own error against its run in float64, None without one. `rounding` means that the
+    gradient is only rounding noise, so that the pair is not judged.
+    """
+
+    a: str
+    b: str
+    dtype: str
+    step: int
+    relative: float
+    error_a: float | None
+    within: bool
+    rounding: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """One side's optimizer: class, settings, number of updates, and whether its file contains it."""
+
+    title: str
+    family: str
+    settings: Mapping[str, Any]
+    decays: Mapping[str, float]
+    rates: Mapping[str, float]
+    decoupled: bool
+    step: int
+    stored: bool
+    placement: str
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> OptimizerState:
+        """Return the state that a model's process describes."""
+        return OptimizerState(
+            document["title"],
+            document["class"],
+            document["settings"],
+            document["decays"],
+            document["rates"],
+            document["decoupled"],
+            document["step"],
+            document["stored"],
+            document["placement"],
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        plain = {name: value for name, value in self.settings.items() if value is not None}
+        return {"class": self.title, "settings": plain, "step": self.step, "stored": self.stored}
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonEffect:
+    """What the place of epsilon changes: the frameworks add it at different points of the update.
+
+    The other updates are judged without this difference; `worst` is the largest one with it.
+    """
+
+    text: str
+    fix: str | None
+    worst: TensorUpdate
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"text": self.text, "fix": self.fix, "worst": self.worst.document()}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraining:
+    """Both models after equal training steps: per pair of tensors the first update and all of them."""
+
+    loss: str
+    steps: int
+    optimizers: tuple[OptimizerState, OptimizerState]
+    updates: tuple[TensorUpdate, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    epsilon: EpsilonEffect | None = None
+    cause: Cause | None = None
+    missing: tuple[str, ...] = MISSING
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def within(self) -> bool:
+        """Whether every trained tensor has a counterpart and moved as that does."""
+        placed = self.epsilon is None or self.epsilon.worst.within
+        return placed and not (self.only_a or self.only_b) and all(each.within for each in self.updates)
+
+    @property
+    def worst(self) -> TensorUpdate | None:
+        """The update that differs most, None if all agree."""
+        wrong = [each for each in self.updates if not each.within]
+        if not wrong and self.epsilon is not None and not self.epsilon.worst.within:
+            return self.epsilon.worst
+        return max(wrong, key=lambda each: each.relative, default=None)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        cause = self.cause
+        return {
+            "loss": self.loss,
+            "steps": self.steps,
+            "bounds": dict(BOUNDS),
+            "optimizers": [each.document() for each in self.optimizers],
+            "updates": [each.document() for each in self.updates],
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+            "epsilon": None if self.epsilon is None else self.epsilon.document(),
+            "cause": None if cause is None else cause.text,
+            "confirmed": cause is not None and cause.confirmed,
+            "fix": None if cause is None else cause.fix,
+            "missing": list(self.missing),
+            "within": self.within,
+        }
+
+
+_Arrays = dict[str, np.ndarray]
+
+
+class _TrainedModel:
+    """One side: its process, its optimizer, and the names of its trained tensors."""
+
+    def __init__(self, word: str, process: TrainedSide, framework: str, loss: str | None) -> None:
+        self.word, self.process, self.framework, self._loss = word, process, framework, loss
+        self.optimizer: OptimizerState | None = None
+        self.tensors: list[str] = []
+        self.outputs: list[str] = []
+        self.assumed: list[str] = []
+        self.notes: list[str] = []
+
+    def restore(self, file: str, spec: OptimizerDescription | None) -> bool:
+        """Restore the file's optimizer; return whether there is one."""
+        document = None if spec is None else spec.document()
+        if spec is not None:
+            self.assumed += spec.assumed
+        return self._prepare(self.process.request("optimizer", file=os.path.abspath(file), spec=document))
+
+    def create(self, cls: str, settings: Mapping[str, Any]) -> None:
+        """Create an optimizer without state."""
+        created = {"class": cls, "settings": dict(settings)}
+        self._prepare(self.process.request("optimizer", create=created))
+
+    def _prepare(self, answer: Mapping[str, Any]) -> bool:
+        self.tensors = list(answer["tensors"])
+        self.assumed += [each for each in answer["assumed"] if each not in self.assumed]
+        self.notes += [each for each in answer["notes"] if each not in self.notes]
+        if answer["optimizer"] is not None:
+            self.optimizer = OptimizerState.of(answer["optimizer"])
+        return bool(answer["found"])
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss."""
+        return self._loss or "quadratic"
+
+    @property
+    def state(self) -> OptimizerState:
+        """The optimizer after `restore` or `create`."""
+        assert self.optimizer is not None  # noqa: S101 - one of them has run
+        return self.optimizer
+
+    def weights(self) -> _Arrays:
+        """Return the trained tensors."""
+        return self._read("trained")
+
+    def _read(self, stem: str) -> _Arrays:
+        return {name: self.process.read(f"{stem}-{place}.npy") for place, name in enumerate(self.tensors)}
+
+    def slots(self) -> dict[str, _Arrays]:
+        """Return the optimizer's state by kind and tensor."""
+        found = self.process.request("slots")["slots"]
+        return {
+            kind: {self.tensors[at]: self.process.read(f"slot-{kind}-{at}.npy") for at in places}
+            for kind, places in found.items()
+        }
+
+    def give(self, outputs: Sequence[str], targets: Sequence[np.ndarray]) -> None:
+        """Write the targets of the loss."""
+        self.outputs = list(outputs)
+        for place, target in enumerate(targets):
+            self.process.write(f"target-{place}.npy", target)
+
+    def _job(self, dtype: str, **values: Any) -> dict[str, Any]:
+        exact = dtype == "float64"
+        return {"names": self.process.names, "outputs": self.outputs, "exact": exact, **values}
+
+    def gradients(self, dtype: str) -> tuple[float, _Arrays]:
+        """Return the loss and its gradients before the first update."""
+        answer = self.process.request("gradients", **self._job(dtype, loss=self._loss))
+        return float(answer["loss"]), self._read("gradient")
+
+    def train(
+        self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], epsilon: str | None = None
+    ) -> dict[int, _Arrays]:
+        """Return the updates after the given steps, with changed settings."""
+        job = self._job(dtype, loss=self._loss, steps=list(steps), changes=dict(changes), epsilon=epsilon)
+        self.process.request("train", **job)
+        return {step: self._read(f"update-{step}") for step in steps}
+
+
+def compare_training(
+    processes: Sequence[TrainedSide],
+    files: Sequence[TrainedFile],
+    targets: Sequence[OutputTarget],
+    chosen: TrainingOptions,
+) -> ModelTraining:
+    """Train both models with the optimizers of their checkpoints, and compare the updates.
+
+    Args:
+        processes: both sides, with the same inputs.
+        files: each side's checkpoint.
+        targets: the outputs that the quadratic loss uses.
+        chosen: steps and losses.
+
+    """
+    for word, file in zip("AB", files, strict=True):
+        if file.framework == "agent":
+            raise UsageError(
+                f"{word} is an agent, which training steps compare with another agent only", file=file.path
+            )
+    losses = (chosen.loss_a, chosen.loss_b)
+    models = [
+        _TrainedModel(word, process, file.framework, loss)
+        for word, process, file, loss in zip("AB", processes, files, losses, strict=True)
+    ]
+    comparison = _TrainingComparison(models[0], models[1], chosen.steps)
+    comparison.prepare(files, targets)
+    return comparison.run()
+
+
+def _make_targets(outputs: Sequence[OutputTarget]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return seeded targets for both sides: normal, as large as A's outputs."""
+    generator = np.random.default_rng(1)
+    a, b = [], []
+    for each in outputs:
+        size = float(np.sqrt(np.mean(np.square(each.values.astype(np.float64))))) or 1.0
+        drawn = (size * generator.standard_normal(each.values.shape)).astype(np.float32)
+        a.append(drawn)
+        b.append(each.to_b(drawn))
+    return a, b
+
+
+@dataclass(slots=True)
+class _TrainingComparison:
+    """Trains two models in every float type that both have."""
+
+    a: _TrainedModel
+    b: _TrainedModel
+    steps: int
+    pairs: TensorPairs = field(default_factory=lambda: TensorPairs((), (), ()))
+    assumed: list[str] = field(default_factory=lambda: [_EVALUATION])
+    notes: list[str] = field(default_factory=list)
+    rounded: dict[str, Any] = field(default_factory=dict)
+    tiny: dict[str, Any] = field(default_factory=dict)
+    placement: str | None = None
+
+    def prepare(self, files: Sequence[TrainedFile], outputs: Sequence[OutputTarget]) -> None:
+        """Restore the optimizers, pair the tensors and write the targets."""
+        found = []
+        for model, file in zip((self.a, self.b), files, strict=True):
+            known = model.restore(file.path, None)
+            if not known and file.framework != "torch":
+                spec = describe_keras_optimizer(file.path)
+                known = spec is not None and model.restore(file.path, spec)
+            found.append(known)
+        self._complete(found)
+        self.pairs = TensorMatcher(self.a.weights(), self.b.weights()).match()
+        if self.pairs.by_order:
+            named = abbreviate_list(list(self.pairs.by_order), 3)
+            self.assumed.append(f"tensors with equal values are paired by order: {named}")
+        targets = _make_targets(outputs)
+        self.a.give([each.a for each in outputs], targets[0])
+        self.b.give([each.b for each in outputs], targets[1])
+        for model in (self.a, self.b):
+            self.assumed += [f"{model.word}: {each}" for each in model.assumed]
+            self.notes += [f"{model.word}: {each}" for each in model.notes]
+        a, b = self.a.state, self.b.state
+        self.rounded = _rounded_settings(a, b)
+        if a.placement != b.placement and a.family == b.family and a.settings.get("epsilon"):
+            if a.family == "Adam":
+                self.placement = a.placement
+            elif a.family in _PLACES and _is_equal(a.settings["epsilon"], b.settings["epsilon"]):
+                self.tiny = {"epsilon": _TINY}
+
+    def _complete(self, found: Sequence[bool]) -> None:
+        """Create the optimizer of a side whose file contains none."""
+        if not any(found):
+            cls, settings = _DEFAULT
+            for model in (self.a, self.b):
+                model.create(cls, settings)
+            self.assumed.append("neither file contains an optimizer: both train with SGD, learning rate 0.01")
+            return
+        for model, other, own in ((self.a, self.b, found[0]), (self.b, self.a, found[1])):
+            if not own:
+                model.create(*_translated(other.state, model.framework))
+                self.assumed.append(
+                    f"{model.word} contains no optimizer: it starts with a new {other.state.title} that has "
+                    f"{other.word}'s settings"
+                )
+
+    def run(self) -> ModelTraining:
+        """Train both sides and return the comparison."""
+        steps = sorted({1, self.steps})
+        exact = self.a.process.exact and self.b.process.exact
+        rows: list[TensorUpdate] = []
+        gradients: dict[str, tuple[_Arrays, _Arrays]] = {}
+        reference: dict[int, _Arrays] | None = None
+        for dtype in ("float64", "float32") if exact else ("float32",):
+            gradients[dtype] = self.a.gradients(dtype)[1], self.b.gradients(dtype)[1]
+            changes = self._changes(dtype)
+            updates = (
+                self.a.train(dtype, steps, changes),
+                self.b.train(dtype, steps, changes, self.placement),
+            )
+            if dtype == "float64":
+                reference = updates[0]
+            noise = _noise(self.pairs.pairs, gradients[dtype][0], _NOISE[dtype])
+            rows += self._rows(dtype, updates, reference if dtype == "float32" else None, noise)
+        rows.sort(key=lambda row: (row.within, -row.relative))
+        self._note_rounding(rows)
+        found = ModelTraining(
+            self.a.loss,
+            self.steps,
+            (self.a.state, self.b.state),
+            tuple(rows),
+            self.pairs.only_a,
+            self.pairs.only_b,
+        )
+        cause = None if found.within else self._find_cause(found, gradients)
+        effect = self._epsilon_effect(steps, noise)
+        if effect is not None and cause is None and not effect.worst.within:
+            cause = Cause(effect.text, effect.fix, confirmed=found.within)
+        return replace(
+            found, epsilon=effect, cause=cause, assumed=tuple(self.assumed), notes=tuple(self.notes)
+        )
+
+    def _changes(self, dtype: str) -> dict[str, Any]:
+        """Return the settings of both sides that replace those of the files."""
+        return {**(self.rounded if dtype == "float64" else {}), **self.tiny}
+
+    def _epsilon_effect(self, steps: Sequence[int], noise: frozenset[int]) -> EpsilonEffect | None:
+        """Train with epsilon where each framework adds it; return the largest difference."""
+        if self.placement is None and not self.tiny:
+            return None
+        updates = self.a.train("float32", steps, {}), self.b.train("float32", steps, {})
+        rows = list(self._rows("float32", updates, None, noise))
+        a = self.a.state
+        text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
+        fix = None if a.placement == "corrected" else _FIXES.get(a.family)
+        return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
+
+    def _rows(
+        self,
+        dtype: str,
+        updates: tuple[dict[int, _Arrays], dict[int, _Arrays]],
+        reference: dict[int, _Arrays] | None,
+        noise: frozenset[int],
+    ) -> Iterator[TensorUpdate]:
+        bound = BOUNDS[dtype]
+        for step in updates[0]:
+            for place, pair in enumerate(self.pairs.pairs):
+                one, other = pair.of_a(updates[0][step]), pair.of_b(updates[1][step])
+                relative = relative_distance(one, other)
+                own = None if reference is None else relative_distance(pair.of_a(reference[step]), one)
+                allowed = bound if own is None else max(bound, min(OWN_ERROR * own, MOST * bound))
+                within = relative <= allowed
+                rounding = not within and place in noise
+                yield TensorUpdate(
+                    pair.title, pair.b, dtype, step, relative, own, within or rounding, rounding
+                )
+
+    def _note_rounding(self, rows: Sequence[TensorUpdate]) -> None:
+        names = list(dict.fromkeys(row.a for row in rows if row.rounding))
+        if names:
+            self.notes.append(
+                f"the loss does not depend on {abbreviate_list(names, 4)}: their gradients are rounding "
+                "noise, their updates are not judged"
+            )
+
+    # Causes.
+
+    def _find_cause(
+        self, found: ModelTraining, gradients: Mapping[str, tuple[_Arrays, _Arrays]]
+    ) -> Cause | None:
+        """Return why updates differ: facts first, then settings of B replaced by those of A."""
+        if found.only_a or found.only_b:
+            texts = [
+                f"only {word} trains {abbreviate_list(list(names), 3)}"
+                for word, names in (("A", found.only_a), ("B", found.only_b))
+                if names
+            ]
+            return Cause("; ".join(texts), confirmed=True)
+        wrong = [row for row in found.updates if not row.within]
+        row = min(wrong, key=lambda each: (each.step, each.dtype == "float32"))
+        return (
+            self._gradient_cause(gradients)
+            or self._family_cause()
+            or self._test_settings(row.dtype, row.step, wrong)
+            or self._state_cause()
+            or self._sum_cause(wrong)
+        )
+
+    def _gradient_cause(self, gradients: Mapping[str, tuple[_Arrays, _Arrays]]) -> Cause | None:
+        for dtype, (one, other) in gradients.items():
+            noise = _noise(self.pairs.pairs, one, _NOISE[dtype])
+            judged = [pair for place, pair in enumerate(self.pairs.pairs) if place not in noise]
+            errors = {pair.title: relative_distance(*_gradient_pair(pair, one, other)) for pair in judged}
+            name = max(errors, key=errors.__getitem__, default=None)
+            if name is not None and errors[name] > _GRADIENTS[dtype]:
+                return Cause(
+                    f"the gradients differ before the first update, by {errors[name]:.1e} for {name}: the "
+                    "models or the losses compute something else",
+                    confirmed=True,
+                )
+        return None
+
+    def _family_cause(self) -> Cause | None:
+        a, b = self.a.state, self.b.state
+        if a.family != b.family:
+            return Cause(f"the optimizer is {a.title} in A and {b.title} in B", confirmed=True)
+        return None
+
+    def _test_settings(self, dtype: str, step: int, wrong: Sequence[TensorUpdate]) -> Cause | None:
+        """Return the differing setting whose value in A makes B's updates right."""
+        candidates = list(self._candidates())
+        tested = [(cause, change) for cause, change in candidates if change is not None]
+        for cause, change in tested:
+            if self._agrees(dtype, step, change, wrong):
+                return replace(cause, confirmed=True)
+        together = {name: value for _, change in tested for name, value in change.items()}
+        if len(tested) > 1 and self._agrees(dtype, step, together, wrong):
+            return Cause("; ".join(cause.text for cause, _ in tested), confirmed=True)
+        return candidates[0][0] if candidates else None
+
+    def _agrees(
+        self, dtype: str, step: int, change: Mapping[str, Any], wrong: Sequence[TensorUpdate]
+    ) -> bool:
+        """Return whether B with changed settings makes A's updates."""
+        own = self._changes(dtype)
+        a = self.a.train(dtype, [step], own)[step]
+        b = self.b.train(dtype, [step], {**own, **change}, self.placement)[step]
+        known = {(row.a, row.b) for row in wrong if row.dtype == dtype and row.step == step}
+        return all(
+            relative_distance(pair.of_a(a), pair.of_b(b)) <= MOST * BOUNDS[dtype] / 10
+            for pair in self.pairs.pairs
+            if (pair.title, pair.b) in known
+        )
+
+    def _candidates(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
+        """Yield possible causes with the change of B that tests each, None if none does."""
+        a, b = self.a.state, self.b.state
+        if a.stored != b.stored:
+            word = "B" if a.stored else "A"
+            lost = Cause(f"{word} contains no optimizer state: its training starts anew", confirmed=True)
+            yield lost, None
+        if a.step != b.step:
+            text = f"the number of updates is {a.step} in A and {b.step} in B: the bias correction differs"
+            yield Cause(text), {"step": a.step}
+        for name in sorted(set(a.settings) & set(b.settings)):
+            one, other = a.settings[name], b.settings[name]
+            if not _is_equal(one, other):
+                flag = isinstance(one, bool)
+                text = f"{name} is {one} in A and {other} in B"
+                yield Cause(text, f"set {name}={one} in B"), None if flag else {name: one}
+        decays = [
+            (pair.title, a.decays[pair.a], b.decays[pair.b])
+            for pair in self.pairs.pairs
+            if not _is_equal(a.decays[pair.a], b.decays[pair.b])
+        ]
+        if decays:
+            name, one, other = decays[0]
+            same = len({each[1] for each in decays}) == 1 and len(decays) == len(self.pairs.pairs)
+            text = f"weight decay of {name} is {one:g} in A and {other:g} in B"
+            yield Cause(text), {"weight_decay": one} if same else None
+        elif any(a.decays.values()) and a.decoupled != b.decoupled:
+            yield Cause("weight decay is decoupled from the gradient on one side only"), None
+
+    def _state_cause(self) -> Cause | None:
+        """Return which part of the optimizer's state differs."""
+        one, other = self.a.slots(), self.b.slots()
+        for kind in dict.fromkeys((*one, *other)):
+            for pair in self.pairs.pairs:
+                x, y = one.get(kind, {}).get(pair.a), other.get(kind, {}).get(pair.b)
+                if pair.more is not None or (x is None and y is None):
+                    continue
+                if x is None or y is None:
+                    if {"velocity", "buffer"} & {kind}:
+                        continue
+                    word = "A" if y is None else "B"
+                    return Cause(f"only {word} contains {kind} of {pair.title}", confirmed=True)
+                error = relative_distance(pair.part(x), pair.bring(y))
+                if error > _STATE_ERROR:
+                    text = f"{kind}, a moment of the optimizer, differs for {pair.title} by {error:.1e}"
+                    return Cause(text, confirmed=True)
+        return None
+
+    def _sum_cause(self, wrong: Sequence[TensorUpdate]) -> Cause | None:
+        sums = {pair.title for pair in self.pairs.pairs if pair.more is not None}
+        names = [row.a for row in wrong if row.a in sums]
+        if not names:
+            return None
+        return Cause(
+            f"A trains two biases ({names[0]}), B their sum: A's sum moves twice as fast", confirmed=True
+        )
+
+
+def _gradient_pair(pair: TensorPair, one: _Arrays, other: _Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Return both gradients; two biases that are added have the gradient of their sum each."""
+    return pair.part(one[pair.a]), pair.of_b(other)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if any(not isinstance(each, int | float) or isinstance(each, bool) for each in (one, other)):
+        return bool(one == other) or (not one and not other)
+    return math.isclose(float(one), float(other), rel_tol=2e-7, abs_tol=0)
+
+
+def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
+    """Return the settings that differ by float32's rounding only, as they were before.
+
+    Keras stores the learning rate as a float32 variable.
+    """
+    found = {}
+    for name in set(a.settings) & set(b.settings):
+        one, other = a.settings[name], b.settings[name]
+        if isinstance(one, float) and isinstance(other, float) and one != other and _is_equal(one, other):
+            found[name] = one if float(np.float32(one)) != one else other
+    return found
+
+
+def _noise(pairs: Sequence[TensorPair], gradients: _Arrays, limit: float) -> frozenset[int]:
+    """Return the places of pairs whose gradient is tiny relative to the largest one."""
+    sizes = [float(np.sqrt(np.mean(np.square(pair.part(gradients[pair.a]))))) for pair in pairs]
+    largest = max(sizes, default=0.0)
+    return frozenset(place for place, size in enumerate(sizes) if size <= limit * largest)
+
+
+def relative_distance(right: np.ndarray, other: np.ndarray) -> float:
+    """Return |right - other| / |right|; 0 if both are zero, infinity if one is not finite."""
+    apart = float(np.linalg.norm((right - other).reshape(-1)))
+    length = float(np.linalg.norm(right.reshape(-1)))
+    if not math.isfinite(apart):
+        return math.inf
+    return apart / length if length else (math.inf if apart else 0.0)
+
+
+def _translated(state: OptimizerState, framework: str) -> tuple[str, dict[str, Any]]:
+    """Return class and settings of an equal optimizer in another framework."""
+    settings = dict(state.settings)
+    decays = set(state.decays.values())
+    if len(decays) == 1 and any(decays):
+        settings["weight_decay"] = decays.pop()
+    if framework == "torch":
+        decoupled = state.family == "Adam" and state.decoupled and settings.get("weight_decay")
+        return ("AdamW" if decoupled else state.family), settings
+    if state.family not in _ARGUMENTS:
+        raise UnsupportedError(f"Keras has no optimizer like {state.title}")
+    names = ("learning_rate", *_ARGUMENTS[state.family])
+    return state.family, {name: settings[name] for name in names if name in settings}
+
+
+def describe_state(state: OptimizerState) -> str:
+    """Return one optimizer as words: class, number of updates, origin."""
+    origin = "from its file" if state.stored else "new"
+    return f"{state.title}, {format_count(state.step, 'update')}, {origin}"

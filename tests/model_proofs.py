@@ -1,0 +1,241 @@
+"""Conversions into a model of the user's own, with the mapper's fixes switched off one by one.
+
+    KERAS_BACKEND=torch python -m tests.model_proofs FOLDER
+
+writes outcomes.json: by case, what `convert --like` and `load_into` make of a source that runs. Both models
+run in this process, Keras with PyTorch's backend: starting processes would take most of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckpttool.commands import load_into, model_comparison
+from ckpttool.commands.convert import convert
+from ckpttool.core import CkpttoolError, Tree
+from ckpttool.core.tree import Leaf
+from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
+from ckpttool.mapping.flattening import FeatureReordering
+from ckpttool.networks import ModelSpec, model_host, model_runner
+from tests import pair_models
+
+# Processes in this one.
+
+
+class LocalRunner:
+    """What ChildProcess does for a model, without a process."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.session = model_runner.RunnerSession(self.folder)
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def stop(self, _: object) -> None:
+        """Do nothing."""
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Answer as the process would, with data as it would travel."""
+        given = json.loads(json.dumps(values))
+        return json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given)))
+
+
+class LocalHost(LocalRunner):
+    """What ModelProcess does, without a process."""
+
+    def __init__(self, wanted: ModelSpec) -> None:
+        super().__init__()
+        self.wanted, self.hosted = wanted, model_host.HostSession(self.folder)
+
+    def __enter__(self) -> LocalHost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Answer as the process would."""
+        given = {**json.loads(json.dumps(values)), "do": do}
+        return json.loads(json.dumps(model_host.HANDLERS[do](self.hosted, given)))
+
+    def build(self) -> Any:
+        return self.request("build", {"factory": self.wanted.factory, "arguments": self.wanted.arguments})
+
+    def describe(self, guessed: Any) -> Any:
+        return self.request("describe", {"shapes": self.wanted.shapes, "guessed": guessed})["modules"]
+
+    def save(self, file: str, form: str) -> str:
+        return str(self.request("save", {"file": file, "form": form})["file"])
+
+    def number(self) -> bool:
+        return bool(self.request("number", {})["done"])
+
+    def load(self, file: str, form: str, optimizers: Any = ()) -> None:
+        self.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
+
+    def host(self) -> LocalHost:
+        return self
+
+
+# What a mapper without one of its fixes does.
+
+Switch = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def without_square_transpositions() -> contextlib.AbstractContextManager[None]:
+    right = rules.Permute.apply
+
+    def apply(self: rules.Permute, array: np.ndarray) -> np.ndarray:
+        square = self.axes == (1, 0) and array.shape[0] == array.shape[1]
+        return array.copy() if square else right(self, array)
+
+    return patched(rules.Permute, "apply", apply)
+
+
+@contextlib.contextmanager
+def without_flattened_images() -> Iterator[None]:
+    with (
+        patched(fill_model, "plan_reordering", lambda *_: FeatureReordering()),
+        patched(fill_model, "find_unknown_orders", lambda *_: {}),
+    ):
+        yield
+
+
+def without_gate_orders() -> contextlib.AbstractContextManager[None]:
+    return patched(layer_kinds._CellForm, "_reordered", lambda *_: rules.KEEP)
+
+
+def without_statistics() -> contextlib.AbstractContextManager[None]:
+    right = fill_model.fill
+
+    def fill(source: Any, skeleton: Any, options: Any) -> Any:
+        found = right(source, skeleton, options)
+        leaves = {
+            path: skeleton.tree[path]
+            if isinstance(leaf, Leaf) and ("running_" in leaf.key or "moving_" in (leaf.name or leaf.key))
+            else leaf
+            for path, leaf in found.tree.items()
+        }
+        tree = Tree(leaves, found.tree.aliases, found.tree.containers)
+        return fill_model.replace(found, tree=tree)
+
+    return patched(fill_model, "fill", fill)
+
+
+def without_settings() -> contextlib.AbstractContextManager[None]:
+    return patched(flattening, "recorded_differences", lambda *_: ())
+
+
+NOTHING: Switch = contextlib.nullcontext
+# By case: the source's model, the factory (of the same model if empty), options, the switch.
+CASES: dict[str, tuple[str, str, dict[str, Any], Switch]] = {
+    **{f"right {name}": (name, "", {}, NOTHING) for name in ("mlp", "cnn", "gru", "words")},
+    "square kernel": ("mlp", "", {}, without_square_transpositions),
+    "flattened image": ("cnn", "", {}, without_flattened_images),
+    "gate order": ("gru", "", {}, without_gate_orders),
+    "statistics": ("cnn", "", {}, without_statistics),
+    "epsilon": ("cnn", "plain_cnn", {}, without_settings),
+    "activation": ("mlp", "silu_mlp", {}, NOTHING),
+    "stated orientation": ("mlp", "", {"kinds": ["second=dense_out_in"]}, NOTHING),
+}
+
+
+def plain_cnn() -> Any:
+    """The model `cnn` with the epsilon that PyTorch has by default."""
+    model = pair_models.cnn()
+    model[1].eps = 1e-5
+    return model
+
+
+def silu_mlp() -> Any:
+    """The model `mlp` with another activation."""
+    from torch import nn
+
+    model = pair_models.mlp()
+    model[1] = nn.SiLU()
+    return model
+
+
+def write_sources(names: Iterable[str]) -> None:
+    """Write the Keras models."""
+    for name in names:
+        state = {key: value.numpy() for key, value in pair_models.torch_state(name).items()}
+        pair_models._keras(name, state).save(f"{name}.keras")
+
+
+def converted(source: str, target: str, factory: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what `convert --like` makes of a source."""
+    done = convert(source, target, like=f"model_proofs:{factory}", **options)
+    assert done.proof is not None, done.report
+    proof = done.proof.document()
+    with contextlib.suppress(FileNotFoundError):
+        proof["receipt"] = json.loads(Path(f"{target}.ckpttool.json").read_bytes())
+    return {"written": done.written, "within": done.within, "files": sorted(os.listdir()), **proof}
+
+
+def filled(source: str, factory: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what `load_into` makes of a source, and whether the model is as it was."""
+    import torch
+
+    net = globals()[factory]().train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    generator = torch.get_rng_state()
+    given = {name: dict(each.split("=") for each in value) for name, value in options.items()}
+    outcome: dict[str, Any] = {}
+    try:
+        done = load_into.load_into(net, source, **given)
+    except CkpttoolError as error:
+        outcome = {"kind": error.kind, "path": error.path, "found": error.found}
+    else:
+        assert done.proof is not None
+        outcome = {"verified": done.proof.verified, "reason": done.proof.reason}
+    same = {name: bool((value == before[name]).all()) for name, value in net.state_dict().items()}
+    return {
+        **outcome,
+        "unchanged": all(same.values()),
+        "training": all(each.training for each in net.modules()),
+        "random": bool((torch.get_rng_state() == generator).all()),
+    }
+
+
+def main(folder: str) -> None:
+    """Convert every case in both ways; write the outcomes."""
+    os.chdir(folder)
+    sys.path.insert(0, str(Path(__file__).parent))
+    load_into.ModelProcess = LocalHost  # type: ignore[assignment,misc]
+    model_comparison.ChildProcess = LocalRunner  # type: ignore[assignment,misc]
+    write_sources({name for name, *_ in CASES.values()})
+    found: dict[str, Any] = {}
+    for number, (title, (name, factory, options, switch)) in enumerate(CASES.items()):
+        with switch():
+            found[title] = {
+                "convert": converted(f"{name}.keras", f"out{number}.pt", factory or name, options),
+                "load_into": filled(f"{name}.keras", factory or name, options),
+            }
+    Path("outcomes.json").write_text(json.dumps(found))
+
+
+mlp, cnn, gru, words = pair_models.mlp, pair_models.cnn, pair_models.gru, pair_models.words
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,130 @@
+"""One process per framework for all sides that `verify` of two models runs: its start takes most of the time.
+
+Within `shared_runners`, a side of a comparison is served by the process of its framework, each with a session
+of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ckpttool.commands import model_comparison
+from ckpttool.networks import model_runner
+from ckpttool.networks.messages import Message, message_pipes, serve
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess
+
+_PROGRAM = (
+    "-c",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; from tests.shared_runners import main; main()",
+)
+TENSORFLOW = ("keras", "saved_model")
+
+
+class SharedRunners:
+    """The processes by name, and a folder for each session."""
+
+    def __init__(self, framework_of: Callable[[str], str]) -> None:
+        self._framework_of = framework_of
+        self._processes: dict[str, ChildProcess] = {}
+        self._root = Path(tempfile.mkdtemp(prefix="runners"))
+        self._numbers = itertools.count()
+
+    def folder(self) -> Path:
+        """Return a new folder."""
+        found = self._root / str(next(self._numbers))
+        found.mkdir()
+        return found
+
+    def find(self, message: dict[str, Any]) -> ChildProcess:
+        """Return the process for a side, by its request `open`."""
+        if message["kind"] == "factory":
+            name = self._framework_of(message["factory"])
+        else:
+            name = "tensorflow" if message["kind"] in TENSORFLOW else "torch"
+        if name not in self._processes:
+            made = ChildProcess(
+                f"{name} process", _PROGRAM, [], python=_python(), timeout=MODEL_TIMEOUT_S, threads=None
+            )
+            made.start()
+            self._processes[name] = made
+        return self._processes[name]
+
+    def close(self) -> None:
+        """End the processes."""
+        for each in self._processes.values():
+            each.stop(b'{"id": 0, "do": "close", "folder": ""}\n')
+        shutil.rmtree(self._root)
+
+
+def _python() -> str:
+    import sys
+
+    return sys.executable
+
+
+@contextlib.contextmanager
+def shared_runners(framework_of: Callable[[str], str]) -> Iterator[None]:
+    """Serve all sides by shared processes; `framework_of` names the framework of a factory."""
+    runners = SharedRunners(framework_of)
+
+    class Side:
+        """What ChildProcess does, in a session of a shared process."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.folder = runners.folder()
+            self._process: ChildProcess | None = None
+
+        def start(self) -> None:
+            """Start nothing yet: the first request names the framework."""
+
+        def stop(self, _: object) -> None:
+            """Forget the session."""
+            if self._process is not None:
+                self._process.request("forget", {"folder": str(self.folder)})
+            shutil.rmtree(self.folder)
+
+        def request(self, do: str, values: dict[str, Any]) -> Message:
+            """Send one request to the session."""
+            if self._process is None:
+                self._process = runners.find(values)
+            return self._process.request(do, {**values, "folder": str(self.folder)})
+
+    try:
+        with mock.patch.object(model_comparison, "ChildProcess", Side):
+            yield
+    finally:
+        runners.close()
+
+
+# The program of the processes.
+
+
+def _forget(sessions: dict[str, Any], message: Message) -> Message:
+    sessions.pop(message["folder"], None)
+    return {}
+
+
+def _served(do: str) -> Callable[[dict[str, Any], Message], Message]:
+    def handler(sessions: dict[str, Any], message: Message) -> Message:
+        folder = message["folder"]
+        if folder not in sessions:
+            sessions[folder] = model_runner.RunnerSession(Path(folder))
+        return model_runner.HANDLERS[do](sessions[folder], message)
+
+    return handler
+
+
+def main() -> None:
+    """Serve the sessions of one framework."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    handlers = {do: _served(do) for do in model_runner.HANDLERS}
+    with message_pipes() as (requests, answers):
+        serve({}, {**handlers, "forget": _forget}, requests, answers)

@@ -1,0 +1,186 @@
+"""Pages for keyboards, screen readers and weak eyes: axe-core finds no violation in reports and site.
+
+axe-core comes with the package axe-core-python (extra `dev`); the variable AXE_JS names a newer file of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.report_pages import write_hostile
+from tests.test_report_browser import CHROMIUM, DRIVER, Browser
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not here")
+
+SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
+SCHEMES = ("light", "dark")
+# Everything that axe checks only if it is shown.
+OPENED = """
+document.getElementById('unfold')?.click();
+document.querySelectorAll('details').forEach((each) => each.open = true);
+if (typeof rows !== 'undefined') {
+  rows.forEach((row, index) => { if (row.picture && opened.size < 2) opened.add(index) });
+  show();
+}
+"""
+# The site stores the scheme of its first page.
+FORGET = "localStorage.clear()"
+CHECK = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ['violations']}).then((found) => done(found.violations.flatMap((rule) =>
+  rule.nodes.map((node) => `${rule.id}: ${node.target.join(' ')}: ${node.any.concat(node.all, node.none)
+  .map((each) => each.message).join('; ')}`))), (error) => done([`axe failed: ${error}`]));
+"""
+
+
+@functools.cache
+def axe_source() -> str:
+    """Return axe-core's script; skip the test where it is not installed."""
+    if (named := os.environ.get("AXE_JS")) is not None:
+        return Path(named).read_text(encoding="utf-8")
+    spec = importlib.util.find_spec("axe_core_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("axe-core-python is not installed, and AXE_JS names no file")
+    return (Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+def prefer(browser: Browser, scheme: str) -> None:
+    """Let the reader prefer light or dark pages."""
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def violations(browser: Browser, page: Path, size: str, scheme: str) -> list[str]:
+    """Return what axe finds in a page, with everything opened."""
+    prefer(browser, scheme)
+    browser.open(page, *SIZES[size])
+    browser.run(FORGET)
+    browser.open(page, *SIZES[size])
+    browser.run(OPENED)
+    browser.run(axe_source())
+    found: list[str] = browser.driver.execute_async_script(CHECK)
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    axe_source()
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.driver.quit()
+
+
+# --- Reports ------------------------------------------------------------------------------------------------
+
+
+def one(folder: Path) -> tuple[object, ...]:
+    return (TF_SAMPLE,)
+
+
+def two(folder: Path) -> tuple[object, ...]:
+    return (TORCH_SAMPLE.with_name("ckpt-2500.pt"), TORCH_SAMPLE)
+
+
+def played(folder: Path) -> tuple[object, ...]:
+    """Evaluate a run, and report its last checkpoint with conversion and returns."""
+    pytest.importorskip("gymnasium", reason="the agents play in Gymnasium's environment")
+    assert in_process("convert", TF_SAMPLE, folder / "agent.pt", "--no-verify").status == 0
+    ran = in_process("eval", TF_SAMPLE.parent, "--env", "Pendulum-v1", "--episodes", "3", "--json")
+    (folder / "run.json").write_text(ran.out, encoding="utf-8")
+    return folder / "agent.pt", "--eval", folder / "run.json"
+
+
+def hostile(folder: Path) -> tuple[object, ...]:
+    return (write_hostile(folder / "hostile.pkl"),)
+
+
+REPORTS: dict[str, Any] = {"one": one, "two": two, "played": played, "hostile": hostile}
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that writes a report once."""
+    folder = tmp_path_factory.mktemp("reports")
+
+    @functools.cache
+    def write(kind: str) -> Path:
+        page = folder / f"{kind}.html"
+        ran = in_process("report", *REPORTS[kind](folder), "--out", page)
+        assert ran.status == 0, ran.err
+        return page
+
+    return write
+
+
+def test_a_report_can_be_used_by_all(browser: Browser, reports: Any) -> None:
+    """The two cases that differ most; all others are checked at night."""
+    assert violations(browser, reports("two"), "wide", "light") == []
+    assert violations(browser, reports("one"), "narrow", "dark") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", REPORTS)
+def test_every_report_can_be_used_by_all(
+    kind: str, size: str, scheme: str, browser: Browser, reports: Any
+) -> None:
+    assert violations(browser, reports(kind), size, scheme) == []
+
+
+# --- Site ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site."""
+    pytest.importorskip("material", reason="the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+    return folder
+
+
+PAGES = ("index", "tutorial", "comparison", "cli", "howto/see_an_agent", "howto/live_objects", "gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_site_can_be_used_by_all(page: str, size: str, scheme: str, browser: Browser, site: Path) -> None:
+    assert violations(browser, site / f"{page}.html", size, scheme) == []
+
+
+@pytest.mark.slow
+def test_the_site_is_searched_by_keyboard_and_without_a_network(browser: Browser, site: Path) -> None:
+    """From the folder, as `make site` leaves it: the skip link, the search, a result; nothing is fetched."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    wait = WebDriverWait(browser.driver, 20)
+    browser.open(site / "index.html")
+    browser.press(Keys.TAB)
+    assert "md-skip" in browser.run("return document.activeElement.className")
+    browser.press("/")
+    wait.until(lambda _: browser.run("return document.activeElement.classList.contains('md-search__input')"))
+    browser.press("pickle audit")
+    results = ".md-search-result__item a"
+    wait.until(lambda driver: driver.find_elements(By.CSS_SELECTOR, results))
+    browser.press(Keys.ARROW_DOWN, Keys.ENTER)
+    wait.until(lambda driver: "index.html" not in driver.current_url)
+    assert "pickle" in browser.run("return document.body.innerText").lower()
+    assert {url.partition(":")[0] for url in browser.requests()} <= {"file", "about", "data"}
+    assert [each for each in browser.complaints() if "ERR_" in each] == []

@@ -1,0 +1,423 @@
+"""How two models are opened, audited and given inputs, before they are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from ckpttool.commands import model_causes, model_comparison
+from ckpttool.commands.model_comparison import ModelSide, find_code
+from ckpttool.commands.model_inputs import InputFile, InputPair
+from ckpttool.commands.verify import verify
+from ckpttool.core import CkpttoolError, UsageError
+from ckpttool.networks import ModelSpec, model_runner
+from tests import pair_models, warm
+from tests.conftest import KERAS_2, ROOT
+from tests.pair_models import SHAPES
+from tests.test_verify_models import InThisProcess
+
+PAIR = (InputPair("image", "image", (3,), (3,)), InputPair("words", "words", (5,), (5,), "int32", below=11))
+
+
+# Which files run, and which only with permission.
+
+
+def keras_file(folder: Path, layer: dict[str, Any]) -> str:
+    """Return a `.keras` archive of a Sequential model with one layer."""
+    model = {"class_name": "Sequential", "module": "keras", "config": {"name": "net", "layers": [layer]}}
+    with h5py.File(folder / "weights.h5", "w") as file:
+        file.create_group("layers")
+    with zipfile.ZipFile(folder / "net.keras", "w") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("config.json", json.dumps(model))
+        archive.write(folder / "weights.h5", "model.weights.h5")
+    return str(folder / "net.keras")
+
+
+LAMBDA = {"class_name": "Lambda", "module": "keras.layers", "config": {"name": "act"}}
+NEEDS_PERMISSION = {
+    "lambda": LAMBDA,
+    "download": {"class_name": "get_file", "module": "keras.utils", "config": {}},
+    "own class": {"class_name": "Noisy", "module": "my.net", "config": {}},
+    "registered class": {"class_name": "pkg>Net", "config": {}, "registered_name": "pkg>Net"},
+    "vocabulary": {
+        "class_name": "StringLookup",
+        "module": "keras.layers",
+        "config": {"vocabulary": "../bait"},
+    },
+    "other model": {"class_name": "TFSMLayer", "module": "keras.layers", "config": {"filepath": "/etc"}},
+    "function": {"class_name": "function", "module": "builtins", "config": "my_activation"},
+    "nested": {"class_name": "TimeDistributed", "module": "keras.layers", "config": {"layer": LAMBDA}},
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_PERMISSION)
+def test_a_keras_file_with_code_or_classes_needs_permission(name: str, tmp_path: Path) -> None:
+    file = keras_file(tmp_path, NEEDS_PERMISSION[name])
+    with pytest.raises(UsageError) as refused:
+        verify(file, file)
+    assert refused.value.file == file
+    assert "--run-code" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("cls", ["Dense", "relu"])
+def test_a_keras_file_of_plain_classes_needs_none(cls: str, tmp_path: Path) -> None:
+    rows = {
+        "Dense": {"class_name": "Dense", "module": "keras.layers", "config": {"name": "dense", "units": 3}},
+        # Keras 2's form; no module is imported for it.
+        "relu": {"class_name": "function", "config": "relu"},
+    }
+    side = ModelSide("A", keras_file(tmp_path, rows[cls]))
+    assert side.kind == "keras"
+    assert find_code(side.checkpoint, side.kind) is None
+
+
+def test_permission_applies_to_a_model_of_one_lambda(tmp_path: Path) -> None:
+    code = {"class_name": "Lambda", "config": {"name": "act", "function": ["4wEAAAA=", None, None]}}
+    model = {"class_name": "Sequential", "config": {"name": "net", "layers": [code]}}
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        file.attrs["model_config"] = json.dumps(model)
+        file.create_group("model_weights").attrs["layer_names"] = np.array([], "S1")
+    with pytest.raises(UsageError) as refused:
+        verify(str(tmp_path / "net.h5"), str(tmp_path / "net.h5"))
+    assert "--run-code" in (refused.value.hint or "")
+
+
+def test_weights_without_a_configuration_are_no_model(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        group = file.create_group("model_weights/dense/dense")
+        group["kernel:0"] = np.ones((3, 2), np.float32)
+    assert ModelSide("A", str(tmp_path / "net.h5")).own_kind is None
+
+
+def test_each_side_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def counted(path: str) -> Any:
+        opened.append(os.path.basename(path))
+        return inner(path)
+
+    inner: Callable[[str], Any] = model_comparison.open_checkpoint
+    for name in ("model_comparison", "restore"):
+        monkeypatch.setattr(f"ckpttool.commands.{name}.open_checkpoint", counted)
+    monkeypatch.setattr("ckpttool.formats.detect.open_checkpoint", counted)
+    samples = ROOT / "sample_ckpts"
+    agent = str(samples / "td3_pendulum_torch/ckpt-15000.pt")
+    other = str(samples / "td3_pendulum_tf/ckpt-15000")
+    sides = ModelSide("A", agent), ModelSide("B", other)
+    assert [each.kind for each in sides] == ["agent", "agent"]
+    restored = [model_comparison.restore_agent(each.checkpoint) for each in sides]
+    assert all(restored)
+    assert opened == ["ckpt-15000.pt", "ckpt-15000"]
+
+
+# The user's inputs.
+
+
+def inputs(tmp_path: Path, names: tuple[str, ...] = ("image", "words"), **arrays: Any) -> list[np.ndarray]:
+    np.savez(tmp_path / "inputs.npz", **arrays)
+    return InputFile(str(tmp_path / "inputs.npz"), names).inputs(PAIR, None)
+
+
+IMAGE, WORDS = np.ones((2, 3), np.float32), np.ones((2, 5), np.int64)
+
+
+def test_inputs_go_by_name_whatever_their_order(tmp_path: Path) -> None:
+    first, second = inputs(tmp_path, words=WORDS, image=IMAGE)
+    assert (first.shape, second.shape) == ((2, 3), (2, 5))
+
+
+def test_inputs_without_names_go_by_order_which_is_reported(tmp_path: Path) -> None:
+    np.savez(tmp_path / "inputs.npz", IMAGE, WORDS)
+    found = InputFile(str(tmp_path / "inputs.npz"), ("image", "words"))
+    assert len(found.notes) == 1
+    assert found.shapes == {"image": (3,), "words": (5,)}
+
+
+WRONG = {
+    "missing": {"image": IMAGE},
+    "another name": {"image": IMAGE, "word": WORDS},
+    "objects": {"image": np.array([{}, {}], object), "words": WORDS},
+    "strings": {"image": np.array([["a"], ["b"]]), "words": WORDS},
+    "complex": {"image": IMAGE.astype(complex), "words": WORDS},
+    "no batch": {"image": np.float32(1), "words": WORDS},
+    "no rows": {"image": IMAGE[:0], "words": WORDS},
+    "shape": {"image": IMAGE[:, :2], "words": WORDS},
+    "fractions for integers": {"image": IMAGE, "words": WORDS + 0.5},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arrays_that_are_no_inputs_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        inputs(tmp_path, **WRONG[name])
+    assert refused.value.file == str(tmp_path / "inputs.npz")
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"PK\x03\x04 damaged", b"\x80\x04N."])
+def test_files_that_are_no_arrays_are_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "inputs.npz").write_bytes(data)
+    with pytest.raises(CkpttoolError) as refused:
+        InputFile(str(tmp_path / "inputs.npz"), ("image",))
+    assert refused.value.file == str(tmp_path / "inputs.npz")
+
+
+def test_numbers_that_are_rounded_are_reported(tmp_path: Path) -> None:
+    np.savez(tmp_path / "inputs.npz", image=np.full((2, 3), 0.1), words=WORDS)
+    found = InputFile(str(tmp_path / "inputs.npz"), ("image", "words"))
+    found.inputs(PAIR, None)
+    assert len(found.notes) == 1
+    with pytest.raises(UsageError):
+        found.inputs(PAIR, 8)
+
+
+# The forms of one layer in both frameworks.
+
+
+def numbered(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape)
+
+
+FORMS = {
+    "recurrent": (
+        {
+            "weight_ih_l0": numbered(15, 3),
+            "weight_hh_l0": numbered(15, 5),
+            "bias_ih_l0": numbered(15),
+            "bias_hh_l0": numbered(15) + 1,
+        },
+        {
+            "cell/kernel": np.empty((3, 15)),
+            "cell/recurrent_kernel": np.empty((5, 15)),
+            "cell/bias": np.empty((2, 15)),
+        },
+    ),
+    "attention": (
+        {
+            "in_proj_weight": numbered(24, 8),
+            "in_proj_bias": numbered(24),
+            "out_proj/weight": numbered(8, 8),
+            "out_proj/bias": numbered(8),
+        },
+        {
+            **{f"_{what}_dense/kernel": np.empty((8, 2, 4)) for what in ("query", "key", "value")},
+            **{f"_{what}_dense/bias": np.empty((2, 4)) for what in ("query", "key", "value")},
+            "_output_dense/kernel": np.empty((2, 4, 8)),
+            "_output_dense/bias": np.empty(8),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
+    torch, keras = FORMS[family]
+    made = model_causes.translate_tensors(family, torch, keras)
+    assert {name: each.shape for name, each in made.items()} == {n: e.shape for n, e in keras.items()}
+    back = model_causes.translate_tensors(family, made, torch)
+    assert {*back} == {*torch}
+    for name, each in torch.items():
+        np.testing.assert_array_equal(back[name], each)
+
+
+def test_blocks_have_one_title_in_both_frameworks() -> None:
+    torch, keras = FORMS["attention"]
+    made = model_causes.translate_tensors("attention", torch, keras)
+    titles = [[*model_causes.split_blocks("attention", each, 2)] for each in (torch, made)]
+    assert titles[0] == titles[1]
+    assert len(titles[0]) == 6
+
+
+# Layers inside programs.
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run models in this process, and make `pair_models` importable."""
+    (tmp_path / "sides").mkdir()
+    InThisProcess.root = tmp_path / "sides"
+    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+def compare_program(tmp_path: Path, name: str, *, script: bool, wrong: str = "") -> Any:
+    """Compare a program with the same model of a factory, or with one whose tensor `wrong` is transposed."""
+    import torch
+
+    model = getattr(pair_models, name)()
+    state = pair_models.torch_state(name)
+    model.load_state_dict(state)
+    shape = [int(each) for each in SHAPES[name].split(",")]
+    given = torch.zeros(2, *shape, dtype=torch.int64 if name in ("text", "words") else torch.float32)
+    model.eval()
+    program = torch.jit.script(model) if script else torch.jit.trace(model, given)
+    program.save(str(tmp_path / "program.pt"))
+    if wrong:
+        state[wrong] = state[wrong].transpose(0, 1).contiguous()
+    torch.save(state, tmp_path / "state.pt")
+    like = ModelSpec(f"pair_models:{name}")
+    files = str(tmp_path / "program.pt"), str(tmp_path / "state.pt")
+    return verify(*files, like_b=like, input_shapes=(SHAPES[name],), run_code=True)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "script"), [("cnn", True), ("text", False)])
+def test_the_modules_of_a_program_are_compared(name: str, script: bool, tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, name, script=script)
+    assert found.within
+    assert found.models.exact
+    assert len(found.models.layers) >= 5
+    assert all(each.within for each in found.models.layers)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_difference_from_a_program_is_found_in_its_module(tmp_path: Path, here: None) -> None:
+    found = compare_program(tmp_path, "mlp", script=False, wrong="2.weight")
+    assert not found.within
+    assert (found.models.first.a, found.models.first.b) == ("2", "2")
+    assert found.models.first.confirmed
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
+    import torch
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Tanh()])
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner[0](self.inner[0](x))
+
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            return self.inner[1](self.twice(x)) * scale
+
+    runner = model_runner.ScriptRunner(torch.jit.script(Shared()))
+    recorder = model_runner.CallRecorder()
+    with runner.observe(recorder):
+        made = runner.call(["x"], [np.ones((2, 3), np.float32)])
+    rows = [(each["path"], each["number"]) for each in recorder.calls]
+    assert rows == [("inner.0", 0), ("inner.0", 1), ("inner.1", 0), ("(model)", 0)]
+    assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(made.abs().max()))
+
+
+def tensorflow_comparison(call: str, tmp_path: Path) -> dict[str, Any]:
+    """Return what a function of tests/program_sides.py prints."""
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests import program_sides\n"
+    status, output = warm.run("tensorflow", f"{program}program_sides.{call}", tmp_path)
+    assert status == 0, output
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("name", "layers"), [("image", 6), pytest.param("text", 5, marks=pytest.mark.slow)])
+def test_the_layers_of_a_saved_model_are_compared(name: str, layers: int, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r})", tmp_path)
+    assert found["within"]
+    rows = found["models"]["layers"]
+    assert len(rows) >= layers
+    assert all(each["within"] for each in rows), rows
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("name", "wrong"), [pytest.param("image", "conv2", marks=pytest.mark.slow), ("text", "mix")]
+)
+def test_a_difference_from_a_saved_model_is_found_in_its_layer(name: str, wrong: str, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r}, {wrong!r})", tmp_path)
+    assert not found["within"]
+    first = found["models"]["first_difference"]
+    assert first["b"] == wrong
+    assert wrong in first["a"]
+    assert first["confirmed"]
+
+
+@pytest.mark.tensorflow
+def test_a_saved_model_without_names_of_layers_runs_beside_its_module(tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare_module({str(tmp_path)!r})", tmp_path)
+    assert found["within"]
+
+
+# The bound of an output.
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("runs", ["both", "A", "B", "none"])
+@pytest.mark.parametrize("tolerance", [None, 1e-4])
+def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
+    wrong: bool, runs: str, tolerance: float | None
+) -> None:
+    right = np.random.default_rng(0).standard_normal((8, 3))
+    own = right + (0.01 if wrong else 0.0)
+    exact = (right if runs in ("both", "A") else None, own if runs in ("both", "B") else None)
+    outputs = right.astype(np.float32), own.astype(np.float32)
+    bound = model_comparison._RoundingBound(4.0, 1e-6)
+    found = model_comparison._measure("y", outputs, exact, "", bound, tolerance)
+    assert found.within == (not wrong)
+
+
+@pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
+def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
+    plain = {"y": np.array([1.0, np.inf], np.float32)}
+    assert model_comparison._are_close(plain, {"y": np.array([made, np.inf])}) == credible
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(not KERAS_2.is_dir(), reason="Keras 2 is not installed")
+@pytest.mark.parametrize(
+    ("suffix", "wrong"), [(".h5", ""), pytest.param(".keras", "2", marks=pytest.mark.slow)]
+)
+def test_models_of_keras_2_run_in_keras_2(suffix: str, wrong: str, tmp_path: Path) -> None:
+    found = tensorflow_comparison(f"compare_keras2({str(tmp_path)!r}, {suffix!r}, {wrong!r})", tmp_path)
+    assert all("tf_keras" in each for each in found["models"]["engines"])
+    assert found["models"]["float64"]
+    assert len(found["models"]["layers"]) == 5
+    assert found["within"] == (not wrong)
+    if wrong:
+        assert found["models"]["first_difference"]["b"].startswith("dense")
+        assert found["models"]["first_difference"]["confirmed"]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "wrong", "node"),
+    [("cnn", "", ""), ("cnn", "7.weight", "Gemm"), ("vision", "conv2.weight", "conv2")],
+)
+def test_an_onnx_file_is_compared_in_float64(
+    name: str, wrong: str, node: str, tmp_path: Path, here: None
+) -> None:
+    pytest.importorskip("onnx")
+    import torch
+
+    model, state = getattr(pair_models, name)(), pair_models.torch_state(name)
+    torch.save(state, tmp_path / "state.pt")
+    if wrong:
+        state[wrong] = state[wrong].flip(1)
+    model.load_state_dict(state)
+    given = torch.zeros(2, *map(int, SHAPES[name].split(",")))
+    how: dict[str, Any] = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
+    torch.onnx.export(model.eval(), (given,), str(tmp_path / "model.onnx"), **how)
+    like = ModelSpec(f"pair_models:{name}")
+    found = verify(str(tmp_path / "state.pt"), str(tmp_path / "model.onnx"), like_a=like)
+    assert found.models is not None
+    assert found.models.exact
+    assert found.within == (not wrong)
+    if wrong:
+        first = found.models.first
+        assert first is not None
+        assert first.a == wrong.partition(".")[0]
+        assert node in first.b
+        assert first.confirmed

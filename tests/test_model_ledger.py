@@ -1,0 +1,173 @@
+"""Every tensor of a source that fills a user's model is used, left out for a reason, or an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.cli import tables
+from ckpttool.commands.load_into import load_into
+from ckpttool.core import MappingError, UsageError, sidecar
+from tests import schemas
+from tests.golden_texts import Golden
+from tests.test_like import HERE, fill
+
+pytestmark = pytest.mark.torch
+FLOATS = np.random.default_rng(1)
+
+# Tensors that nothing of the model takes, and the kind that their names show.
+EXTRA = {
+    "fc/lora_A/default": "low-rank weights",
+    "ema/fc/kernel": "averaged weights",
+    "fc/weight_scale/value": "quantisation scales",
+    "norm/moving_mean": "running statistics",
+    "mystery": None,
+}
+
+
+def source(folder: Path, *extra: str) -> str:
+    held = {"fc/kernel": (4, 4), "fc/bias": (4,), **dict.fromkeys(extra, (4, 2))}
+    held |= {name: (4,) for name in extra if "moving" in name}
+    np.savez(
+        folder / "source.npz",
+        **{name: FLOATS.standard_normal(shape).astype("float32") for name, shape in held.items()},
+    )
+    return str(folder / "source.npz")
+
+
+def named() -> Any:
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    return like_small.Named()
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_an_unused_tensor_is_an_error(name: str, tmp_path: Path, golden: Golden) -> None:
+    done = fill(source(tmp_path, name), str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    assert done.report.unused == (name,)
+    assert not done.written
+    assert [each.name for each in tmp_path.iterdir()] == ["source.npz"]
+    if name in ("fc/lora_A/default", "mystery"):
+        golden(tables.render_conversion(done, quiet=False, whole=False))
+    net = named()
+    before = net.fc.weight.clone()
+    with pytest.raises(MappingError) as caught:
+        load_into(net, str(tmp_path / "source.npz"))
+    assert caught.value.path == name
+    assert (caught.value.found or "").partition(":")[0] == (EXTRA[name] or "")
+    assert (net.fc.weight == before).all()
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_a_pattern_permits_an_unused_tensor_and_is_recorded(name: str, tmp_path: Path) -> None:
+    patterns = [name.replace("fc/", "**/")]
+    target = tmp_path / "out.pt"
+    path = source(tmp_path, name)
+    done = fill(path, str(target), "torch", "like_small:Named", allow_unused=patterns)
+    assert done.written
+    assert not sidecar.has_open_entries(done.ledger)
+    reason = f"--allow-unused '{patterns[0]}'"
+    assert [each.document() for each in done.left_out] == [{"path": name, "reason": reason}]
+    receipt = json.loads((tmp_path / "out.pt.ckpttool.json").read_bytes())
+    schemas.require("sidecar", receipt)
+    assert receipt["source"]["options"] == {"allow_unused": patterns}
+    assert receipt["residue"] == [{"path": name, "reason": reason}]
+    found = load_into(named(), path, allow_unused=patterns)
+    assert found.loaded
+    assert not found.decides
+    assert [each.path for each in found.left_out] == [name]
+
+
+def test_a_pattern_permits_what_it_matches_only(tmp_path: Path) -> None:
+    path = source(tmp_path, *EXTRA)
+    done = fill(
+        path,
+        str(tmp_path / "out.pt"),
+        "torch",
+        "like_small:Named",
+        allow_unused=["fc/*/*", "ema/**", "norm/*"],
+    )
+    assert done.report.unused == ("mystery",)
+    assert len(done.left_out) == 4
+    assert not done.written
+
+
+@pytest.mark.parametrize("pattern", ["fc/lora_b/default", "fc/kernel", "nothing"])
+def test_a_pattern_that_permits_nothing_is_an_error(pattern: str, tmp_path: Path, golden: Golden) -> None:
+    path = source(tmp_path, "fc/lora_A/default")
+    for call in (
+        lambda: fill(path, str(tmp_path / "o.pt"), "torch", "like_small:Named", allow_unused=[pattern]),
+        lambda: load_into(named(), path, allow_unused=[pattern]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        golden(caught.value)
+    assert not (tmp_path / "o.pt").exists()
+
+
+def test_a_pattern_for_a_source_without_unused_tensors_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        load_into(named(), source(tmp_path), allow_unused=["fc/**"])
+
+
+def test_the_reasons_of_what_is_left_out(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = named()
+    optimizer = torch.optim.NAdam(net.parameters())
+    net.fc(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    norm = torch.nn.BatchNorm1d(4)
+    held = {"model": net.state_dict(), "norm": norm.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(held, tmp_path / "run.pt")
+    path, target = str(tmp_path / "run.pt"), str(tmp_path / "out.pt")
+    done = fill(path, target, "torch", "like_small:Named", part="model")
+    reasons = {each.path: each.reason for each in done.left_out}
+    assert reasons["norm/weight"] == "outside the selected part"
+    assert reasons["norm/num_batches_tracked"] == "counter"
+    assert reasons["optimizer/state/0/exp_avg"] == "optimizer state"
+    assert {*reasons} == {*reasons} - {each.source for each in done.report.mapped}
+    # A batch norm's running statistics are weights of the network: without a place they are an error.
+    whole = fill(path, f"{target}2", "torch", "like_small:Named")
+    assert {"norm/running_mean", "norm/weight"} <= {*whole.report.unused}
+
+
+def test_a_rule_file_leaves_nothing_out_by_itself(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        '[[rule]]\nfrom = "fc/kernel"\nto = "fc.weight"\nrule = "transpose"\n'
+        '[[rule]]\nfrom = "fc/bias"\nto = "fc.bias"\n'
+    )
+    path = source(tmp_path, "mystery")
+    done = fill(path, str(tmp_path / "o.pt"), "torch", "like_small:Named", rules=str(rules))
+    assert done.report.unused == ("mystery",)
+    permitted = fill(
+        path,
+        str(tmp_path / "o.pt"),
+        "torch",
+        "like_small:Named",
+        rules=str(rules),
+        allow_unused=["mystery"],
+    )
+    assert permitted.written
+
+
+def test_a_constant_that_no_layer_of_a_graph_reads_is_an_error(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from tests.test_onnx_operators import N, f, model
+
+    nodes = [
+        N("MatMul", ["obs", "W"], ["x"]),
+        N("Add", ["x", "b"], ["y"]),
+        N("Add", ["y", "table"], ["action"]),
+    ]
+    made = model(nodes, {"W": f(4, 4), "b": f(4), "table": f(2, 4)}, (2, 4))
+    onnx.save(made, tmp_path / "net.onnx")
+    done = fill(str(tmp_path / "net.onnx"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    assert done.report.unused == ("table",)
+    assert not done.written

@@ -1,0 +1,492 @@
+"""`verify --train-step` of two models: a right optimizer state passes, and each planted fault is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.commands import model_comparison
+from ckpttool.commands.training_comparison import TensorMatcher, find_reordering
+from ckpttool.commands.verify import verify
+from ckpttool.core import UsageError
+from ckpttool.networks import ModelSpec, model_runner
+from tests import schemas, tensorflow_child, warm
+from tests.conftest import ROOT
+from tests.trained_models import CASES, FORMS, OptimizerCase, factory
+
+TRAINED = 5
+
+
+class InThisProcess:
+    """What ChildProcess does, without a process."""
+
+    folder: Path
+    root: Path
+    count = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def start(self) -> None:
+        InThisProcess.count += 1
+        self.folder = InThisProcess.root / str(InThisProcess.count)
+        self.folder.mkdir()
+        self.session = model_runner.RunnerSession(self.folder)
+
+    def stop(self, _: object) -> None:
+        pass
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        given = json.loads(json.dumps(values))
+        return json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given)))
+
+
+# Two PyTorch models with one set of weights: B's layers have other names, and are registered in reverse.
+
+
+def first_model() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def second_model() -> Any:
+    from torch import nn
+
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.middle, self.first = nn.Linear(8, 3), nn.Linear(8, 8), nn.Linear(6, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.middle(self.first(x).tanh()).tanh())
+
+    return Second()
+
+
+def frozen_model() -> Any:
+    model = second_model()
+    model.head.bias.requires_grad = False
+    return model
+
+
+def cut_model() -> Any:
+    """Return a model that computes the same, but cuts the gradient of its first layer."""
+    model = second_model()
+
+    def forward(x: Any) -> Any:
+        return model.head(model.middle(model.first(x).detach().tanh()).tanh())
+
+    model.forward = forward
+    return model
+
+
+def sum_of_outputs(outputs: Any) -> Any:
+    return (outputs**3).mean()
+
+
+def distance(outputs: Any, targets: Any) -> Any:
+    return (outputs - targets).abs().mean()
+
+
+_NAMES = {"first": "0", "middle": "2", "head": "4"}
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainingFault:
+    """A change of B's optimizer, its model, and words of the cause."""
+
+    words: str
+    change: Callable[[State], None] | None = None
+    model: str = "second_model"
+    confirmed: bool = True
+
+
+def _group(**settings: Any) -> Callable[[State], None]:
+    return lambda state: state["param_groups"][0].update(settings)
+
+
+def _state(name: str, make: Callable[[Any], Any]) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        for each in state["state"].values():
+            each[name] = make(each[name])
+
+    return change
+
+
+def _swapped(state: State) -> None:
+    both = state["state"]
+    both[2]["exp_avg"] = both[2]["exp_avg"].T.contiguous()
+
+
+FAULTS = {
+    "learning rate": TrainingFault("learning_rate", _group(lr=0.02)),
+    "beta": TrainingFault("beta_2", _group(betas=(0.9, 0.99))),
+    "epsilon": TrainingFault("epsilon", _group(eps=1e-3)),
+    "decay": TrainingFault("weight decay", _group(weight_decay=0.1)),
+    "count": TrainingFault("number of updates", _state("step", lambda step: step * 0)),
+    "first moment": TrainingFault("m, a moment", _state("exp_avg", lambda m: m * 2)),
+    "second moment": TrainingFault("v, a moment", _state("exp_avg_sq", lambda v: v * 2)),
+    "transposed moment": TrainingFault("m, a moment", _swapped),
+    "frozen": TrainingFault("only A trains 4.bias", model="frozen_model"),
+    "gradient": TrainingFault("gradients differ", model="cut_model"),
+}
+
+
+def in_torch(folder: Path) -> dict[str, Any]:
+    """Compare the right pair, and each fault, in this process."""
+    import torch
+
+    model_comparison.ChildProcess = InThisProcess  # type: ignore[misc, assignment]
+    InThisProcess.root = folder
+    sys.path.insert(0, str(ROOT / "tests"))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = first_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(torch.randn(16, 6)) ** 2).mean().backward()
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "a.pt")
+    weights = model.state_dict()
+    torch.save(weights, folder / "weights.pt")
+    found = {"right": _compare(folder, "second_model", None, steps=100)}
+    for name, loss in (("sum", "sum_of_outputs"), ("distance", "distance")):
+        found[name] = _compare(folder, "second_model", None, steps=2, loss=loss)
+    found["new"] = _compare(folder, "second_model", None, steps=2, source="weights.pt", state=False)
+    found["lost"] = _compare(folder, "second_model", None, steps=2, state=False)
+    for name, fault in FAULTS.items():
+        found[name] = _compare(folder, fault.model, fault.change, steps=2)
+    return found
+
+
+def _compare(
+    folder: Path,
+    model: str,
+    change: Callable[[State], None] | None,
+    *,
+    steps: int,
+    source: str = "a.pt",
+    state: bool = True,
+    loss: str | None = None,
+) -> dict[str, Any]:
+    import torch
+
+    held = torch.load(folder / "a.pt", weights_only=True)
+    second = second_model()
+    renamed = {name: name.partition(".") for name in second.state_dict()}
+    weights = {
+        name: held["model"][f"{_NAMES[layer]}.{tensor}"] for name, (layer, _, tensor) in renamed.items()
+    }
+    own = held["optimizer"]
+    # Parameters are numbered in the order of the model: B's is the reverse, layer by layer.
+    order = [4, 5, 2, 3, 0, 1]
+    own["state"] = {place: own["state"][number] for place, number in enumerate(order)}
+    if change is not None:
+        change(own)
+    if model == "frozen_model":
+        own["state"] = dict(enumerate(own["state"][n] for n in (0, 2, 3, 4, 5)))
+        own["param_groups"][0]["params"] = list(range(5))
+    written = {"model": weights, "optimizer": own} if state else weights
+    torch.save(written, folder / "b.pt")
+    stated = None if loss is None else f"test_train_models:{loss}"
+    done = verify(
+        str(folder / source),
+        str(folder / "b.pt"),
+        like_a=ModelSpec("test_train_models:first_model"),
+        like_b=ModelSpec(f"test_train_models:{model}"),
+        input_shapes=("6",),
+        steps=steps,
+        loss_a=stated,
+        loss_b=stated,
+    )
+    return json.loads(json.dumps(done.document()))
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the documents of all comparisons of two PyTorch models."""
+    folder = tmp_path_factory.mktemp("trained")
+    program = tensorflow_child.PROGRAM.format(
+        file=os.path.abspath(__file__), folders={"in_torch": str(folder)}
+    )
+    status, output = warm.run("torch", program, folder)
+    assert not status, output[-3000:]
+    found: dict[str, Any] = json.loads((folder / "in_torch.json").read_text())
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["right", "sum", "distance", "new"])
+def test_equal_optimizers_make_equal_updates(outcomes: dict[str, Any], name: str) -> None:
+    found = outcomes[name]
+    training = found["models"]["training"]
+    assert found["within"]
+    assert training["within"]
+    assert training["only_a"] == training["only_b"] == []
+    last = 100 if name == "right" else 2
+    assert {(row["dtype"], row["step"]) for row in training["updates"]} == {
+        (dtype, step) for dtype in training["bounds"] for step in (1, last)
+    }
+    assert all(row["relative"] <= training["bounds"][row["dtype"]] for row in training["updates"])
+    assert [each["stored"] for each in training["optimizers"]] == [name != "new"] * 2
+    assert training["loss"].rpartition(":")[2] in ("quadratic", "sum_of_outputs", "distance")
+    assert len(training["missing"]) > 3
+    schemas.require("verify", {**_versions(), **found})
+
+
+def _versions() -> dict[str, Any]:
+    from ckpttool.cli.common import render_document
+
+    return {key: value for key, value in json.loads(render_document({})).items() if key in ("schema", "tool")}
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_lost_state_is_named(outcomes: dict[str, Any]) -> None:
+    training = outcomes["lost"]["models"]["training"]
+    assert not outcomes["lost"]["within"]
+    assert [each["stored"] for each in training["optimizers"]] == [True, False]
+    assert "B contains no optimizer" in training["cause"]
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(outcomes: dict[str, Any], name: str) -> None:
+    found, fault = outcomes[name], FAULTS[name]
+    training = found["models"]["training"]
+    assert not found["within"]
+    assert all(each["within"] for each in found["networks"])
+    assert fault.words in training["cause"]
+    assert training["confirmed"] == fault.confirmed
+
+
+# How tensors are paired.
+
+
+def _reordered(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    values = np.random.default_rng(seed).standard_normal
+    kernel = values((3, 4, 2, 5))
+    yield "convolution", kernel, kernel.transpose(3, 2, 0, 1)
+    dense = values((24, 5))
+    yield "flattened", dense, dense.reshape(3, 4, 2, 5).transpose(2, 0, 1, 3).reshape(24, 5).T
+    heads = values((8, 2, 4))
+    yield "heads", heads, heads.reshape(8, 8).T
+    gates = values((6, 12))
+    yield "gates", gates, gates.reshape(6, 3, 4)[:, [1, 0, 2]].reshape(6, 12).T
+    yield "values", dense, np.random.default_rng(1).permutation(dense.reshape(-1)).reshape(10, 12)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_reordering_is_found_and_applies_to_other_numbers(seed: int) -> None:
+    for name, x, y in _reordered(seed):
+        bring = find_reordering(x, y)
+        assert bring is not None, name
+        assert np.array_equal(bring(y), x), name
+        # Any other numbers in B's order come into A's: each number stands for its place.
+        places = {value: place for place, value in enumerate(x.reshape(-1))}
+        numbers = np.array([places[value] for value in y.reshape(-1)]).reshape(y.shape)
+        assert np.array_equal(bring(numbers).reshape(-1), np.arange(x.size)), name
+    assert find_reordering(np.ones((2, 3)), np.zeros((2, 3))) is None
+
+
+def test_merged_and_added_tensors_are_paired() -> None:
+    values = np.random.default_rng(3).standard_normal
+    q, k, v = (values((4, 4)) for _ in range(3))
+    one, two = values(6), values(6)
+    a = {
+        "attention.in_proj": np.concatenate([q, k, v]),
+        "rnn.bias_ih": one,
+        "rnn.bias_hh": two,
+        "left": values(7),
+    }
+    b = {"query/kernel": q.T, "key/kernel": k.T, "value/kernel": v.T, "cell/bias": one + two}
+    found = TensorMatcher(a, b).match()
+    assert found.only_a == ("left",)
+    assert found.only_b == ()
+    assert {(pair.title, pair.b) for pair in found.pairs} == {
+        ("attention.in_proj", "query/kernel"),
+        ("attention.in_proj", "key/kernel"),
+        ("attention.in_proj", "value/kernel"),
+        ("rnn.bias_ih + rnn.bias_hh", "cell/bias"),
+    }
+    for pair in found.pairs:
+        assert np.allclose(pair.of_a(a), pair.of_b(b))
+    back = TensorMatcher(b, a).match()
+    assert set(back.only_b) == {"left", "rnn.bias_ih", "rnn.bias_hh"}
+    assert len(back.pairs) == 3
+
+
+# Keras.
+
+
+def in_keras(folder: Path) -> dict[str, Any]:
+    """Compare a .keras file with itself, with a weights file, and with objects of TensorFlow."""
+    import keras
+    import tensorflow as tf
+
+    from tests.trained_models import keras_model, keras_optimizer, keras_steps
+
+    model_comparison.ChildProcess = InThisProcess  # type: ignore[misc, assignment]
+    InThisProcess.root = folder
+    sys.path.insert(0, str(ROOT / "tests"))
+    case = CASES["adam32"]
+    keras.utils.set_random_seed(3)
+    model = keras_model("float32")
+    optimizer = keras_optimizer(case, model)
+    keras_steps(model, optimizer, TRAINED)
+    model.compile(optimizer)
+    model.save(folder / "a.keras")
+    warnings.simplefilter("ignore")
+    model.save(folder / "a.h5")
+    tf.train.Checkpoint(model, optimizer=optimizer).write(str(folder / "a-1"))
+    optimizer.learning_rate.assign(0.5)
+    model.compile(optimizer)
+    model.save(folder / "b.keras")
+    like = ModelSpec("trained_models:keras_model32")
+    found = {}
+    for one, other, like_b in (("a.keras", "a-1", like), ("a.h5", "b.keras", None)):
+        done = verify(str(folder / one), str(folder / other), like_b=like_b, steps=1)
+        found[other] = done.document()
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+def test_every_file_of_keras_restores_its_optimizer(tmp_path: Path) -> None:
+    found = tensorflow_child.run(__file__, "in_keras", tmp_path)
+    causes = {}
+    for name, each in found.items():
+        training = each["models"]["training"]
+        assert [state["stored"] for state in training["optimizers"]] == [True, True]
+        assert [state["step"] for state in training["optimizers"]] == [TRAINED, TRAINED]
+        assert training["confirmed"]
+        causes[name] = training["cause"]
+    # No file of TensorFlow contains betas and epsilon, and the case's differ from the defaults.
+    assert "beta_1" in causes["a-1"]
+    assert "learning_rate" in causes["b.keras"]
+
+
+# Between the frameworks: every optimizer of the sweep, in both directions.
+
+# AdamW with a mask: no file of Keras lists the exempt variables, so that the decays differ.
+_DIFFERENT = {"keras-masked", "torch-masked"}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("source", ["keras", "torch"])
+def test_training_continues_alike(folder: Path, source: str, name: str) -> None:
+    case = CASES[name]._replace(dtype="float32")
+    target = "torch" if source == "keras" else "keras"
+    first = folder / (f"torch-{name}.pt" if source == "torch" else f"keras-{name}.keras")
+    second = folder / (f"to-torch-{source}-{name}.pt" if target == "torch" else f"to-keras-{name}.weights.h5")
+    _convert(str(first), str(second), case, target)
+    like = {
+        side: ModelSpec(f"trained_models:{each}_model32") for side, each in (("a", source), ("b", target))
+    }
+    done = verify(
+        str(first),
+        str(second),
+        like_a=like["a"] if source == "torch" else None,
+        like_b=like["b"],
+        input_shapes=("2,6,5",) if source == "torch" else (),
+        steps=100,
+    )
+    assert done.models is not None
+    training = done.models.training
+    assert training is not None
+    assert all(each.within for each in training.updates) == (f"{source}-{name}" not in _DIFFERENT), (
+        training.cause
+    )
+    if training.epsilon is not None and case.settings.get("epsilon", 1) < 1e-9:
+        assert training.epsilon.worst.within
+    if name == "default_epsilon":
+        assert not done.within
+
+
+def _convert(source: str, target: str, case: OptimizerCase, to: str) -> None:
+    from tests.test_like import fill
+
+    shapes: Any = {"torch": [(2, 6, 5)], "keras": [(6, 5, 2)]}[to]
+    fill(source, target, "torch" if to == "torch" else "keras", factory(case, to), shapes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.MonkeyPatch) -> Path:
+    """Return the folder of both frameworks' checkpoints in float32."""
+    tensorflow_child.require("tensorflow", "torch")
+    place = tmp_path_factory.mktemp("pairs")
+    _write_torch(place)
+    tensorflow_child.run(__file__, "write_keras", place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    """Make the factories importable for the models' processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+        patch.setenv("PYTHONPATH", path)
+        patch.syspath_prepend(str(ROOT / "tests"))
+        yield patch
+
+
+def write_keras(folder: Path) -> list[str]:
+    """Train every case in Keras and save it with its optimizer."""
+    import keras
+
+    from tests.trained_models import keras_model, keras_optimizer, keras_steps
+
+    for name, case in CASES.items():
+        keras.utils.set_random_seed(3)
+        model = keras_model("float32")
+        optimizer = keras_optimizer(case, model)
+        keras_steps(model, optimizer, TRAINED)
+        model.compile(optimizer)
+        model.save(folder / f"keras-{name}.keras")
+    return list(FORMS)
+
+
+def _write_torch(folder: Path) -> None:
+    program = tensorflow_child.PROGRAM.format(
+        file=os.path.abspath(__file__), folders={"write_torch": str(folder)}
+    )
+    status, output = warm.run("torch", program, folder)
+    assert not status, output[-3000:]
+
+
+def write_torch(folder: Path) -> list[str]:
+    """Train every case in PyTorch and save it with its optimizer."""
+    import torch
+
+    from tests.trained_models import torch_model, torch_optimizer, torch_steps
+
+    for name, case in CASES.items():
+        torch.manual_seed(5)
+        model = torch_model("float32")
+        optimizer = torch_optimizer(case, model)
+        torch_steps(model, optimizer, TRAINED)
+        held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(held, folder / f"torch-{name}.pt")
+    return list(CASES)
+
+
+def test_a_loss_needs_training_steps_of_models(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        verify(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), loss_a="m:f")

@@ -1,0 +1,95 @@
+"""What newcomers type wrongly (wrong_usages.tsv): one sentence and a next step, whatever it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.commands.save import save
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process
+from tests.golden_texts import Golden
+from tests.trees import torch_tree
+
+with open(ROOT / "tests" / "wrong_usages.tsv", encoding="utf-8", newline="") as table:
+    ROWS = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 1048576\n"
+HTML = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n"
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a newcomer's folder."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    for name in ("nothing", "run", "lost"):
+        (folder / name).mkdir()
+    for name in ("agent.pt", "old.pt", "run/ckpt-1.pt", "run/ckpt-2.pt"):
+        shutil.copy(TORCH_SAMPLE, folder / name)
+    shutil.copy(f"{TORCH_SAMPLE}.ckpttool.json", folder / "agent.pt.ckpttool.json")
+    shutil.copy(f"{TF_SAMPLE}.index", folder / "lost" / "ckpt-1.index")
+    contents = {
+        "empty.pt": b"",
+        "picture.png": PNG,
+        "zips.zip": zipped({"a.zip": zipped({"b.txt": b"text"})}),
+        "photos.zip": zipped({"one.png": PNG, "two.png": PNG}),
+        "train.py": b"import torch\n",
+        "returns.csv": b"episode,return\n0,-120.5\n",
+        "pointer.pt": LFS.encode(),
+        "page.pt": HTML.encode(),
+        "cut.pt": TORCH_SAMPLE.read_bytes()[:5000],
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    arrays = {"pi.weight": np.ones((2, 3), np.float32), "pi.bias": np.ones(2, np.float32)}
+    for name in ("weights.npz", "old.npz"):
+        save(torch_tree(arrays), str(folder / name))
+    optimizer = {"state.0.exp_avg": np.ones(3, np.float32), "state.0.exp_avg_sq": np.ones(3, np.float32)}
+    save(torch_tree(optimizer), str(folder / "optimizer.pt"))
+    return folder
+
+
+def require_next_step(ran: Ran) -> None:
+    """Assert that a command was refused in one sentence, with a next step."""
+    assert ran.status == 2, ran.out
+    assert not ran.out
+    lines = ran.err.splitlines()
+    assert lines[0].startswith("ckpttool: "), ran.err
+    assert len(lines) == 2, ran.err
+    assert lines[1].startswith("hint: "), ran.err
+    assert not lines[0].startswith("ckpttool: unexpected ") or "argument" in lines[0], ran.err
+    assert len(ran.err) < 3 * 160, ran.err
+    assert ran.err.replace("\n", "").isprintable()
+
+
+def test_no_mistake_is_listed_twice() -> None:
+    assert len(ROWS) >= 60
+    for column in ("mistake", "command"):
+        assert len({row[column] for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["mistake"] for row in ROWS])
+def test_a_wrong_usage_leads_on(row: dict[str, str], home: Path, golden: Golden) -> None:
+    if row["command"].startswith("eval"):
+        pytest.importorskip("gymnasium")
+    before = sorted(home.rglob("*"))
+    ran = in_process(*shlex.split(row["command"]), cwd=home)
+    golden.replace(str(home), "HOME")
+    golden(f"$ ckpttool {row['command']}\n{ran.err}")
+    require_next_step(ran)
+    assert sorted(home.rglob("*")) == before
