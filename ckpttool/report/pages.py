@@ -975,7 +975,7 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
 
 # Chart size in its own units; the margins left and below hold the axis numbers.
 WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 12, 40
 # Size of the strip that shows a checkpoint's returns.
 STRIP_WIDTH, STRIP_HEIGHT = 200, 22
 _TICKS = 5
