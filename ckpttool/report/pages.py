@@ -875,9 +875,9 @@ class ReportContents:
     signs: int
     files: tuple[File, ...]
     networks: tuple[FlowStrip, ...] = ()
+    verification: VerificationSection | None = None
     others: tuple[FlowStrip, ...] | None = None
     """networks of the second checkpoint; None if they are the same, or there is no second one"""
-    verification: VerificationSection | None = None
 
 
 def gather_contents(
@@ -928,8 +928,8 @@ def gather_contents(
         sum(1 for each in values.tensors if each.signs),
         files,
         networks,
-        None if others == networks else others,
         verification,
+        None if others == networks else others,
     )
 
 
