@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
-from tests.report_pages import write_hostile
+from tests.report_pages import write_gif, write_hostile, write_results
 from tests.test_report_browser import CHROMIUM, DRIVER, Browser
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not here")
@@ -104,7 +105,18 @@ def hostile(folder: Path) -> tuple[object, ...]:
     return (write_hostile(folder / "hostile.pkl"),)
 
 
-REPORTS: dict[str, Any] = {"one": one, "two": two, "played": played, "hostile": hostile}
+def run(folder: Path) -> tuple[object, ...]:
+    """Report a run with results, a film, a damaged checkpoint and findings."""
+    place = folder / "run"
+    place.mkdir()
+    for step in (2500, 5000, 10000):
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), place)
+    (place / "ckpt-5000.pt").write_bytes((place / "ckpt-5000.pt").read_bytes()[:9000])
+    write_gif(place / "ckpt-10000.gif")
+    return place, "--eval", write_results(folder, {2500: -900.0, 10000: -150.0}, run=place)
+
+
+REPORTS: dict[str, Any] = {"one": one, "two": two, "played": played, "hostile": hostile, "run": run}
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_hostile
+from tests.test_architecture import keras_file, nested
 
 EARLY = TORCH_SAMPLE.with_name("ckpt-2500.pt")
 
@@ -313,6 +314,26 @@ def test_networks_of_both_are_shown_where_they_differ(tmp_path: Path) -> None:
     ids = [attributes.get("id") for _, attributes in page.elements]
     assert "networks-a" in ids
     assert "networks-b" in ids
+
+
+@pytest.mark.parametrize(
+    ("layer", "shown"),
+    [
+        ({"class_name": "Dense", "config": {"name": "first", "units": 7, "activation": "relu"}}, True),
+        ({"class_name": "Conv2D", "config": {"filters": 3, "kernel_size": [[3], 3], "strides": {}}}, True),
+        ({"class_name": "Dense", "config": {"units": 10**30}}, True),
+        (nested(60), False),
+    ],
+)
+def test_layers_that_a_model_describes_are_on_its_page(
+    layer: dict[str, Any], shown: bool, tmp_path: Path
+) -> None:
+    entries = [{"class_name": "InputLayer", "config": {"batch_shape": [None, 4]}}, layer]
+    file = keras_file(tmp_path, {"class_name": "Sequential", "config": {"name": "m", "layers": entries}})
+    page, _ = made(tmp_path, "model.html", file)
+    ids = [attributes.get("id") for _, attributes in page.elements]
+    assert "networks" in ids or not shown
+    assert layer["class_name"] == "Sequential" or layer["class_name"] in page.words
 
 
 def test_across_frameworks_the_marks_are_on_the_first_ones_own_paths(folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import ckpttool
 from ckpttool.commands.run_history import LayerHistory, find_logs, find_run, fold_layers, follow_run
-from ckpttool.report.run_page import build_drift
+from ckpttool.report.run_page import RunInputs, build_drift, gather_run
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_gif, write_results
@@ -338,6 +338,23 @@ def test_evaluations_of_a_callback_are_a_curve(tmp_path: Path) -> None:
     (curve,) = document["training_curves"]
     assert (curve["steps"], curve["values"], curve["of"]) == ([100, 200], [2.0, 6.0], "evaluation")
     assert "logged (evaluation): results" in page.words
+
+
+def test_curves_of_different_units_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (2500, 15000):
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run)
+    (run / "progress.csv").write_text("time/total_timesteps,eval/mean_reward\n2500,-9\n15000,-1\n")
+    found = find_run(str(run))
+    assert found is not None
+    inputs = RunInputs([str(write_results(tmp_path, {2500: -9.0, 15000: -1.0}, run=run))])
+    evaluated, logged = gather_run(found, inputs=inputs).results.curves
+    # The samples count updates, which begin after 1,000 steps without any.
+    assert [point[0] for point in evaluated.points] == [1500, 14000]
+    assert [point[0] for point in logged.points] == [2500, 15000]
+    assert "updates" in evaluated.label
+    assert "log" in logged.label.rpartition(",")[2]
 
 
 # --- The page ---------------------------------------------------------------------------------------

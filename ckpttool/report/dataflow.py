@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from ckpttool.commands.dataflow import FlowStage, FlowStrip, format_shape
+from ckpttool.commands.dataflow import FlowStage, FlowStrip, find_strips, format_shape
+from ckpttool.commands.inspect import may_describe_layers
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.libraries.schema import RecognizedAgent
 
 # Lengths are in pixels, from the upper left corner; the widest common monospaced font has an advance of
 # 0.602 of its size.
@@ -98,6 +101,18 @@ def _stage_lines(stage: FlowStage) -> list[str]:
 def stage_width(stage: FlowStage) -> float:
     """Return the width of a stage's box."""
     return max(_NARROWEST, *(len(line) * ADVANCE for line in _stage_lines(stage))) + 2 * PADDING
+
+
+def find_page_strips(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str | None
+) -> tuple[FlowStrip, ...]:
+    """Return the networks of an agent, or the layers of a model that its file describes."""
+    if binding is None and may_describe_layers(checkpoint):
+        from ckpttool.commands.architecture import architecture_strips, describe_architecture
+
+        if strips := architecture_strips(describe_architecture(checkpoint)):
+            return strips
+    return find_strips(checkpoint, binding, sha256)
 
 
 def render_dataflow(

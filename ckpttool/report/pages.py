@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ckpttool.commands import inspect
-from ckpttool.commands.dataflow import FlowStrip, find_strips
+from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment, recognize_side
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import Diagnosis, examine_agent
@@ -57,7 +57,7 @@ from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.verification import VerificationSection, read_verification
 from ckpttool.version import __version__
 
@@ -910,12 +910,12 @@ def gather_contents(
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
-        others = find_strips(sides[1].checkpoint, sides[1].binding, None)
+        others = find_page_strips(sides[1].checkpoint, sides[1].binding, None)
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
-    networks = find_strips(checkpoint, listing.binding, sha256)
+    networks = find_page_strips(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -975,7 +975,7 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
 
 # Chart size in its own units; the margins left and below hold the axis numbers.
 WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 12, 40
 # Size of the strip that shows a checkpoint's returns.
 STRIP_WIDTH, STRIP_HEIGHT = 200, 22
 _TICKS = 5
@@ -1138,6 +1138,7 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        agent=found.summary.binding is not None,
         others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ckpttool.commands.dataflow import FlowStrip, find_strips
+from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.commands.run_history import (
     FindingHistory,
@@ -28,7 +28,7 @@ from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_size
 from ckpttool.report import pages
-from ckpttool.report.dataflow import render_dataflow
+from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.pages import (
     EvaluationEntry,
     EvaluationSection,
@@ -125,7 +125,7 @@ def gather_run(
     best = _find_best(scores, choices)
     film = _find_film(inputs.film, films, history, best)
     binding = history.latest.binding
-    strips = find_strips(history.latest.checkpoint, binding, history.sha256)
+    strips = find_page_strips(history.latest.checkpoint, binding, history.sha256)
     layers, depth = fold_layers(history.layers, _MOST_ROWS)
     files = (*history.files, *map(File.stamp, filter(filesystem.isfile, inputs.evaluations)))
     if inputs.film is not None:
@@ -216,23 +216,22 @@ def _run_curves(
         if step is not None and math.isfinite(each.mean):
             low, high = each.ci95 or (each.mean, each.mean)
             points.append((float(step), each.mean, low, high))
-    evaluated = [ReturnCurve("evaluated", tuple(sorted(points)))] if points else []
-    logged = [
-        ReturnCurve(
-            f"logged ({curve.of}): {clean(curve.tag)}",
-            tuple(
-                (float(step), value, value, value)
-                for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
-                if math.isfinite(value)
-            ),
-            logged=True,
-        )
-        for curve in history.logs.curves
-    ] or [each for each in given.curves if each.logged]
-    unit = UNITS.get(history.step_from or "", ANY_UNIT) if evaluated or not logged else ANY_UNIT
-    if logged and unit != UNITS["num_timesteps"]:
-        unit = ANY_UNIT  # a log counts in its own unit
-    return replace(given, curves=(*evaluated, *logged), unit=unit)
+    unit = UNITS.get(history.step_from or "", ANY_UNIT)
+    logged = [*_logged_curves(history)] or [each for each in given.curves if each.logged]
+    # A log counts in its own unit, usually environment steps.
+    mixed = bool(points and logged) and unit != UNITS["num_timesteps"]
+    evaluated = [ReturnCurve(f"evaluated, by {unit}" if mixed else "evaluated", tuple(sorted(points)))]
+    if mixed:
+        logged = [replace(each, label=f"{each.label}, by the steps of the log") for each in logged]
+    shown = (*(evaluated if points else ()), *logged)
+    return replace(given, curves=shown, unit=ANY_UNIT if mixed or not points else unit)
+
+
+def _logged_curves(history: RunHistory) -> Iterator[ReturnCurve]:
+    for curve in history.logs.curves:
+        pairs = zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
+        points = ((float(step), value, value, value) for step, value in pairs if math.isfinite(value))
+        yield ReturnCurve(f"logged ({curve.of}): {clean(curve.tag)}", tuple(points), logged=True)
 
 
 def _find_best(scores: dict[int, EvaluationEntry], choices: dict[str, bool]) -> BestResult | None:
@@ -552,6 +551,7 @@ def render_run(found: RunContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        agent=history.latest.binding is not None,
         most=pages.SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
