@@ -234,7 +234,7 @@ def quantized(png: bytes) -> bytes:
 
 # A film of two episodes.
 
-FILM_SIDE, FILM_STEP, FILM_DELAY_MS = 300, 3, 100
+FILM_SIDE, FILM_STEP, FILM_DELAY_MS = 300, 2, 80
 
 
 def make_film(folder: Path) -> bytes:
