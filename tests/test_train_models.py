@@ -383,7 +383,7 @@ def test_every_file_of_keras_restores_its_optimizer(tmp_path: Path) -> None:
 # Between the frameworks: every optimizer of the sweep, in both directions.
 
 # AdamW with a mask: no file of Keras lists the exempt variables, so that the decays differ.
-_DIFFERENT = {"keras-masked", "torch-masked"}
+_DIFFERENT = {"torch-masked"}
 
 
 @pytest.mark.slow
@@ -395,8 +395,9 @@ def test_training_continues_alike(folder: Path, source: str, name: str) -> None:
     case = CASES[name]._replace(dtype="float32")
     target = "torch" if source == "keras" else "keras"
     first = folder / (f"torch-{name}.pt" if source == "torch" else f"keras-{name}.keras")
-    second = folder / (f"to-torch-{source}-{name}.pt" if target == "torch" else f"to-keras-{name}.weights.h5")
-    _convert(str(first), str(second), case, target)
+    second = folder / (f"to-torch-{name}.pt" if target == "torch" else f"to-keras-{name}.weights.h5")
+    if target == "torch":
+        _convert(str(first), str(second), case, target)
     like = {
         side: ModelSpec(f"trained_models:{each}_model32") for side, each in (("a", source), ("b", target))
     }
@@ -416,7 +417,7 @@ def test_training_continues_alike(folder: Path, source: str, name: str) -> None:
     )
     if training.epsilon is not None and case.settings.get("epsilon", 1) < 1e-9:
         assert training.epsilon.worst.within
-    if name == "default_epsilon":
+    if f"{source}-{name}" == "keras-default_epsilon":
         assert not done.within
 
 
@@ -433,7 +434,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.
     tensorflow_child.require("tensorflow", "torch")
     place = tmp_path_factory.mktemp("pairs")
     _write_torch(place)
-    tensorflow_child.run(__file__, "write_keras", place)
+    tensorflow_child.run_each(__file__, {"write_keras": place, "convert_to_keras": place})
     return place
 
 
@@ -461,6 +462,15 @@ def write_keras(folder: Path) -> list[str]:
         model.compile(optimizer)
         model.save(folder / f"keras-{name}.keras")
     return list(FORMS)
+
+
+def convert_to_keras(folder: Path) -> list[str]:
+    """Convert what PyTorch trained."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    for name, case in CASES.items():
+        source, target = folder / f"torch-{name}.pt", folder / f"to-keras-{name}.weights.h5"
+        _convert(str(source), str(target), case._replace(dtype="float32"), "keras")
+    return list(CASES)
 
 
 def _write_torch(folder: Path) -> None:

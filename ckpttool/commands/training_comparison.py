@@ -345,7 +345,8 @@ def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDesc
         value = known.exact(name) if known.exact(name) is not None else known.value(name)
         if value is None or (name == "weight_decay" and not value):
             continue
-        arguments[name] = value
+        # Keras refuses integers.
+        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if not known.has(name) and name in known.family.keras_defaults:
             assumed.append(known.assumed(name))
     if known.family.name in ("SGD", "RMSprop") and known.momentum_unknown:
@@ -361,12 +362,15 @@ def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDesc
 
 STEPS = 100
 BOUNDS = {"float32": 1e-4, "float64": 1e-10}
-# A's own rounding may exceed the bound: B may be OWN_ERROR times as far off, up to a hundred bounds.
-MOST = 100.0
+# In float32, A's own rounding may exceed the bound: B may be OWN_ERROR times as far off as A's tensor that is
+# farthest from float64, up to these errors, if both or only A have a float64 run.
+_MOST_ROUNDING, _ROUNDING_ALONE = 0.1, 1e-2
 # Gradients that the loss hardly depends on are rounding noise, which Adam scales to full updates.
 _NOISE = {"float32": 4e-6, "float64": 7e-15}
 _GRADIENTS = {"float32": 1e-3, "float64": 1e-7}
 _STATE_ERROR = 1e-3
+# A hypothesis is confirmed if it brings updates within that many bounds.
+_NEAR = 10.0
 _DEFAULT = ("SGD", {"learning_rate": 0.01})
 MISSING = (
     "random numbers (dropout, shuffling, augmentation): neither file contains a generator's state",
@@ -636,7 +640,12 @@ class _TrainedModel:
     ) -> dict[int, _Arrays]:
         """Return the updates after the given steps, with changed settings."""
         job = self._job(dtype, loss=self._loss, steps=list(steps), changes=dict(changes), epsilon=epsilon)
-        self.process.request("train", **job)
+        answer = self.process.request("train", **job)
+        if not answer["finite"] and not changes and self.word == "A":
+            raise UsageError(
+                "the loss of A becomes infinite in training, so that updates cannot be compared",
+                hint="use fewer --steps, or your own loss: --loss MODULE:FUNCTION",
+            )
         return {step: self._read(f"update-{step}") for step in steps}
 
 
@@ -706,6 +715,9 @@ class _TrainingComparison:
                 known = spec is not None and model.restore(file.path, spec)
             found.append(known)
         self._complete(found)
+        for model, file in zip((self.a, self.b), files, strict=True):
+            if not model.tensors:
+                raise UsageError(f"{model.word} has no trained tensors", file=file.path)
         self.pairs = TensorMatcher(self.a.weights(), self.b.weights()).match()
         if self.pairs.by_order:
             named = abbreviate_list(list(self.pairs.by_order), 3)
@@ -747,6 +759,8 @@ class _TrainingComparison:
         rows: list[TensorUpdate] = []
         gradients: dict[str, tuple[_Arrays, _Arrays]] = {}
         reference: dict[int, _Arrays] | None = None
+        if self.a.process.exact and not exact:
+            reference = self.a.train("float64", steps, self.tiny)
         for dtype in ("float64", "float32") if exact else ("float32",):
             gradients[dtype] = self.a.gradients(dtype)[1], self.b.gradients(dtype)[1]
             changes = self._changes(dtype)
@@ -758,6 +772,7 @@ class _TrainingComparison:
                 reference = updates[0]
             noise = _noise(self.pairs.pairs, gradients[dtype][0], _NOISE[dtype])
             rows += self._rows(dtype, updates, reference if dtype == "float32" else None, noise)
+        strict = tuple(rows)
         rows.sort(key=lambda row: (row.within, -row.relative))
         self._note_rounding(rows)
         found = ModelTraining(
@@ -769,7 +784,7 @@ class _TrainingComparison:
             self.pairs.only_b,
         )
         cause = None if found.within else self._find_cause(found, gradients)
-        effect = self._epsilon_effect(steps, noise)
+        effect = self._epsilon_effect(steps, strict, noise)
         if effect is not None and cause is None and not effect.worst.within:
             cause = Cause(effect.text, effect.fix, confirmed=found.within)
         return replace(
@@ -780,12 +795,29 @@ class _TrainingComparison:
         """Return the settings of both sides that replace those of the files."""
         return {**(self.rounded if dtype == "float64" else {}), **self.tiny}
 
-    def _epsilon_effect(self, steps: Sequence[int], noise: frozenset[int]) -> EpsilonEffect | None:
-        """Train with epsilon where each framework adds it; return the largest difference."""
-        if self.placement is None and not self.tiny:
+    def _epsilon_effect(
+        self, steps: Sequence[int], strict: Sequence[TensorUpdate], noise: frozenset[int]
+    ) -> EpsilonEffect | None:
+        """Train with epsilon where each framework adds it; return the largest difference.
+
+        The run is in float64 if there is one. Otherwise rounding is part of the difference, and what it was
+        with equal places is allowed as well.
+        """
+        if (self.placement is None and not self.tiny) or not strict:
             return None
-        updates = self.a.train("float32", steps, {}), self.b.train("float32", steps, {})
-        rows = list(self._rows("float32", updates, None, noise))
+        dtype = strict[0].dtype
+        changes = self.rounded if dtype == "float64" else {}
+        updates = self.a.train(dtype, steps, changes), self.b.train(dtype, steps, changes)
+        before = {(row.a, row.b, row.step): row.relative for row in strict if row.dtype == dtype}
+        rows = []
+        for step, (place, pair) in itertools.product(steps, enumerate(self.pairs.pairs)):
+            relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
+            own = 0.0 if dtype == "float64" else OWN_ERROR * before[pair.title, pair.b, step]
+            within = relative <= max(BOUNDS["float32"], own)
+            rounding = not within and place in noise
+            rows.append(
+                TensorUpdate(pair.title, pair.b, dtype, step, relative, None, within or rounding, rounding)
+            )
         a = self.a.state
         text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
         fix = None if a.placement == "corrected" else _FIXES.get(a.family)
@@ -800,11 +832,18 @@ class _TrainingComparison:
     ) -> Iterator[TensorUpdate]:
         bound = BOUNDS[dtype]
         for step in updates[0]:
-            for place, pair in enumerate(self.pairs.pairs):
-                one, other = pair.of_a(updates[0][step]), pair.of_b(updates[1][step])
-                relative = relative_distance(one, other)
-                own = None if reference is None else relative_distance(pair.of_a(reference[step]), one)
-                allowed = bound if own is None else max(bound, min(OWN_ERROR * own, MOST * bound))
+            owns = [
+                None
+                if reference is None
+                else relative_distance(pair.of_a(reference[step]), pair.of_a(updates[0][step]))
+                for pair in self.pairs.pairs
+            ]
+            # Rounding grows from step to step, and spreads from one tensor to the others.
+            largest = max((each for each in owns if each is not None), default=0.0)
+            both = self.a.process.exact and self.b.process.exact
+            allowed = max(bound, min(OWN_ERROR * largest, _MOST_ROUNDING if both else _ROUNDING_ALONE))
+            for place, (pair, own) in enumerate(zip(self.pairs.pairs, owns, strict=True)):
+                relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
                 within = relative <= allowed
                 rounding = not within and place in noise
                 yield TensorUpdate(
@@ -883,7 +922,7 @@ class _TrainingComparison:
         b = self.b.train(dtype, [step], {**own, **change}, self.placement)[step]
         known = {(row.a, row.b) for row in wrong if row.dtype == dtype and row.step == step}
         return all(
-            relative_distance(pair.of_a(a), pair.of_b(b)) <= MOST * BOUNDS[dtype] / 10
+            relative_distance(pair.of_a(a), pair.of_b(b)) <= _NEAR * BOUNDS[dtype]
             for pair in self.pairs.pairs
             if (pair.title, pair.b) in known
         )
