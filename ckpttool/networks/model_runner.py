@@ -67,6 +67,8 @@ def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
         parts = list(_paired(value._fields, value))
     elif isinstance(value, (list, tuple)):
         parts = [(str(number), each) for number, each in enumerate(value)]
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        parts = [(each, getattr(value, each)) for each in value.__dataclass_fields__]
     else:
         return []
     if len(parts) == 1 and isinstance(value, (list, tuple)):
