@@ -84,10 +84,12 @@ fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.hostile.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 	$(BIN)/python -m tests.hostile.differential --mutants $(FUZZ_MUTANTS)
 
-# Generate the reference pages, and run all pages to update their output.
+# Generate the reference pages, run all pages to update their output, and make the pictures from real runs.
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m docs.screens
+	$(BIN)/python -m docs.pictures
+	$(BIN)/python -m docs.recordings
 
 site: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

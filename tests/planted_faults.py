@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import verifying
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.networks import ModelSpec
 from tests import pair_models
@@ -26,7 +27,6 @@ from tests.pair_models import SHAPES
 from tests.shared_runners import shared_runners
 
 State = dict[str, Any]
-RESULTS = ROOT / "tests" / "planted_faults.json"
 DIRECTIONS = ("torch-keras", "keras-torch")
 # Names of layers of the PyTorch models, where Keras's differ.
 KERAS_NAMES: dict[str, dict[str, str]] = {
@@ -131,7 +131,7 @@ FAULTS = {
     "epsilon": Fault("block", "norm", options={"eps": 1e-6}, words="epsilon is 1e-05 in A and 1e-06"),
     "padding": Fault("vision", "conv", options={"padding": 0}, words="padding"),
     "exact against tanh gelu": Fault(
-        "block", "down", options={"approximate": "tanh"}, where="between", words="exact gelu, .* tanh gelu"
+        "block", "up|down", options={"approximate": "tanh"}, where="between", words="exact gelu, .* tanh gelu"
     ),
     "transposed square kernel": Fault("mlp", "2", put("2.weight", lambda x: x.T), words="transposed"),
     "swapped heads": Fault(
@@ -171,18 +171,37 @@ FAULTS = {
         "vision", "conv2", options={**STRAIGHT, "dilation": 2}, right=STRAIGHT, words="dilation"
     ),
     "stride order": Fault("vision", "conv2", options={"stride": (1, 2)}, words="stride"),
-    "dropout left on": Fault("text", "mix", options={"dropout": True}, where="between", words="dropout"),
+    "dropout left on": Fault(
+        "text",
+        "mix",
+        options={"dropout": True},
+        where="between",
+        words="dropout",
+        keras={"layer": "dropout.*"},  # a layer there
+    ),
     "channel order": Fault("cnn", "0", put("0.weight", lambda x: x.flip(1)), words="reverse"),
     "layer order": Fault("text", "mix", swap("mix", "up"), words="weights of A's up"),
-    "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between", confirmed=False),
-    "tied weights untied": Fault("text", "out", untied, {"tied": False}, words="tied|embed"),
+    "wrong statistics axis": Fault(
+        "text", "mix", options={"axis": 1}, where="between", confirmed=False, words="axis"
+    ),
+    "tied weights untied": Fault(
+        "text",
+        "out|outputs",  # Keras's tied layer has no tensors, and is no layer of a pair
+        untied,
+        {"tied": False},
+        words="tied|embed|out",
+    ),
     "frozen scale": Fault("text", "up", without("scale"), {"scale": False}, where="between", words="scale"),
-    "q/k layers swapped": Fault("text", "key", swap("query", "key"), confirmed=False, words="key|query"),
+    "q/k layers swapped": Fault(
+        "text", "key|query", swap("query", "key"), confirmed=False, words="key|query"
+    ),
     "padding mode": Fault("vision", "conv", options={"mode": "reflect"}, words="mode|padding"),
     "pooling": Fault("vision", "pool", options={"pool": True}, words="padding"),
 }
 # The others are variants.
 PROMISED = [name for name in FAULTS if name not in ("q/k layers swapped", "padding mode", "pooling")]
+# Located, but the cause is not named.
+UNNAMED = ("wrong statistics axis",)
 
 
 @dataclass(frozen=True)
@@ -338,8 +357,7 @@ def directions(name: str) -> tuple[str, ...]:
 
 def recorded() -> list[dict[str, Any]]:
     """Return the recorded rows."""
-    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return rows
+    return list(verifying.figures()["faults"])
 
 
 def main() -> None:
@@ -347,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="patterns of faults")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--record", action="store_true", help="keep the rows")
     options = parser.parse_args()
     names = [
         name for name in FAULTS if not options.names or any(re.search(each, name) for each in options.names)
@@ -368,7 +386,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows, indent=1))  # noqa: T201
     if options.record:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        verifying.record("faults", rows)
 
 
 if __name__ == "__main__":

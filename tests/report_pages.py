@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import html.parser
 import json
+import math
 import pickle
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,33 @@ def write_hostile(file: Path) -> Path:
     nan = numbers.copy()
     nan[0, 0] = np.nan
     file.write_bytes(pickle.dumps({**whole, "nan": nan, "text": "</script><b>bold"}))
+    return file
+
+
+def write_results(folder: Path, means: dict[int, float], *, run: Path, **more: Any) -> Path:
+    """Write what `eval --json` prints about torch files of a run, shortened to what the page reads."""
+    entries = [
+        {
+            "checkpoint": str(run / f"ckpt-{step}.pt"), "env": "Pendulum-v1", "updates": step,
+            "returns": [mean - 1, mean + 1], "mean": mean, "ci95": [mean - 1, mean + 1],
+            "std": 1.0, "median": mean, "iqm": mean,
+            "judgement": {
+                "sentence": f"between random and solved: {step} %", "random": {"mean": -1200.0},
+                "goal": {"value": -140.0, "source": "authors"}, "verdict": "between",
+            },
+        }
+        for step, mean in means.items()
+    ]  # fmt: skip
+    file = folder / "results.json"
+    file.write_text(json.dumps({"evaluations": entries, "curve": [], "notes": [], **more}))
+    return file
+
+
+def write_gif(file: Path, size: int = 40) -> Path:
+    """Write a GIF of one black pixel, with a comment of any size."""
+    head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
+    comment = b"!\xfe" + b"".join(b"\xff" + bytes(255) for _ in range(size // 256)) + b"\0"
+    file.write_bytes(head + comment + b",\0\0\0\0\1\0\1\0\0\2\2D\1\0;")
     return file
 
 
@@ -76,9 +105,21 @@ class Page(html.parser.HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the page's script is given."""
-        whole: dict[str, Any] = json.loads(self.scripts[0])
-        return whole
+        """What the page's script makes of its data."""
+        whole = json.loads(self.scripts[0])
+        rows = _unpacked(whole["rows"])
+        above: list[str] = []
+        for row in rows:
+            del above[row["level"] :]
+            row.setdefault("path", "/".join([*above[-1:], row["name"]]))
+            above.append(row["path"])
+            if "shape" in row:
+                row["size"] = math.prod(row["shape"])
+        changes = _unpacked(whole["changes"])
+        for row in rows:
+            if row.get("change", -1) >= 0:
+                changes[row["change"]].setdefault("path", row["path"])
+        return {"rows": rows, "changes": changes}
 
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -96,3 +137,17 @@ class Page(html.parser.HTMLParser):
         data = np.frombuffer(base64.b64decode(self.scripts[1]), np.uint8)
         taken = data[int(at) : int(at + rows * columns)].reshape(int(rows), int(columns)).astype(np.float64)
         return np.where(taken == 0, np.nan, (taken - 128) / 127 * scale)
+
+
+def _unpacked(packed: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for number, *values in packed["items"]:
+        made: dict[str, Any] = {}
+        for name, value in zip(packed["keys"][number], values, strict=True):
+            outer, _, inner = name.partition(".")
+            if inner:
+                made.setdefault(outer, {})[inner] = value
+            else:
+                made[outer] = value
+        found.append(made)
+    return found

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import verifying
 from ckpttool.commands.verify import verify
 from ckpttool.networks import ModelSpec
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 from tests.pair_models import SHAPES
 from tests.shared_runners import shared_runners
 
-RESULTS = ROOT / "tests" / "right_pairs.json"
 HAND_WRITTEN = (*(name for name in SHAPES if name != "attention"),)
 TWINS = (
     *("mlp_seq_square", "mlp_torch_ctor_reversed", "unet_like_mlp", "dueling", "own_xw_torch", "rms_own"),
@@ -49,7 +49,6 @@ APPLICATIONS = {
     "VGG16": (32, 32, 3),
     "VGG19": (32, 32, 3),
     "DenseNet121": (32, 32, 3),
-    "ConvNeXtTiny": (32, 32, 3),
 }
 TRANSFORMERS = ("Bert", "DistilBert", "GPT2", "ViT")
 
@@ -101,9 +100,8 @@ def keras_application(name: str) -> Any:
     """Return a model of keras.applications without its head."""
     import keras
 
-    more = {"include_preprocessing": False} if name.startswith("ConvNeXt") else {}
     cls = getattr(keras.applications, name)
-    return cls(weights=None, include_top=False, input_shape=APPLICATIONS[name], **more)
+    return cls(weights=None, include_top=False, input_shape=APPLICATIONS[name])
 
 
 _LIBRARIES: list[Any] = []
@@ -122,7 +120,7 @@ def torch_application(name: str) -> Any:
             library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision
 
-    model = getattr(torchvision.models, re.sub(r"(?<=t)Tiny$", "_tiny", name).lower())(weights=None)
+    model = getattr(torchvision.models, name.lower())(weights=None)
     if name == "DenseNet121":
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -323,13 +321,24 @@ def pairs(folder: Path, kinds: Sequence[str], patterns: Sequence[str]) -> Iterat
             yield from _transformers(folder)
 
 
+def recorded() -> list[dict[str, Any]]:
+    """Return the recorded rows."""
+    return list(verifying.figures().get("pairs", ()))
+
+
+def record(rows: Sequence[dict[str, Any]]) -> None:
+    """Keep the rows; pairs that were not compared keep theirs."""
+    every = {(row["kind"], row["name"]): row for row in (*recorded(), *rows)}
+    verifying.record("pairs", [*every.values()])
+
+
 def main() -> None:
     """Print a row for each pair."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--kinds", default="hand,agents,twins")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--record", action="store_true", help="keep the rows")
     options = parser.parse_args()
     path = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -347,7 +356,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows, indent=1))  # noqa: T201
     if options.record:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        record(rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.algorithms import find_runs, summarize_runs
+from ckpttool.cli import evaluate as cli
+from ckpttool.commands.algorithms import TrainingRun, find_runs, summarize_runs
 from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate, hash_surroundings
-from ckpttool.commands.sweep import LENGTH, MEAN, STD, sweep
+from ckpttool.commands.sweep import LENGTH, MEAN, STD, ScoredCheckpoint, Sweep, sweep
 from ckpttool.core import File
 from ckpttool.encodings import protobuf
 from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, in_process, refused
@@ -118,6 +120,48 @@ def test_people_read_the_comparison_and_runs_decide_the_status(golden: Golden) -
     assert ran.status == 1
     golden("\n".join(re.findall(r"last 2 .*|\(bootstrap .*", ran.out)))
     assert "ckpt-2500" not in ran.out, "only the last ones are played"
+
+
+def test_the_curve_needs_all_checkpoints_and_the_score_the_last(tmp_path: Path) -> None:
+    ran = in_process(
+        *("eval", RUN, "--curve", "--episodes", 2, "--json", "--min-return", -400),
+        *("--plot", tmp_path / "a.svg"),
+    )
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert [Path(each).name for each in document["runs"]["runs"][0]["checkpoints"]] == ["ckpt-15000.pt"]
+    means = {each["step"]: each["mean"] for each in document["evaluations"]}
+    assert len(means) == 6
+    curve = document["runs"]["curve"]
+    assert [point["step"] for point in curve] == sorted(means)
+    assert [point["score"]["value"] for point in curve] == pytest.approx(
+        [means[step] for step in sorted(means)]
+    )
+    assert document["runs"]["mean"]["value"] == pytest.approx(means[max(means)])
+    # The goal of Pendulum is the best published mean, -149; a random policy's return is measured.
+    scores = document["runs"]["normalized"]
+    assert scores["kind"] == "published"
+    (ends,) = scores["references"]
+    assert ends["one"] == -149
+    share = (means[max(means)] - ends["zero"]) / (ends["one"] - ends["zero"])
+    assert scores["mean"]["value"] == pytest.approx(share)
+    profile = document["profiles"]
+    assert profile["runs"]["share"][0] == 1
+    assert profile["runs"]["share"][-1] == 0
+    assert len(profile["thresholds"]) == len(profile["runs"]["low"])
+
+
+def test_runs_without_a_common_scale_keep_their_results(one: Evaluation) -> None:
+    scored = [
+        ScoredCheckpoint(dataclasses.replace(one, checkpoint=name, env=name), None)
+        for name in ("E-v1", "F-v1")
+    ]
+    runs = tuple(TrainingRun(name, (name,)) for name in ("E-v1", "F-v1"))
+    found = Sweep(tuple(scored), (), (), (), None, None, ())
+    compared = cli.ComparedRuns(("E-v1", "F-v1"), runs)
+    printed = cli.report_comparison(compared, cli.OutputOptions(), found)
+    assert [error.kind for error in printed.failures] == ["usage"]
+    assert (printed.document, printed.algorithms, printed.mean) == ({}, (), None)
 
 
 def test_one_mean_below_the_least_decides_the_status() -> None:

@@ -90,8 +90,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "stats": ("stats", "FOLDER"),
     "doctor": ("doctor", "FOLDER"),
     "diff": ("diff", "FOLDER", str(TORCH_SAMPLE)),
+    "diff, second": ("diff", str(TORCH_SAMPLE), "FOLDER"),
     "convert": ("convert", "FOLDER", "TMP/out.npz", "--dry-run", "--allow-missing"),
     "report": ("report", "FOLDER", "--out", "TMP/page.html", "--force"),
+    "inspect, drawn": ("inspect", "FOLDER", "--graph", "TMP/modules.svg", "--force"),
+}
+# Commands that need frameworks or a terminal: they are refused after they have named the checkpoint.
+LATER: dict[str, tuple[str, ...]] = {
+    "verify": ("verify", "FOLDER", "absent.pt"),
+    "verify, second": ("verify", str(TORCH_SAMPLE), "FOLDER", "--like-b", "absent:Model"),
+    "browse": ("browse", "FOLDER"),
 }
 
 
@@ -119,7 +127,7 @@ def test_a_command_takes_a_folder(kind: str, command: str, folders: Path, tmp_pa
         assert not ran.out
         hint = next(line for line in ran.err.splitlines() if line.startswith("hint: ckpttool "))
         follow = shlex.split(hint.removeprefix("hint: ckpttool "))
-        assert follow[0] == command
+        assert follow[0] == command.partition(",")[0]
         assert in_process(*follow).status in (0, 1)
     elif expected == NOTHING:
         assert ran.status == 2
@@ -128,6 +136,29 @@ def test_a_command_takes_a_folder(kind: str, command: str, folders: Path, tmp_pa
         assert ran.status in (0, 1), ran.err
         assert ran.err == ("" if expected == ITSELF else f"using {folder / expected}\n")
         assert in_process(*words, "--quiet").err == ""
+
+
+@pytest.mark.parametrize("command", LATER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_names_the_checkpoint_first(kind: str, command: str, folders: Path) -> None:
+    folder, expected = folders / kind, KINDS[kind][1]
+    ran = in_process(*(word.replace("FOLDER", str(folder)) for word in LATER[command]))
+    assert ran.status == 2
+    first, *rest = ran.err.splitlines()
+    if expected in (CHOOSE, NOTHING):
+        assert str(folder) in first or command == "browse", ran.err
+        assert any(line.startswith("hint: ") for line in rest), ran.err
+    elif expected:
+        assert first == f"using {folder / expected}"
+        assert rest[0].startswith("ckpttool: ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_path_alone_is_inspected(kind: str, folders: Path) -> None:
+    alone, inspected = (in_process(*words, folders / kind) for words in ((), ("inspect",)))
+    assert (alone.status == 2) == (inspected.status == 2)
+    assert alone.err == inspected.err
+    assert alone.out.startswith(inspected.out.rstrip("\n"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,6 +171,8 @@ def test_inspect_lists_or_shows(kind: str, folders: Path) -> None:
     assert ran.status == 0
     document = ran.json()
     assert (document["format"] is None) == (expected == CHOOSE)
+    listed = {"a run with its latest": 2, "a run in a subfolder": 2, "one bundle": 1}
+    assert kind not in listed or len(document["checkpoints"]) == listed[kind]
     if expected == CHOOSE:
         assert len(document["checkpoints"]) > 1
     else:
@@ -157,6 +190,31 @@ def test_eval_plays_every_checkpoint(kind: str, folders: Path) -> None:
         assert str(folder / expected) in found
     else:
         assert len(found) > 1 or kind == "two runs"
+    if kind == "a run in a subfolder":
+        assert found == [each.path for each in expand_paths([str(folder / "checkpoints")])]
+        assert len(found) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_searches_every_folder(kind: str, folders: Path) -> None:
+    folder, expected = folders / kind, KINDS[kind][1]
+    ran = in_process("check", folder, "--no-numbers", "--json")
+    if expected == NOTHING:
+        assert (ran.status, ran.json()["error"]["kind"]) == (2, "not_a_checkpoint")
+        return
+    assert ran.status == 0
+    checked = [each["path"] for each in ran.json()["checkpoints"]]
+    assert expected not in checked
+    counts = {"two runs": 4, "a run without its latest": 3, "a run in a subfolder": 2}
+    assert kind not in counts or len(checked) == counts[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_textconv_prints_a_folder_and_never_fails(kind: str, folders: Path) -> None:
+    expected = KINDS[kind][1]
+    ran = in_process("textconv", folders / kind)
+    assert (ran.status, ran.err) == (0, "")
+    assert (len(ran.out.splitlines()) == 1) == (expected in (CHOOSE, NOTHING))
 
 
 @pytest.mark.parametrize("command", ["verify"])

@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckpttool.cli.app import COMMANDS
@@ -96,12 +97,23 @@ def test_report(tmp_path: Path, golden: Golden) -> None:
     """The sentences, headings and labels of the page; names and numbers of tensors are left out."""
     ran = run("report", TF, EARLIER, "--out", "TMP/change.html", folder=tmp_path)
     assert ran.status == 0
+    golden(_page_words(tmp_path / "change.html"))
+    # A page of a run, with a layer that vanishes and a checkpoint that cannot be read.
+    (tmp_path / "run").mkdir()
+    for step, weights in enumerate((1.0, 0.0, 2.0), 1):
+        np.savez(tmp_path / "run" / f"ckpt-{step}.npz", **{"layer/weight": np.full((2, 2), weights)})
+    (tmp_path / "run" / "ckpt-3.npz").write_bytes(b"PK\3\4")
+    assert run("report", "TMP/run", "--out", "TMP/run.html", folder=tmp_path).status == 0
+    golden(_page_words(tmp_path / "run.html"))
+
+
+def _page_words(file: Path) -> str:
     page = _Text()
-    page.feed((tmp_path / "change.html").read_text(encoding="utf-8"))
+    page.feed(file.read_text(encoding="utf-8"))
     words = dict.fromkeys(
         line for line in page.lines if len(re.findall("[A-Za-z]{2,}", line)) > 1 and "/" not in line
     )
-    golden(without_numbers("\n".join(words)))
+    return without_numbers("\n".join(words))
 
 
 @pytest.mark.parametrize("name", ["", *(each.name for each in COMMANDS)])

@@ -96,6 +96,21 @@ def test_the_metadata(built: Built) -> None:
     assert "Python 3.11 to 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_links_of_the_readme_are_absolute(built: Built) -> None:
+    metadata = email.message_from_bytes(built.members()[f"{INFO}/METADATA"])
+    urls = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
+    home, readme = urls["Homepage"], str(metadata.get_payload())
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    links = re.findall(r"(?:\]\(|(?:src|srcset|href)=\")([^)\"\s]+)", readme)
+    assert len(links) > 30
+    assert {link for link in links if not link.startswith("https://")} == set()
+    assert f"({home}/blob/main/docs/tutorial.md)" in readme
+    assert f'srcset="{home}/raw/main/docs/images/report-dark.png"' in readme
+    for link in links:
+        if (file := re.match(rf"{home}/(?:blob|raw)/main/([^#]+)", link)) is not None:
+            assert (ROOT / file[1]).is_file()
+
+
 def test_every_extra_that_is_named_is_there_and_all_has_those_for_users(built: Built) -> None:
     metadata = email.message_from_bytes(built.members()[f"{INFO}/METADATA"])
     extras = set(metadata.get_all("Provides-Extra", []))

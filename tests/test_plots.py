@@ -78,10 +78,11 @@ def compared_runs(
     counts: Sequence[int] = (3, 4),
     envs: Sequence[str] = ("Hopper-v5",),
     names: Sequence[str] = ("td3", "sac"),
+    apart: float = 900.0,
 ) -> tuple[object, ...]:
     """Return what is drawn of one or two algorithms, each with runs in every environment."""
     sides, every = [], []
-    for name, offset, runs in zip(names, (0.0, 900.0), counts, strict=False):
+    for name, offset, runs in zip(names, (0.0, apart), counts, strict=False):
         asked = []
         for env in envs:
             for number in range(runs):
@@ -121,6 +122,7 @@ CASES: dict[str, tuple[object, ...]] = {
     "one run each, long names": compared_runs(
         8, (1, 1), names=("td3_with_layer_norm_and_a_long_name", "td3_with_batch_norm_and_a_long_name")
     ),
+    "algorithms nearly equal": compared_runs(1, (1, 1), ("Hopper-v5", "Walker2d-v5"), ("td3", "sac"), 0.5),
     "one algorithm": compared_runs(8, (6,), ("Pendulum-v1",)),
     "many names": ([evaluation(f"/runs/agent_with_a_long_name_{n}.pt", [1.0, 2.0, n]) for n in range(40)],),
 }

@@ -301,6 +301,20 @@ def test_the_state_of_optimizers_is_compared_by_kind(folder: Path) -> None:
     assert same.slots == ()
 
 
+def test_networks_of_both_are_shown_where_they_differ(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", w=np.ones(2))
+    inputs = pages.ReportInputs()
+    alike = pages.gather_contents(str(TF_SAMPLE), str(TORCH_SAMPLE), inputs=inputs)
+    assert alike.networks
+    assert alike.others is None
+    unlike = pages.gather_contents(str(TORCH_SAMPLE), str(tmp_path / "other.npz"), inputs=inputs)
+    assert unlike.others == ()
+    page, _ = made(tmp_path, "unlike.html", TORCH_SAMPLE, tmp_path / "other.npz")
+    ids = [attributes.get("id") for _, attributes in page.elements]
+    assert "networks-a" in ids
+    assert "networks-b" in ids
+
+
 def test_across_frameworks_the_marks_are_on_the_first_ones_own_paths(folder: Path) -> None:
     page, document = made(folder, "meaning.html", TF_SAMPLE.with_name("ckpt-12500"), TORCH_SAMPLE)
     marked = [path for path, row in page.rows.items() if "change" in row]

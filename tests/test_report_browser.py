@@ -14,12 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ckpttool.report import write_report
+from ckpttool.commands.run_history import find_run
+from ckpttool.report import write_report, write_run_report
 from ckpttool.report.pages import render_page
+from ckpttool.report.run_page import RunInputs
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
-from tests.report_pages import HOSTILE, write_hostile
+from tests.report_pages import HOSTILE, write_gif, write_hostile, write_results
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytest.importorskip("selenium", reason="selenium drives the browser")
@@ -133,6 +136,25 @@ def compared(folder: Path) -> Path:
 def hostile(folder: Path) -> Path:
     file = folder / "hostile.html"
     write_report(str(write_hostile(folder / "hostile.pkl")), out=str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """A page of a run with findings, a damaged checkpoint, results and a film."""
+    place = folder / "run"
+    place.mkdir()
+    for step in (2500, 5000, 7500, 10000):
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), place)
+    data = bytearray((place / "ckpt-5000.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (place / "ckpt-5000.pt").write_bytes(data)
+    results = write_results(folder, {2500: -900.0, 10000: -150.0}, run=place)
+    write_gif(place / "ckpt-10000.gif")
+    history = find_run(str(place))
+    assert history is not None
+    file = folder / "run.html"
+    write_run_report(history, out=str(file), inputs=RunInputs([str(results)]))
     return file
 
 
@@ -279,14 +301,19 @@ def test_hostile_names_stay_names(browser: Browser, hostile: Path) -> None:
     assert browser.requests() == {hostile.as_uri()}
 
 
-def test_ten_thousand_tensors_open_in_two_seconds(browser: Browser, many: Path) -> None:
+def time_to_open(browser: Browser, file: Path) -> float:
+    """Return the milliseconds until the page's script has finished, the best of five times."""
+    took = []
+    for _ in range(5):
+        browser.open(file)
+        took.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
+    return min(took)
+
+
+def test_ten_thousand_tensors_open_in_half_a_second(browser: Browser, many: Path) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    took = []
-    for _ in range(3):
-        browser.open(many)
-        took.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
-    assert min(took) < 2000
+    assert time_to_open(browser, many) < 500
     assert browser.text("count") == "10,000 entries"
     # A module is told by its class where the file names one.
     types = browser.run(
@@ -308,19 +335,78 @@ def test_ten_thousand_tensors_open_in_two_seconds(browser: Browser, many: Path) 
     browser.screen("many")
 
 
-def test_a_phone_scrolls_one_way(browser: Browser, sample: Path, compared: Path, hostile: Path) -> None:
-    for file in (sample, compared, hostile):
+def test_a_phone_scrolls_one_way(
+    browser: Browser, sample: Path, compared: Path, hostile: Path, run: Path
+) -> None:
+    for file in (sample, compared, hostile, run):
         browser.open(file, width=360, height=740)
         browser.run(
-            "document.getElementById('unfold').click();"
+            "document.getElementById('unfold')?.click();"
             "document.querySelectorAll('details').forEach((each) => each.open = true);"
         )
         browser.run(
+            "if (typeof rows === 'undefined') return;"
             "rows.forEach((row, index) => { if (row.picture && opened.size < 4) opened.add(index) }); show()"
         )
         width = browser.run("return document.documentElement.scrollWidth")
         assert width <= 360, file.name
         browser.screen(f"phone-{file.stem}")
+
+
+def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(run)
+    assert browser.driver.title.startswith("run ")
+    assert browser.number(".cells rect") > 100
+    # The film plays, and can be stopped from the keyboard.
+    assert browser.run("return document.getElementById('film').complete && film.naturalWidth > 0")
+    for _ in range(20):
+        browser.press(Keys.TAB)
+        if browser.run("return document.activeElement.id") == "pause":
+            break
+    browser.press(Keys.ENTER)
+    assert browser.run("return film.hidden && document.querySelector('.film canvas').width > 0")
+    browser.press(Keys.ENTER)
+    assert not browser.run("return film.hidden")
+    # The numbers of all cells are a table, opened from the keyboard.
+    for _ in range(20):
+        browser.press(Keys.TAB)
+        if browser.run("return document.activeElement.textContent") == "All numbers":
+            break
+    browser.press(Keys.ENTER)
+    assert browser.run("return document.activeElement.parentElement.open")
+    browser.screen("run-light")
+    light = browser.run("return getComputedStyle(document.querySelector('rect.u9')).fill")
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("return getComputedStyle(document.querySelector('rect.u9')).fill") != light
+    browser.screen("run-dark")
+    assert browser.complaints() == []
+    assert {url for url in browser.requests() if not url.startswith("data:")} == {run.as_uri()}
+
+
+@pytest.mark.slow
+def test_pages_of_ten_thousand_tensors_are_small_and_fast(browser: Browser, folder: Path) -> None:
+    random, place = np.random.default_rng(0), folder / "large"
+    place.mkdir()
+    names = [f"m/block_{n // 50}/layer_{n % 50}/{w}" for n in range(MANY // 2) for w in ("kernel", "bias")]
+    for step in (1000, 2000, 3000):
+        arrays = {name: random.standard_normal((16, 16)[: 1 + (name[-1] == "l")]) for name in names}
+        np.savez(
+            place / f"ckpt-{step}.npz", **{name: each.astype(np.float32) for name, each in arrays.items()}
+        )
+    first, last = (str(place / f"ckpt-{step}.npz") for step in (1000, 3000))
+    history = find_run(str(place))
+    assert history is not None
+    made = [
+        write_report(first, out=str(folder / "large-1.html")).file,
+        write_report(first, last, out=str(folder / "large-2.html")).file,
+        write_run_report(history, out=str(folder / "large-run.html"), inputs=RunInputs()).file,
+    ]
+    for file in map(Path, made):
+        assert file.stat().st_size <= 5_000_000, file.name
+        assert time_to_open(browser, file) < 500, file.name
+        assert browser.complaints() == []
 
 
 def test_on_paper_the_tree_is_whole_and_light(browser: Browser, sample: Path) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ckpttool.commands.run_history import LayerHistory, find_logs, find_run, fol
 from ckpttool.report.run_page import build_drift
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
-from tests.report_pages import HOSTILE, Page
+from tests.report_pages import HOSTILE, Page, write_gif, write_results
 
 STEPS = (2500, 5000, 7500, 10000, 12500, 15000)
 
@@ -153,6 +152,9 @@ def test_the_run_is_in_training_order_and_of_one_kind(tmp_path: Path) -> None:
     # The best one has no number in its name; its own counter puts it where it was saved.
     shutil.copy(TORCH_SAMPLE.with_name("ckpt-5000.pt"), tmp_path / "best.pt")
     assert names(find_run(str(tmp_path)))[:3] == ["ckpt-2500.pt", "best.pt", "ckpt-7500.pt"]
+    # A damaged one has no counter; its name puts it between the others.
+    (tmp_path / "ckpt-9000.pt").write_bytes((tmp_path / "ckpt-7500.pt").read_bytes()[:5000])
+    assert names(find_run(str(tmp_path)))[2:] == ["ckpt-7500.pt", "ckpt-9000.pt", "ckpt-10000.pt"]
 
 
 @pytest.mark.parametrize(
@@ -205,61 +207,33 @@ def test_a_damaged_checkpoint_is_a_column_without_numbers(tmp_path: Path) -> Non
 
 
 def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
-    good, bad = np.ones((4, 4), np.float32), np.ones((4, 4), np.float32)
-    bad[0, :2] = np.nan
-    worse = bad.copy()
-    worse[1] = np.nan
+    weights = [np.ones((4, 4), np.float32) for _ in range(5)]
+    weights[2][0, :1] = weights[4][0, :3] = np.nan
     always = np.zeros((3, 3), np.float32)
-    run = run_of(tmp_path / "run", *({"a/weight": each, "z/weight": always} for each in (good, bad, worse)))
+    run = run_of(tmp_path / "run", *({"a/weight": each, "z/weight": always} for each in weights))
+    (run / "ckpt-4.npz").write_bytes((run / "ckpt-4.npz").read_bytes()[:200])
     page, document = written(run)
-    by_change = {len(set(each["sentences"])) == 1: each for each in document["findings"]}
-    assert by_change[True]["sentences"][0] is not None
-    changing = by_change[False]["sentences"]
-    assert changing[0] is None
-    assert changing[1] != changing[2]
-    assert [each["findings"] for each in document["checkpoints"]] == [1, 2, 2]
+    assert [each["findings"] for each in document["checkpoints"]] == [1, 1, 2, 0, 2]
+    constant, changing = sorted(document["findings"], key=lambda each: each["sentences"][0] is None)
+    assert [each is None for each in constant["sentences"]] == [False, False, False, True, False]
+    # Sentences that differ only in their numbers are one finding.
+    assert [each is None for each in changing["sentences"]] == [True, True, False, True, False]
+    assert changing["sentences"][2] != changing["sentences"][4]
     marks = [attributes["class"] for tag, attributes in page.elements if tag == "rect"]
-    assert [each for each in marks if each in ("found", "none")] == ["none", "found", "found"]
+    assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
 
 
 # --- Returns ----------------------------------------------------------------------------------------
 
 
-def results(folder: Path, means: dict[int, float], **more: Any) -> Path:
-    """Write what `eval --json` prints about the torch samples, shortened to what the page reads."""
-    entries = [
-        {
-            "checkpoint": str(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt")), "env": "Pendulum-v1",
-            "updates": step, "returns": [mean - 1, mean + 1], "mean": mean,
-            "ci95": [mean - 1, mean + 1], "std": 1.0, "median": mean, "iqm": mean,
-            "judgement": {
-                "sentence": f"between random and solved: {step} %", "random": {"mean": -1200.0},
-                "goal": {"value": -140.0, "source": "authors"}, "verdict": "between",
-            },
-        }
-        for step, mean in means.items()
-    ]  # fmt: skip
-    file = folder / "results.json"
-    file.write_text(json.dumps({"evaluations": entries, "curve": [], "notes": [], **more}))
-    return file
-
-
-def gif(file: Path, size: int = 40) -> Path:
-    """Write a GIF of one black pixel, with a comment of any size."""
-    head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
-    comment = b"!\xfe" + b"".join(b"\xff" + bytes(255) for _ in range(size // 256)) + b"\0"
-    image = b",\0\0\0\0\1\0\1\0\0\2\2D\1\0;"
-    file.write_bytes(head + comment + image)
-    return file
-
-
 def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     best = str(TORCH_SAMPLE.with_name("ckpt-12500.pt"))
-    file = results(
+    file = write_results(
         tmp_path, {2500: -900.0, 12500: -150.0, 15000: -160.0},
-        best={"checkpoint": best, "certain": False}, video={"file": "film.gif", "checkpoint": best},
+        run=TORCH_SAMPLE.parent, best={"checkpoint": best, "certain": False},
+        video={"file": "film.gif", "checkpoint": best, "episodes": [{"episode": 0, "return": -3.5}]},
     )  # fmt: skip
-    gif(tmp_path / "film.gif")
+    write_gif(tmp_path / "film.gif")
     page, document = written(TORCH_SAMPLE.parent, "--eval", file, out=tmp_path / "page.html")
     assert document["best"] == {
         "checkpoint": best, "mean": -150.0, "certain": False,
@@ -274,6 +248,7 @@ def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none'; ")
     assert "img-src data:; " in policy
     assert "between random and solved: 2500 %" in page.words
+    assert "episode 0: return \u22123.50" in page.words
     # The points of the curve are at the steps of the run.
     assert (
         len([1 for tag, attributes in page.elements if tag == "circle" and attributes.get("r") == "3"]) == 3
@@ -285,7 +260,7 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     run.mkdir()
     for step in (2500, 15000):
         shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run)
-    file = results(tmp_path, {2500: -1.0, 15000: -2.0})
+    file = write_results(tmp_path, {2500: -1.0, 15000: -2.0}, run=TORCH_SAMPLE.parent)
     page, document = written(run, "--eval", file)
     assert document["best"] is None  # these files exist, elsewhere
     gone = json.loads(file.read_text().replace(str(TORCH_SAMPLE.parent), "/gone"))
@@ -299,13 +274,13 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_the_film_that_is_given(tmp_path: Path, golden: Golden) -> None:
-    film = gif(tmp_path / "ckpt-7500.gif")
+    film = write_gif(tmp_path / "ckpt-7500.gif")
     _, document = written(TORCH_SAMPLE.parent, "--video", film, out=tmp_path / "page.html")
     assert document["film"] == {"file": "ckpt-7500.gif", "checkpoint": "ckpt-7500.pt"}
-    other = gif(tmp_path / "other.gif")
+    other = write_gif(tmp_path / "other.gif")
     _, document = written(TORCH_SAMPLE.parent, "--video", other, out=tmp_path / "page.html")
     assert document["film"]["checkpoint"] is None
-    gif(tmp_path / "large.gif", 4 << 20)
+    write_gif(tmp_path / "large.gif", 4 << 20)
     (tmp_path / "film.mp4").write_bytes(bytes(100))
     for name in ("large.gif", "film.mp4", "none.gif"):
         golden(refused(in_process("report", TORCH_SAMPLE.parent, "--video", name, "-q", cwd=tmp_path)))

@@ -150,9 +150,10 @@ COMMANDS = (
     CommandEntry(
         "report",
         "ckpttool.cli.inspect:report",
-        "Write an HTML report on one checkpoint or on two.",
+        "Write an HTML report on one checkpoint, on two or on a run.",
         "Examples: ckpttool report agent.pt; "
-        "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html",
+        "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html; "
+        "ckpttool report runs/ --eval results.json",
     ),
     CommandEntry(
         "doctor",

@@ -501,7 +501,10 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     printed.algorithms, printed.comparison = (ours, theirs), compared
     printed.document |= {"against": theirs.document(), "comparison": compared.document()}
     printed.document["profiles"] = _profiles_document(printed.algorithms)
-    printed.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
+    printed.lines += [
+        *_algorithm_lines("against", theirs),
+        *_comparison_lines(compared, 2 if ours.scale is None else 3),
+    ]
 
 
 def _profiles_document(found: Sequence[Algorithm]) -> dict[str, Any]:
@@ -517,13 +520,13 @@ def _profiles_document(found: Sequence[Algorithm]) -> dict[str, Any]:
 
 
 def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
-    count = len(one.runs)
+    count, digits = len(one.runs), 2 if one.scale is None else 3
     what = f"{count} training runs" if count > 1 else clean(one.runs[0].path)
     what += f", last {one.last} checkpoints of each" if one.last > 1 else ""
     lines = [
         f"{title:<8} {what}",
-        f"         mean {_format_estimate(one.mean)} (bootstrap over {one.over})",
-        f"         IQM {_format_estimate(one.iqm)}",
+        f"         mean {_format_estimate(one.mean, digits)} (bootstrap over {one.over})",
+        f"         IQM {_format_estimate(one.iqm, digits)}",
         *_normalized_lines(one),
     ]
     if count > 1:
@@ -543,13 +546,13 @@ def _normalized_lines(one: Algorithm) -> list[str]:
     return lines
 
 
-def _comparison_lines(found: AlgorithmComparison) -> list[str]:
+def _comparison_lines(found: AlgorithmComparison, digits: int) -> list[str]:
     from ckpttool.commands import algorithms
 
     alone = found.over == algorithms.EPISODES
     unit = "an episode" if alone else "a run"
     return [
-        f"difference of means {_format_estimate(found.difference)} (bootstrap over {found.over})",
+        f"difference of means {_format_estimate(found.difference, digits)} (bootstrap over {found.over})",
         f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
         *(["note: single run per algorithm: results may not generalise across seeds"] if alone else []),
     ]

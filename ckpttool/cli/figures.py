@@ -404,15 +404,20 @@ def _draw_intervals(axes: Axes, estimates: Sequence[Estimate], theme: FigureThem
     """Plot estimates as bars of their intervals, one below the other."""
     for row, estimate in enumerate(estimates):
         colour = theme.lines[row % len(theme.lines)]
-        low, high = estimate.ci95 or (estimate.value, estimate.value)
-        axes.barh(row, high - low, left=low, height=0.55, color=colour, alpha=0.45)
-        axes.plot([estimate.value] * 2, [row - 0.275, row + 0.275], color=theme.ink, linewidth=1.8)
+        if estimate.ci95 is not None:
+            low, high = estimate.ci95
+            axes.barh(row, high - low, left=low, height=0.55, color=colour, alpha=0.45)
+        mark = colour if estimate.ci95 is None else theme.ink
+        axes.plot([estimate.value] * 2, [row - 0.275, row + 0.275], color=mark, linewidth=2)
     axes.set_ylim(len(estimates) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.use_sticky_edges = False
-    axes.margins(x=0.15)
-    _limit_ticks(axes.xaxis, 3)
+    ends = [end for estimate in estimates for end in (estimate.value, *(estimate.ci95 or ()))]
+    low, high = min(ends), max(ends)
+    # Nearly equal estimates shall look so, and have ticks of few digits.
+    span = max(high - low, 0.02 * max(abs(low), abs(high)), 1e-3)
+    axes.set_xlim((low + high - 1.3 * span) / 2, (low + high + 1.3 * span) / 2)
+    _limit_ticks(axes.xaxis, 3 if max(abs(low), abs(high)) < 10_000 else 2)
 
 
 def _draw_improvement(
@@ -465,6 +470,7 @@ def _draw_run_scores(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme)
         axes.plot(scores, row + places, mark, color=colour, label=label, markersize=5, alpha=0.8)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_yticks(range(len(found)), [""] * len(found))
+    axes.tick_params(axis="y", length=0)
     axes.set_xlabel(_wrap_unit(found[0].unit, 44))
     axes.margins(x=0.12)
     _limit_ticks(axes.xaxis, 4)
@@ -476,7 +482,9 @@ def _draw_profiles(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme) -
     from ckpttool.commands.algorithms import performance_profiles
 
     single = all(len(each.runs) == 1 for each in found)
-    for row, profile in enumerate(performance_profiles(found)):
+    profiles = performance_profiles(found)
+    banded = any(profile.low is not None for profile in profiles)
+    for row, profile in enumerate(profiles):
         style = _line_style(row, theme) | {"marker": ""}
         if profile.low is not None and profile.high is not None:
             axes.fill_between(
@@ -494,7 +502,7 @@ def _draw_profiles(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme) -
     axes.set_xlabel(_wrap_unit(found[0].unit, 34))
     axes.margins(x=0)
     _limit_ticks(axes.xaxis, 4)
-    axes.set_title("performance profile, 95 % CI")
+    axes.set_title("performance profile" + (", 95 % CI" if banded else ""))
 
 
 def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
@@ -592,10 +600,13 @@ def _legend_above(axes: Axes, title: str = "", width: int = 105) -> None:
 
 
 def _limit_ticks(axis: Axis, most: int = 5, *, integer: bool = False) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     steps = [1, 2, 5, 10] if integer else [1, 2, 2.5, 5, 10]
     axis.set_major_locator(MaxNLocator(nbins=most, integer=integer, steps=steps))
+    form = axis.get_major_formatter()
+    if isinstance(form, ScalarFormatter):
+        form.set_useOffset(False)
 
 
 def have_similar_range(curve: Sequence[LearningCurvePoint], training: Sequence[TrainingCurve]) -> bool:
@@ -698,6 +709,7 @@ def _style(theme: FigureTheme) -> Any:  # matplotlib's type for it lists all nam
         "svg.hashsalt": "ckpttool",
         "svg.fonttype": "none",
         "path.simplify": True,
+        "figure.constrained_layout.w_pad": 0.07,
     }
 
 
@@ -840,10 +852,10 @@ def _figure_caption(data: PlotData, *, compared: bool) -> str:
     last = data.algorithms[0].last
     scored = f"the last {last} checkpoints" if last > 1 else "the last checkpoint"
     over = " or ".join(dict.fromkeys(each.over for each in data.algorithms))
-    return (
-        f"{runs}, each scored by {scored}; {episodes} per checkpoint{spread}. 95 % CI: percentile bootstrap "
-        f"over {over}{strata}, {bootstrap}."
-    )
+    interval = f"95 % CI: percentile bootstrap over {over}{strata}, {bootstrap}."
+    if all(each.iqm.ci95 is None for each in data.algorithms):
+        interval = "No CI: single runs."
+    return f"{runs}, each scored by {scored}; {episodes} per checkpoint{spread}. {interval}"
 
 
 def _import_matplotlib() -> Any:

@@ -129,7 +129,10 @@ def inspect(
     # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
     gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
-    found = load_listing(common.spool_stdin(path), tree.glob, layout)
+    path = common.spool_stdin(path)
+    if drawing.graph is not None or pickle.strict:
+        path = use_checkpoint(path, quiet=quiet or as_json)
+    found = load_listing(path, tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
     models = find_architecture(found, drawing.input_shape or ())
     drawn = None
@@ -731,9 +734,12 @@ def textconv(
     .gitattributes. A file that is not a checkpoint prints one sentence and exits with 0, because git
     would stop otherwise.
     """
-    from ckpttool.commands import check
+    from ckpttool.commands import check, folder
 
-    lines = check.textconv(file)
+    place = folder.choose_checkpoint(file).path
+    if place != file and not filesystem.lexists(place):
+        place = f"{place}.index"  # of a TensorFlow prefix
+    lines = check.textconv(place)
     common.print_text(common.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
     return 0
 
@@ -753,7 +759,7 @@ def browse(
     by: Annotated[str, typer.Option(metavar="HOW", help="Pair entries by path, agent or auto.")] = "auto",
     layout: LayoutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Unsupported; use inspect, stats, diff.")] = False,
-    quiet: Quiet = False,  # noqa: ARG001  # every command takes it
+    quiet: Quiet = False,
 ) -> int:
     """Browse a checkpoint in the terminal: tree, values, histograms, search, differences.
 
@@ -766,6 +772,8 @@ def browse(
         )
     from ckpttool.browser import browse
 
+    path = use_checkpoint(path, quiet=quiet)
+    other = None if other is None else use_checkpoint(other, quiet=quiet)
     return browse(path, other, glob=glob, by=by, layout=layout)
 
 

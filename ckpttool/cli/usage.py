@@ -109,7 +109,8 @@ def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> Usa
     meant = _SYNONYMS.get(word.lower()) or next(iter(difflib.get_close_matches(word, commands, 1)), None)
     if meant is None:
         return UsageError(f"unknown command '{word}'", hint=f"{NAME} --help lists all commands")
-    return UsageError(f"unknown command '{word}'", hint=_replace_word(words, word, [meant]))
+    suggested = "" if word.lower() in _SYNONYMS else f"; did you mean '{meant}'?"
+    return UsageError(f"unknown command '{word}'{suggested}", hint=_replace_word(words, word, [meant]))
 
 
 def _replace_word(words: Sequence[str], word: str, by: list[str]) -> str:

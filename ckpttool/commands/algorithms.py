@@ -245,9 +245,8 @@ def summarize_runs(
             complete.append(found)
     if not complete:
         return None
-    few = [f"only {len(complete)} training runs: the confidence interval across them is too narrow"]
-    notes = (*missing, *_single_file_warnings(complete), *(few if 1 < len(complete) < statistics.FEW else ()))
-    return _aggregate_runs(tuple(complete), last, (*notes, *_environment_notes(complete)))
+    notes = (*missing, *_single_file_warnings(complete), *_environment_notes(complete))
+    return _aggregate_runs(tuple(complete), last, notes)
 
 
 def _aggregate_runs(runs: tuple[RunResult, ...], last: int, notes: tuple[str, ...]) -> Algorithm:
@@ -300,12 +299,16 @@ def _stratify(
 
 
 def _environment_notes(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Warn about environments whose unequal numbers of runs affect pooled statistics."""
+    """Warn about environments with few runs, or with other numbers of runs than the others."""
     counts = Counter(run.env for run in runs)
+    fewest = min(counts.values())
+    where = " per environment" if len(counts) > 1 else ""
+    if 1 < fewest < statistics.FEW:
+        yield f"only {fewest} training runs{where}: the confidence interval across them is too narrow"
+    if len(counts) > 1 and fewest < 2:
+        yield "an environment has a single run: no confidence interval"
     if len(set(counts.values())) > 1:
         yield "unequal numbers of runs per environment: IQM and optimality gap weight every run equally"
-    if len(counts) > 1 and min(counts.values()) < 2:
-        yield "an environment has a single run: no confidence interval"
 
 
 @functools.lru_cache(maxsize=4)
@@ -398,11 +401,11 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
 
 def _single_file_warnings(runs: Sequence[RunResult]) -> Iterator[str]:
     """Warn where single files of one folder at several steps count as runs: a shell expands patterns."""
-    steps: dict[str, set[int]] = {}
+    steps: dict[tuple[str, str], set[int]] = {}
     for run in runs:
         if len(run.scored) == 1 and run.scored[0].step is not None:
-            steps.setdefault(os.path.dirname(run.path), set()).add(run.scored[0].step)
-    for folder, found in steps.items():
+            steps.setdefault((os.path.dirname(run.path), run.env), set()).add(run.scored[0].step)
+    for (folder, _), found in steps.items():
         if len(found) > 1:
             where = folder or "."
             yield (

@@ -306,9 +306,12 @@ def restore_strips(
 
 
 def find_strips(
-    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str | None
 ) -> tuple[FlowStrip, ...]:
-    """Return the strips for a report: of the restored agent, else of the listing; none without an agent."""
+    """Return the strips for a report: of the restored agent, else of the listing; none without an agent.
+
+    `sha256` is the checkpoint's digest, computed if needed.
+    """
     if binding is None and len(checkpoint.tree) > _FEW:
         return ()
     try:

@@ -99,11 +99,11 @@ def _inspect_path(path: str, glob: str | None, layout: str | None) -> Checkpoint
     except CkpttoolError as error:
         return _without_latest(path, error, glob, layout)
     found = summary(path, glob, layout)
-    # A folder that is one checkpoint (a SavedModel) stands for itself, and contains no others.
-    if not _is_directly_in(latest, path):
+    home = _run_folder(latest, path)
+    if home is None:
         return found
-    state, notes = _read_state_file(path)
-    listed = _list_by_step(path, state, latest)
+    state, notes = _read_state_file(home)
+    listed = _list_by_step(home, state, latest)
     return replace(found, checkpoints=tuple(_add_training_counts(listed)), notes=(*found.notes, *notes))
 
 
@@ -133,10 +133,31 @@ def list_checkpoints(path: str) -> tuple[CheckpointRow, ...]:
             latest = resolve(path).location
         except CkpttoolError:
             latest = None
-        if latest is not None and not _is_directly_in(latest, path):
+        home = path if latest is None else _run_folder(latest, path)
+        if home is None:
             return ()
-        state, _ = _read_state_file(path)
-        return tuple(_list_by_step(path, state, latest))
+        state, _ = _read_state_file(home)
+        return tuple(_expand_run(_list_by_step(home, state, latest), home))
+
+
+def _expand_run(listed: list[CheckpointRow], path: str) -> list[CheckpointRow]:
+    """Return the rows; if the only one is the latest of a run in a subfolder, all checkpoints of that run."""
+    home = _run_folder(listed[0].path, path) if len(listed) == 1 else None
+    if home is None or home == path:
+        return listed
+    return _list_by_step(home, _read_state_file(home)[0], listed[0].path)
+
+
+def _run_folder(latest: str, path: str) -> str | None:
+    """Return the folder, the given one or one below it, of the run to which the latest checkpoint belongs.
+
+    None if the given folder is one checkpoint (a SavedModel), which stands for itself and contains no others.
+    """
+    if _is_directly_in(latest, path):
+        return path
+    home = os.path.dirname(latest)
+    below = os.path.normpath(home).startswith(os.path.join(os.path.normpath(path), ""))
+    return home if below and _read_state_file(home)[0] is not None else None
 
 
 def _is_directly_in(location: str, path: str) -> bool:
@@ -152,6 +173,7 @@ def _without_latest(
     choice = choose_checkpoint(path) if state is None else CheckpointChoice(path, path)
     if choice.location != path:
         found = summary(choice.location, glob, layout)
+        listed = _expand_run(listed, path)
         listed = [replace(each, latest=each.path == choice.location) for each in listed]
         return replace(found, checkpoints=tuple(_add_training_counts(listed)))
     if len(listed) < 2 and choice.candidates:
@@ -164,7 +186,9 @@ def _without_latest(
         path,
         tuple(_add_training_counts(listed)),
         tuple(notes),
-        f"no checkpoint is marked as the latest; inspect {urls.display_url(whole[-1].path)}",
+        choice.hint
+        if choice.folders > 1
+        else f"no checkpoint is marked as the latest; inspect {urls.display_url(whole[-1].path)}",
     )
 
 

@@ -97,14 +97,27 @@ def find_run(path: str, layout: str | None = None) -> RunFiles | None:
     steps = [each.counts.get(source) for each in run if each.error is None] if source else []
     if len({step for step in steps if step is not None}) < 2:
         return None
-    run.sort(key=lambda each: _training_order(each, source))
-    return RunFiles(path, tuple(run), source, tuple(notes))
+    return RunFiles(path, tuple(_training_order(run, source)), source, tuple(notes))
 
 
-def _training_order(member: RunMember, source: str | None) -> tuple[bool, int, list[tuple[int, str]]]:
-    """Return a sorting key: the step, then the name; a checkpoint without a step is last."""
-    step = member.counts.get(source or "")
-    return step is None, step or 0, natural_sort_key(member.path)
+def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMember]:
+    """Return the checkpoints by step, then by name.
+
+    One without a step (damaged) is where the number in its name puts it, else last.
+    """
+    named = sorted(run, key=lambda each: natural_sort_key(each.path))
+    known = sorted(
+        (each for each in named if (source or "") in each.counts), key=lambda each: each.counts[source or ""]
+    )
+    for member in (each for each in named if (source or "") not in each.counts):
+        number = member.counts.get(inspect.NAME)
+        later = (
+            at
+            for at, each in enumerate(known)
+            if number is not None and each.counts.get(inspect.NAME, -1) > number
+        )
+        known.insert(next(later, len(known)), member)
+    return known
 
 
 def _folder_entries(path: str) -> tuple[list[CheckpointEntry], list[str]]:
@@ -351,7 +364,8 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
 
 # Findings of doctor over the checkpoints.
 
-_NUMBER = re.compile(r"[0-9][0-9,.]*")
+# What differs between sentences about different counts: numbers, and words in singular or plural.
+_NUMBER = re.compile(r"[0-9][0-9,.]*|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,11 +383,6 @@ class FindingHistory:
     def sentence(self) -> str:
         """The most recent text."""
         return next(text for text in reversed(self.sentences) if text is not None)
-
-    @property
-    def constant(self) -> bool:
-        """Whether it is at every checkpoint with the same text."""
-        return len(set(self.sentences)) == 1
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -452,12 +461,11 @@ class RunHistory:
 
 
 class _ReadColumn(NamedTuple):
-    """What one pass over a checkpoint found."""
+    """What one pass over a checkpoint found, without its tree."""
 
-    summary: inspect.CheckpointSummary
     sha256: str
     findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
+    files: tuple[File, ...]
 
 
 def follow_run(
@@ -472,24 +480,27 @@ def follow_run(
     At most one tensor of each of two neighboring checkpoints is in memory. `glob` keeps the tensors whose
     path matches. A damaged checkpoint is a column without values; raise its error if there is no other.
     """
-    drift, columns = _DriftRecorder(), []
+    drift, columns, latest = _DriftRecorder(), [], None
     errors: list[CkpttoolError | None] = []
     for number, member in enumerate(run.members):
-        column, error = None, member.error
+        column, checkpoint, error = None, None, member.error
         if error is None:
             try:
-                column = _read_member(member, drift, glob, layout, _share(progress, number, len(run.members)))
+                moving = _share(progress, number, len(run.members))
+                listing = inspect.summarize_checkpoint(member.entry.open(), glob, layout)
+                column, notes = _read_member(listing, drift, glob, moving)
+                latest, checkpoint = (listing, column.sha256, notes), listing.checkpoint
             except CkpttoolError as raised:
                 if is_system_error(raised):
                     raise
                 error = raised
-        drift.finish(None if column is None else column.summary.checkpoint)
+        drift.finish(checkpoint)
         columns.append(column)
         errors.append(error)
-    read = [each for each in columns if each is not None]
-    if not read:
+    if latest is None:
         raise next(error for error in errors if error is not None)
-    latest, logs = read[-1], find_logs(read[-1].summary.checkpoint.path)
+    summary, sha256, notes = latest
+    logs = find_logs(summary.checkpoint.path)
     return RunHistory(
         run.path,
         tuple(map(_checkpoint_row, run.members, map(run.step, run.members), columns, errors)),
@@ -497,17 +508,17 @@ def follow_run(
         _trace_findings([None if each is None else each.findings for each in columns]),
         logs,
         run.step_from,
-        latest.summary,
-        latest.sha256,
-        tuple(file for each in read for file in each.summary.checkpoint.files),
-        (*run.notes, *logs.notes, *latest.summary.notes, *latest.notes),
+        summary,
+        sha256,
+        tuple(file for each in columns if each is not None for file in each.files),
+        (*run.notes, *logs.notes, *summary.notes, *notes),
     )
 
 
 def _read_member(
-    member: RunMember, drift: _DriftRecorder, glob: str | None, layout: str | None, progress: Progress
-) -> _ReadColumn:
-    listing = inspect.summarize_checkpoint(member.entry.open(), glob, layout)
+    listing: inspect.CheckpointSummary, drift: _DriftRecorder, glob: str | None, progress: Progress
+) -> tuple[_ReadColumn, tuple[str, ...]]:
+    """Read a checkpoint for its digest, its findings and its drift; return also the notes of doctor."""
     checkpoint = listing.checkpoint
     with WorkerThread() as lane:
         recorder = DigestRecorder(checkpoint, lane)
@@ -516,7 +527,7 @@ def _read_member(
         )
         sha256 = recorder.digest().sha256
     found = examine_agent(checkpoint, listing.binding, values, sha256)
-    return _ReadColumn(listing, sha256, found.findings, found.notes)
+    return _ReadColumn(sha256, found.findings, checkpoint.files), found.notes
 
 
 def _checkpoint_row(

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands import options
+from ckpttool.commands import options, policy_agents
 from ckpttool.commands.diff import (
     CheckpointAlignment,
     DiffSide,
@@ -82,6 +82,7 @@ from ckpttool.mapping.rules import Settings, ToValue
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Network
+from ckpttool.networks.policy_training import PolicyBatch, PolicyLearner, train_policy
 from ckpttool.networks.train_step import (
     DISCOUNT,
     AdamState,
@@ -90,7 +91,6 @@ from ckpttool.networks.train_step import (
     TrainedWeights,
     TransitionBatch,
     train_learner,
-    trained_arrays,
 )
 from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
 
@@ -732,6 +732,7 @@ class TrainStepComparison:
     algorithm: str
     steps: int
     moved: tuple[UpdateComparison, ...]
+    missing: tuple[str, ...] = policy_agents.MISSING
 
     @property
     def within(self) -> bool:
@@ -746,6 +747,7 @@ class TrainStepComparison:
             "batch": BATCH,
             "bounds": dict(BOUNDS),
             "updates": [each.document() for each in self.moved],
+            "missing": list(self.missing),
         }
 
 
@@ -753,17 +755,42 @@ def compare_train_steps(
     learners: tuple[Learner, Learner], batches: Sequence[TransitionBatch], workers: Sequence[Worker]
 ) -> TrainStepComparison:
     """Train both sides on the batches, each in its worker and both float types, and A in float64."""
+
+    def run(place: int, dtype: Dtype) -> TrainedWeights:
+        return workers[place].train(learners[place].cast(dtype), [each.cast(dtype) for each in batches])
+
     first = learners[0]
-    exact = _updates(first, _reference(first, batches))
+    moved = _compare_runs(learners, _reference(first, batches), run)
+    return TrainStepComparison("TD3" if len(first.critics) > 1 else "DDPG", len(batches), moved)
+
+
+def compare_policy_steps(
+    learners: tuple[PolicyLearner, PolicyLearner], batches: Sequence[PolicyBatch], workers: Sequence[Worker]
+) -> TrainStepComparison:
+    """Train both Gaussian policies on the batches, as `compare_train_steps` does."""
+
+    def run(place: int, dtype: Dtype) -> TrainedWeights:
+        given = [each.cast(dtype) for each in batches]
+        return workers[place].train_policy(learners[place].cast(dtype), given)
+
+    double = learners[0].cast("float64")
+    engine = numpy_backend.learn_policy(double)
+    exact = train_policy(engine, double, [each.cast("float64") for each in batches])
+    return TrainStepComparison(learners[0].algorithm, len(batches), _compare_runs(learners, exact, run))
+
+
+def _compare_runs(
+    learners: Sequence[Learner | PolicyLearner],
+    reference: TrainedWeights,
+    run: Callable[[int, Dtype], TrainedWeights],
+) -> tuple[UpdateComparison, ...]:
+    """Return the comparison of both sides' runs in each float type; `run` takes the side's place."""
+    exact = _updates(learners[0], reference)
     found: list[UpdateComparison] = []
     for dtype, bound in BOUNDS.items():
-        given = [batch.cast(dtype) for batch in batches]
-        a, b = (
-            _updates(learner, worker.train(learner.cast(dtype), given))
-            for learner, worker in zip(learners, workers, strict=True)
-        )
+        a, b = (_updates(learner, run(place, dtype)) for place, learner in enumerate(learners))
         found += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
-    return TrainStepComparison("TD3" if len(first.critics) > 1 else "DDPG", len(batches), tuple(found))
+    return tuple(found)
 
 
 # By title and training step: how far each tensor of the network had moved, in float64.
@@ -775,10 +802,10 @@ def _reference(learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedW
     return train_learner(numpy_backend.learn(double), double, [batch.cast("float64") for batch in batches])
 
 
-def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
+def _updates(learner: Learner | PolicyLearner, after: TrainedWeights) -> _Updates:
     found: _Updates = {}
     for title, step in after.moved.items():
-        start = trained_arrays(learner.networks[title])
+        start = learner.arrays(title)
         # With only one step, the first update is the last one.
         for number, weights in ((step, after.first[title]), (after.steps, after.last[title])):
             pairs = zip(weights, start, strict=True)
@@ -1186,6 +1213,8 @@ def _compare_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
     """Train both sides; return results and notes, and add assumptions to `assumed`."""
+    if any(policy_agents.is_gaussian(agent) for agent in (a, b)):
+        return _compare_policy_training(a, b, steps, workers, assumed)
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
@@ -1193,14 +1222,42 @@ def _compare_training(
         prepared.append(made.learner)
         assumed += [f"{side}: {sentence}" for sentence in made.assumed]
         notes += [f"{side}: {note}" for note in made.notes]
-        stands = options.epsilon_placement(agent.sidecar, agent.binding.layout)
-        if stands != options.epsilon_placement(None, agent.binding.layout):
-            notes.append(
-                f"{side}: epsilon is added to the {stands} second moment, as in training; "
-                f"{agent.framework} adds it elsewhere, so a different value was passed to it at every step"
-            )
+        notes += _epsilon_notes(side, agent)
     given = make_batches(prepared[0], steps, a.known.obs_norm)
     return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
+
+
+def _compare_policy_training(
+    a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
+) -> tuple[TrainStepComparison, list[str]]:
+    """Train both Gaussian policies; return results and notes, and add assumptions to `assumed`."""
+    prepared, notes = [], []
+    for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
+        settings, _ = agent_network_settings(agent, other)
+        made = policy_agents.PolicyReader(agent, settings).setup()
+        prepared.append(made.learner)
+        assumed += [f"{side}: {sentence}" for sentence in made.assumed]
+        notes += [f"{side}: {note}" for note in made.notes]
+        if any(each.family == "Adam" for each in made.learner.optimizers.values()):
+            notes += _epsilon_notes(side, agent)
+    if prepared[0].algorithm != prepared[1].algorithm:
+        raise UnsupportedError(
+            "the two agents are trained by different algorithms",
+            file=b.checkpoint.path,
+            expected=prepared[0].algorithm,
+            found=prepared[1].algorithm,
+        )
+    given = policy_agents.make_policy_batches(prepared[0], steps, a.known.obs_norm)
+    return compare_policy_steps((prepared[0], prepared[1]), given, workers), notes
+
+
+def _epsilon_notes(side: str, agent: Agent) -> Iterator[str]:
+    stands = options.epsilon_placement(agent.sidecar, agent.binding.layout)
+    if stands != options.epsilon_placement(None, agent.binding.layout):
+        yield (
+            f"{side}: epsilon is added to the {stands} second moment, as in training; "
+            f"{agent.framework} adds it elsewhere, so a different value was passed to it at every step"
+        )
 
 
 def _part_of(source: Agent, target: Agent) -> str | None:

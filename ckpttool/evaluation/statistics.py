@@ -290,10 +290,11 @@ def performance_profile(
     if min(map(len, above)) < 2:
         return PerformanceProfile(taus, share, None, None)
     random = np.random.default_rng(seed)
-    drawn = np.zeros((resamples, len(taus)))
-    for runs in above:
-        drawn += _random_counts(random, len(runs), resamples) @ runs
-    low, high = np.percentile(drawn / total, [2.5, 97.5], axis=0)
+    shares = [
+        sum(_random_counts(random, len(runs), size) @ runs for runs in above) / total
+        for size in chunk_sizes(total, resamples)
+    ]
+    low, high = np.percentile(np.concatenate(shares), [2.5, 97.5], axis=0)
     return PerformanceProfile(taus, share, low, high)
 
 

@@ -242,7 +242,7 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
             return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
         found = abbreviate_list(names, _SUGGESTIONS) if names else None
-        hint = _suggest_below(probe) or (None if names else "use the path of a checkpoint or of its folder")
+        hint = _suggest_below(probe) or "use the path of a checkpoint or of its folder"
         return NotACheckpointError(message, file=probe.path, found=found, hint=hint)
     if filesystem.find_store(probe.path) is None and not os.access(probe.path, os.R_OK):
         return NotFoundError("no permission to read the file", file=probe.path)

@@ -36,6 +36,7 @@ from ckpttool.networks.network import (
     is_chain,
     look_up,
 )
+from ckpttool.networks.policy_training import GradientEngine, NumpyOptimizer, PolicyLearner, clip_factor
 from ckpttool.networks.train_step import TRAINED, AdamState, Learner, TrainingEngine, trained_arrays
 
 # Layer chains in numpy that reuse memory: hidden values have fixed buffers that are overwritten.
@@ -128,6 +129,11 @@ def build(network: Network, device: str = "cpu") -> NumpyPolicy:
 def learn(learner: Learner) -> TrainingEngine:
     """Return the learner for training on the CPU."""
     return NumpyEngine(learner)
+
+
+def learn_policy(learner: PolicyLearner) -> GradientEngine:
+    """Return a Gaussian policy's learner for training on the CPU."""
+    return NumpyGradientEngine(learner)
 
 
 class NumpyPolicy:
@@ -490,6 +496,64 @@ class _NumpyAdam:
             root = np.sqrt(v / second) + epsilon
             stepped.append(kept - adam.learning_rate * (self._m[n] / first) / root)
         return stepped
+
+
+class NumpyGradientEngine:
+    """A Gaussian policy's learner as numpy arrays."""
+
+    def __init__(self, learner: PolicyLearner) -> None:
+        self._nets, self._vectors = dict(learner.networks), dict(learner.vectors)
+        self._setups = learner.optimizers
+        self._rules = {name: NumpyOptimizer(setup) for name, setup in learner.optimizers.items()}
+        self._sums: dict[str, list[np.ndarray]] = {}
+
+    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
+        """Return a network's output [batch, n]."""
+        net = self._nets[title]
+        return forward_values(net, inputs)[net.output]
+
+    def backward(
+        self, title: str, inputs: Values, gradient: np.ndarray, *, train: bool = True
+    ) -> list[np.ndarray]:
+        """Return the gradients of the inputs; with `train`, add those of the weights."""
+        net = self._nets[title]
+        of_inputs, found = backpropagate(net, forward_values(net, inputs), gradient)
+        if train:
+            self._add(title, found)
+        return of_inputs
+
+    def push(self, vector: str, gradient: np.ndarray) -> None:
+        """Add to the gradient of a vector."""
+        self._add(vector, [gradient])
+
+    def _add(self, title: str, found: list[np.ndarray]) -> None:
+        kept = self._sums.get(title)
+        self._sums[title] = found if kept is None else [x + y for x, y in zip(kept, found, strict=True)]
+
+    def step(self, optimizer: str, limit: float | None) -> None:
+        """Update the weights by the sums of gradients, and clear them."""
+        titles = self._setups[optimizer].titles
+        found = [each for title in titles for each in self._sums.pop(title)]
+        factor = clip_factor(found, limit)
+        weights = [each for title in titles for each in self.weights(title)]
+        stepped = self._rules[optimizer].step(weights, [each * factor for each in found])
+        for title in titles:
+            count = len(self.weights(title))
+            if title in self._vectors:
+                self._vectors[title] = stepped[0]
+            else:
+                self._nets[title] = _with_weights(self._nets[title], stepped[:count])
+            del stepped[:count]
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
+        pairs = zip(self.weights(slow), self.weights(fast), strict=True)
+        moved = [kept + tau * (value - kept) for kept, value in pairs]
+        self._nets[slow] = _with_weights(self._nets[slow], moved)
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return the trained arrays of a network or vector."""
+        return [self._vectors[title]] if title in self._vectors else trained_arrays(self._nets[title])
 
 
 def _with_weights(network: Network, weights: list[np.ndarray]) -> Network:

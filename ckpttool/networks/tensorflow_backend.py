@@ -36,6 +36,7 @@ from ckpttool.networks.network import (
     assemble,
     look_up,
 )
+from ckpttool.networks.policy_training import GradientEngine, PolicyLearner
 from ckpttool.networks.train_step import Learner, TrainingEngine
 
 NAME = "tensorflow"
@@ -98,6 +99,14 @@ def learn(learner: Learner) -> TrainingEngine:
         from ckpttool.networks.tensorflow_training import TensorFlowEngine
 
         return TensorFlowEngine(learner)
+
+
+def learn_policy(learner: PolicyLearner) -> GradientEngine:
+    """Return a Gaussian policy's learner for training on the CPU."""
+    with quiet_start():
+        from ckpttool.networks.tensorflow_training import TensorFlowGradientEngine
+
+        return TensorFlowGradientEngine(learner)
 
 
 class TensorFlowPolicy:

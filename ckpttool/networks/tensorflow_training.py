@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Layer, Network, assemble, look_up
+from ckpttool.networks.policy_training import OptimizerSetup, PolicyLearner, clip_factor
 from ckpttool.networks.tensorflow_backend import LAYERS, Function, Tensor
 from ckpttool.networks.train_step import TRAINED, AdamState, Learner
 
@@ -146,6 +148,150 @@ class _KerasAdam:
             if decay
         ]
         return tf.add_n(terms) if terms else 0.0
+
+
+class TensorFlowGradientEngine:
+    """A Gaussian policy's learner as Keras variables on the CPU."""
+
+    def __init__(self, learner: PolicyLearner) -> None:
+        with tf.device("cpu:0"):
+            self._nets = {title: _KerasNetwork(network) for title, network in learner.networks.items()}
+            self._vectors = {
+                title: keras.Variable(array, dtype=array.dtype.name)
+                for title, array in learner.vectors.items()
+            }
+            self._rules = {
+                name: _KerasRule(setup, [each for title in setup.titles for each in self._variables(title)])
+                for name, setup in learner.optimizers.items()
+            }
+        self._titles = {name: setup.titles for name, setup in learner.optimizers.items()}
+        self._forward = {title: tf.function(net.run, autograph=False) for title, net in self._nets.items()}
+        self._backward = {
+            title: tf.function(partial(_differentiate, net), autograph=False)
+            for title, net in self._nets.items()
+        }
+        self._sums: dict[str, list[np.ndarray]] = {}
+
+    def _variables(self, title: str) -> list[Tensor]:
+        return [self._vectors[title]] if title in self._vectors else self._nets[title].variables
+
+    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
+        """Return a network's output [batch, n]."""
+        found: np.ndarray = self._forward[title](*map(tf.constant, inputs)).numpy()
+        return found
+
+    def backward(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
+    ) -> list[np.ndarray]:
+        """Return the gradients of the inputs; with `train`, add those of the weights."""
+        made = self._backward[title](tf.constant(gradient), *map(tf.constant, inputs))
+        found = [each.numpy() for each in made]
+        if train:
+            self._add(title, found[len(inputs) :])
+        return found[: len(inputs)]
+
+    def push(self, vector: str, gradient: np.ndarray) -> None:
+        """Add to the gradient of a vector."""
+        self._add(vector, [gradient.astype(self._vectors[vector].dtype)])
+
+    def _add(self, title: str, found: list[np.ndarray]) -> None:
+        kept = self._sums.get(title)
+        self._sums[title] = found if kept is None else [x + y for x, y in zip(kept, found, strict=True)]
+
+    def step(self, optimizer: str, limit: float | None) -> None:
+        """Update the weights by the sums of gradients, and clear them."""
+        found = [each for title in self._titles[optimizer] for each in self._sums.pop(title)]
+        self._rules[optimizer].step(found, clip_factor(found, limit))
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
+        for kept, value in zip(self._nets[slow].variables, self._nets[fast].variables, strict=True):
+            kept.value.assign_add(tau * (value.value - kept.value))
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return the trained arrays of a network or vector."""
+        return [np.array(variable.numpy()) for variable in self._variables(title)]
+
+
+def _differentiate(net: _KerasNetwork, gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Return the gradients of the inputs and of the variables."""
+    with tf.GradientTape() as tape:
+        for each in inputs:
+            tape.watch(each)
+        made = net.run(*inputs)
+    weights = [variable.value for variable in net.variables]
+    found: list[Tensor] = tape.gradient(
+        made,
+        [*inputs, *weights],
+        output_gradients=gradient,
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    return found
+
+
+_ARGUMENTS = {
+    "Adam": ("beta_1", "beta_2", "weight_decay"),
+    "RMSprop": ("rho", "momentum"),
+    "SGD": ("momentum", "nesterov"),
+}
+_SLOTS = {
+    "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
+    "RMSprop": {"rms": "_velocities", "mg": "_average_gradients", "buffer": "_momentums"},
+    "SGD": {"buffer": "momentums"},
+}
+# Keras's sums include the learning rate, and in SGD the sign.
+_FOLDED = {"RMSprop": 1.0, "SGD": -1.0}
+
+
+class _KerasRule:
+    """One optimizer of Keras, starting from a given state."""
+
+    def __init__(self, setup: OptimizerSetup, variables: list[Tensor]) -> None:
+        self._setup, self._count, self._variables = setup, setup.step, variables
+        dtype = variables[0].dtype
+        with _default_floatx(dtype):
+            self._optimizer = self._make()
+            self._optimizer.build(variables)
+        self._epsilon = tf.Variable(setup.settings.get("epsilon", 0.0), dtype=dtype, trainable=False)
+        if hasattr(self._optimizer, "epsilon"):
+            self._optimizer.epsilon = self._epsilon
+        for name in ("beta_1", "beta_2", "rho", "momentum", "weight_decay"):
+            # Keras converts a Python number to float32, but keeps the type of one of NumPy.
+            value = getattr(self._optimizer, name, None)
+            if value is not None and dtype == "float64":
+                setattr(self._optimizer, name, np.float64(setup.settings.get(name, value)))
+        self._optimizer.iterations.assign(setup.step)
+        for slot, held in setup.slots.items():
+            factor = _FOLDED[setup.family] * setup.settings["learning_rate"] if slot == "buffer" else 1.0
+            arrays = getattr(self._optimizer, _SLOTS[setup.family][slot])
+            for array, variable in zip(held, arrays, strict=True):
+                variable.assign(array * array.dtype.type(factor))
+        self._apply = tf.function(self._update, autograph=False)
+
+    def _make(self) -> Tensor:
+        family, known = self._setup.family, self._setup.settings
+        given: dict[str, object] = {n: known[n] for n in _ARGUMENTS[family] if known.get(n)}
+        if family == "Adam":
+            given["amsgrad"] = "vhat" in self._setup.slots
+        if family == "RMSprop":
+            given["centered"] = "mg" in self._setup.slots
+        if family == "SGD":
+            given["nesterov"] = bool(known.get("nesterov"))
+        return getattr(keras.optimizers, family)(known["learning_rate"], **given)
+
+    def step(self, gradients: Sequence[np.ndarray], factor: float) -> None:
+        """Make one update."""
+        self._count += 1
+        self._epsilon.assign(self._setup.epsilon_at(self._count, corrected=False))
+        self._apply(*[tf.constant(each * each.dtype.type(factor)) for each in gradients])
+
+    def _update(self, *gradients: Tensor) -> None:
+        with tf.device("cpu:0"):
+            found = [
+                gradient + decay * variable.value if decay else gradient
+                for gradient, decay, variable in zip(gradients, self._setup.l2, self._variables, strict=True)
+            ]
+            self._optimizer.apply(found, self._variables)
 
 
 @contextmanager

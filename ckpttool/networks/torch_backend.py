@@ -39,6 +39,7 @@ from ckpttool.networks.network import (
     look_up,
     value_shapes,
 )
+from ckpttool.networks.policy_training import GradientEngine, PolicyLearner
 from ckpttool.networks.train_step import Learner, TrainingEngine
 
 if TYPE_CHECKING:
@@ -218,6 +219,13 @@ def learn(learner: Learner) -> TrainingEngine:
     from ckpttool.networks.torch_programs import TorchEngine
 
     return TorchEngine(learner)
+
+
+def learn_policy(learner: PolicyLearner) -> GradientEngine:
+    """Return a Gaussian policy's learner for training on the CPU."""
+    from ckpttool.networks.torch_programs import TorchGradientEngine
+
+    return TorchGradientEngine(learner)
 
 
 class TorchPolicy:

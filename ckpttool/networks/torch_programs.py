@@ -15,6 +15,7 @@ import torch
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Layer, Network, assemble, look_up
+from ckpttool.networks.policy_training import OptimizerSetup, PolicyLearner, clip_factor
 from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
 from ckpttool.networks.train_step import TRAINED, AdamState, Learner
 
@@ -426,6 +427,140 @@ class _TorchAdam:
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
         self._optimizer.step()
+
+
+class TorchGradientEngine:
+    """A Gaussian policy's learner as PyTorch parameters on the CPU."""
+
+    def __init__(self, learner: PolicyLearner) -> None:
+        self._nets = {title: _TorchNetwork(network) for title, network in learner.networks.items()}
+        self._vectors = {
+            title: torch.tensor(array, requires_grad=True) for title, array in learner.vectors.items()
+        }
+        self._optimizers = {
+            name: _TorchRule(setup, [each for title in setup.titles for each in self._parameters(title)])
+            for name, setup in learner.optimizers.items()
+        }
+
+    def _parameters(self, title: str) -> list[torch.Tensor]:
+        return [self._vectors[title]] if title in self._vectors else self._nets[title].parameters
+
+    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
+        """Return a network's output [batch, n]."""
+        with torch.no_grad():
+            found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
+        return found
+
+    def backward(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
+    ) -> list[np.ndarray]:
+        """Return the gradients of the inputs; with `train`, add those of the weights."""
+        given = [torch.tensor(array, requires_grad=True) for array in inputs]
+        parameters = self._parameters(title) if train else []
+        found = torch.autograd.grad(
+            self._nets[title](*given), [*given, *parameters], torch.tensor(gradient), materialize_grads=True
+        )
+        for parameter, each in zip(parameters, found[len(given) :], strict=True):
+            parameter.grad = each if parameter.grad is None else parameter.grad + each
+        return [each.numpy() for each in found[: len(given)]]
+
+    def push(self, vector: str, gradient: np.ndarray) -> None:
+        """Add to the gradient of a vector."""
+        self._vectors[vector].grad = torch.tensor(gradient, dtype=self._vectors[vector].dtype)
+
+    def step(self, optimizer: str, limit: float | None) -> None:
+        """Update the weights by the sums of gradients, and clear them."""
+        self._optimizers[optimizer].step(limit)
+
+    @torch.no_grad()
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
+        for kept, value in zip(self._nets[slow].parameters, self._nets[fast].parameters, strict=True):
+            kept.lerp_(value, tau)
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return copies of the trained arrays, kernels [in, out]."""
+        return [_transpose_kernel(p.detach().numpy()).copy() for p in self._parameters(title)]
+
+
+_SLOTS = {
+    "Adam": {"m": "exp_avg", "v": "exp_avg_sq", "vhat": "max_exp_avg_sq"},
+    "RMSprop": {"rms": "square_avg", "mg": "grad_avg", "buffer": "momentum_buffer"},
+    "SGD": {"buffer": "momentum_buffer"},
+}
+
+
+class _RootRMSprop(torch.optim.RMSprop):
+    """RMSprop with epsilon under the root, as in Keras and Stable-Baselines3's RMSpropTFLike."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make one update."""
+        del closure
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, g = self.state[p], p.grad
+                state["square_avg"].mul_(group["alpha"]).addcmul_(g, g, value=1 - group["alpha"])
+                v = state["square_avg"]
+                if group["centered"]:
+                    state["grad_avg"].lerp_(g, 1 - group["alpha"])
+                    v = v.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
+                made = g / (v + group["eps"]).sqrt()
+                if group["momentum"]:
+                    made = state["momentum_buffer"].mul_(group["momentum"]).add_(made)
+                p.add_(made, alpha=-group["lr"])
+
+
+class _TorchRule:
+    """One optimizer of torch.optim, starting from a given state."""
+
+    def __init__(self, setup: OptimizerSetup, parameters: list[torch.Tensor]) -> None:
+        self._setup, self._count, self._parameters = setup, setup.step, parameters
+        self._optimizer = self._make(setup.settings)
+        names = _SLOTS[setup.family]
+        for number, parameter in enumerate(parameters):
+            state = {
+                names[slot]: torch.tensor(_transpose_kernel(held[number]))
+                for slot, held in setup.slots.items()
+            }
+            self._optimizer.state[parameter] = {"step": torch.tensor(float(setup.step)), **state}
+
+    def _make(self, known: Any) -> torch.optim.Optimizer:
+        rate = known["learning_rate"]
+        if self._setup.family == "SGD":
+            return torch.optim.SGD(
+                self._parameters, rate, known.get("momentum", 0.0), nesterov=bool(known.get("nesterov"))
+            )
+        if self._setup.family == "RMSprop":
+            return _RootRMSprop(
+                self._parameters,
+                rate,
+                known["rho"],
+                known["epsilon"],
+                momentum=known.get("momentum", 0.0),
+                centered="mg" in self._setup.slots,
+            )
+        kind = torch.optim.AdamW if known.get("weight_decay") else torch.optim.Adam
+        return kind(
+            self._parameters,
+            rate,
+            (known["beta_1"], known["beta_2"]),
+            weight_decay=known.get("weight_decay", 0.0),
+            amsgrad="vhat" in self._setup.slots,
+        )
+
+    def step(self, limit: float | None) -> None:
+        """Make one update, and clear the gradients."""
+        self._count += 1
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        factor = clip_factor([each.numpy() for each in gradients], limit)
+        for parameter, gradient, l2 in zip(self._parameters, gradients, self._setup.l2, strict=True):
+            parameter.grad = gradient * factor + l2 * parameter.detach()
+        for group in self._optimizer.param_groups:
+            if "eps" in group:
+                group["eps"] = self._setup.epsilon_at(self._count, corrected=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 def _transpose_kernel(array: np.ndarray) -> np.ndarray:

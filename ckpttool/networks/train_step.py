@@ -75,6 +75,10 @@ class Learner:
     high: np.ndarray
     updates: int
 
+    def arrays(self, title: str) -> list[np.ndarray]:
+        """Return a network's trained arrays."""
+        return trained_arrays(self.networks[title])
+
     def cast(self, dtype: Dtype) -> Learner:
         """Return the same learner with every array in `dtype`."""
         return replace(

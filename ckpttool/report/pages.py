@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -93,8 +93,9 @@ def format_exactly(value: float, digits: int = 6) -> str:
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
-# Bytes of all pictures on a page; maximum and minimum cells per picture; maximum side length.
-_ALL = 3 << 20
+# Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
+# cells per picture; maximum side length.
+_ALL, _ROW = 3 << 20, 60
 _MOST, _LEAST, _LONGEST = 4096, 64, 160
 # Numbers processed together.
 _PIECE = 1 << 18
@@ -126,7 +127,7 @@ class HeatMap:
 
 def cell_budget(tensors: int) -> int:
     """Return the maximum number of cells per picture for this number of tensors."""
-    return max(_LEAST, min(_MOST, _ALL // max(1, tensors)))
+    return max(_LEAST, min(_MOST, (_ALL - _ROW * tensors) // max(1, tensors)))
 
 
 class HeatMapBuffer:
@@ -349,7 +350,7 @@ def _tensor_row(
             "slots": slots,
             "also": format_name(people[0]) if people else "",
             "aliases": [format_path(each) for each in names[:_ALIASES]],
-            "more": max(0, len(row.aliases) - _ALIASES),
+            "more": max(0, len(row.aliases) - _ALIASES) or None,
             "stats": None if stats is None else format_moments(stats.moments),
             "histogram": [] if stats is None else list(stats.histogram),
             "signs": [] if stats is None else [clean(sign) for sign in stats.signs],
@@ -487,7 +488,7 @@ def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) 
         or not isinstance(right, Leaf)
         or "string" in (left.dtype, right.dtype)
     ):
-        return {"pictures": []}
+        return {}
     arrays = left.array(), right.array()
     moments = [compute_moments(each) for each in arrays]
     both = moments[0] + moments[1]
@@ -510,7 +511,7 @@ def _change_object(change: ChangedEntry) -> dict[str, Any]:
     values = change.values
     return {
         **fields,
-        "sentence": "; ".join(_change_sentences(change, values)),
+        **({"note": note} if (note := "; ".join(_change_notes(change, values))) else {}),
         "share": values.different / values.size,
         "max_abs": format_exactly(values.max_abs, 3),
         "max_rel": format_exactly(values.max_rel, 3),
@@ -522,8 +523,7 @@ def _change_object(change: ChangedEntry) -> dict[str, Any]:
     }
 
 
-def _change_sentences(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
-    yield f"{values.different:,} of {values.size:,} differ"
+def _change_notes(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
     kinds = [entry.dtype for entry in (change.left, change.right) if isinstance(entry, Leaf)]
     if len(set(kinds)) > 1:
         yield " → ".join(kinds)
@@ -876,6 +876,8 @@ class ReportContents:
     files: tuple[File, ...]
     networks: tuple[FlowStrip, ...] = ()
     verification: VerificationSection | None = None
+    others: tuple[FlowStrip, ...] | None = None
+    """networks of the second checkpoint; None if they are the same, or there is no second one"""
 
 
 def gather_contents(
@@ -901,17 +903,19 @@ def gather_contents(
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
     checked = inputs.verification
     verification = None if checked is None else read_verification(checked, checkpoint.path)
-    changes = None
+    changes = others = None
     if other is not None:
         sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
         files += sides[1].checkpoint.files
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
+        others = find_strips(sides[1].checkpoint, sides[1].binding, None)
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
+    networks = find_strips(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -923,8 +927,9 @@ def gather_contents(
         pictures.encoded(),
         sum(1 for each in values.tensors if each.signs),
         files,
-        find_strips(checkpoint, listing.binding, sha256),
+        networks,
         verification,
+        None if others == networks else others,
     )
 
 
@@ -1133,6 +1138,7 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
+        others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
@@ -1169,8 +1175,48 @@ def content_security_policy(style: str, script: str, *, images: bool = False) ->
 
 
 def _page_data(found: ReportContents) -> dict[str, Any]:
-    comparison = found.comparison
-    return {"rows": found.rows, "changes": [] if comparison is None else comparison.changes}
+    changes = [] if found.comparison is None else _compact_changes(found.rows, found.comparison.changes)
+    return {"rows": pack_objects(_compact_rows(found.rows)), "changes": pack_objects(changes)}
+
+
+def _compact_changes(
+    rows: Sequence[Mapping[str, Any]], changes: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the changes without what most of them share: the path of their row, and that values differ."""
+    paths: dict[int, str] = {}
+    for row in rows:
+        if "change" in row:
+            paths.setdefault(row["change"], row["path"])
+    made = []
+    for number, each in enumerate(changes):
+        shared = {"path": paths.get(number), "what": "values"} if each["share"] is not None else {}
+        made.append({key: value for key, value in each.items() if key not in shared or value != shared[key]})
+    return made
+
+
+def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows without what the page's script derives: paths of names, and numbers of elements."""
+    above: list[str] = []
+    for row in rows:
+        del above[row["level"] :]
+        made = {key: value for key, value in row.items() if key not in ("size", "stats")}
+        if row["path"] == "/".join([*above[-1:], row["name"]]):
+            del made["path"]
+        for key, value in row.get("stats", {}).items():
+            if (key, value) != ("elements", row.get("size")):
+                made[f"stats.{key}"] = value
+        above.append(row["path"])
+        yield made
+
+
+def pack_objects(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return objects as lists of values, each after the number of its keys in `keys`.
+
+    Pages of many tensors consist of such objects, and their keys would be half of the page.
+    """
+    known: dict[tuple[str, ...], int] = {}
+    items = [[known.setdefault(tuple(each), len(known)), *each.values()] for each in objects]
+    return {"keys": [list(keys) for keys in known], "items": items}
 
 
 def _embed_json(value: object) -> Markup:

@@ -34,6 +34,7 @@ from ckpttool.report.pages import (
     EvaluationSection,
     ReturnCurve,
     format_exactly,
+    format_number,
     format_path,
     read_evaluations,
 )
@@ -61,11 +62,29 @@ class BestResult:
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """A film as a data URL; `checkpoint` is the name of the one that plays, None if no file records it."""
+    """A film as a data URL; `checkpoint` is the name of the one that plays, None if no file records it.
+
+    `episodes` has the number and the return of each episode, as far as recorded.
+    """
 
     url: str
     name: str
     checkpoint: str | None
+    episodes: tuple[str, ...] = ()
+
+    @property
+    def moving(self) -> bool:
+        """Whether it is an animation, which readers can stop."""
+        return self.url.startswith("data:image/gif")
+
+
+@dataclass(frozen=True, slots=True)
+class FilmRecord:
+    """What `eval` records about a film: the file, the checkpoint that plays, and its episodes."""
+
+    file: str
+    checkpoint: str
+    episodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +140,36 @@ def gather_run(
 
 def _read_results(
     files: Sequence[str],
-) -> tuple[EvaluationSection, list[tuple[str, str]], dict[str, bool]]:
-    """Return the evaluations, the films that they record (file, checkpoint), and each certain best one."""
+) -> tuple[EvaluationSection, list[FilmRecord], dict[str, bool]]:
+    """Return the evaluations, the films that they record, and whether each best one is certain."""
     films, choices = [], {}
     for file in files:
         whole = text.load_json(file, "the evaluation")
-        film, best = whole.get("video"), whole.get("best")
-        if isinstance(film, dict) and isinstance(film.get("file"), str):
-            # Only beside the results: a document may name any file.
-            beside = os.path.join(os.path.dirname(file), os.path.basename(film["file"]))
-            films.append((beside, str(film.get("checkpoint", ""))))
+        best = whole.get("best")
+        films += [
+            _read_film(file, film)
+            for film in (whole.get("video"), whole.get("strip"))
+            if isinstance(film, dict) and isinstance(film.get("file"), str)
+        ]
         if isinstance(best, dict):
             choices[str(best.get("checkpoint"))] = best.get("certain") is True
     return read_evaluations(files), films, choices
+
+
+def _read_film(file: str, film: dict[str, Any]) -> FilmRecord:
+    episodes = film.get("episodes")
+    shown = [
+        f"episode {each['episode']}: return {format_number(float(each['return']))}"
+        for each in (episodes if isinstance(episodes, list) else ())
+        if isinstance(each, dict)
+        and isinstance(each.get("episode"), int)
+        and isinstance(each.get("return"), int | float)
+    ]
+    # Only beside the results: a document may name any file.
+    beside = os.path.join(os.path.dirname(file), os.path.basename(film["file"]))
+    return FilmRecord(
+        beside, os.path.basename(str(film.get("checkpoint", ""))), tuple(shown[:_MOST_EPISODES])
+    )
 
 
 def _match_results(
@@ -212,31 +248,32 @@ def _find_best(scores: dict[int, EvaluationEntry], choices: dict[str, bool]) -> 
 # Film: a GIF or PNG beside the results, embedded within a budget.
 
 _MOST_FILM = 3 << 20
+_MOST_EPISODES = 4
 _SUFFIXES = (".pt", ".pth", ".zip", ".npz", ".h5", ".keras", ".safetensors")
 _KINDS = ((b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"), (b"\x89PNG\r\n\x1a\n", "image/png"))
 
 
 def _find_film(
-    given: str | None, recorded: Sequence[tuple[str, str]], history: RunHistory, best: BestResult | None
+    given: str | None, recorded: Sequence[FilmRecord], history: RunHistory, best: BestResult | None
 ) -> Film | None:
     """Return the film that was given, else that of the best checkpoint: recorded by `eval`, or beside it.
 
     Raise FormatError for a file that is given and cannot be embedded; others are left out.
     """
-    names = {os.path.basename(each.path) for each in history.checkpoints}
-    owners = {filesystem.realpath(file): os.path.basename(owner) for file, owner in recorded}
+    known = {filesystem.realpath(each.file): each for each in recorded}
     if given is not None:
-        owner = owners.get(filesystem.realpath(given)) or _stem_owner(given, names)
-        return Film(_embed_film(given), os.path.basename(given), owner)
+        record = known.get(filesystem.realpath(given))
+        names = {os.path.basename(each.path) for each in history.checkpoints}
+        owner = _stem_owner(given, names) if record is None else record.checkpoint
+        return Film(_embed_film(given), os.path.basename(given), owner, record.episodes if record else ())
     if best is None:
         return None
-    name = os.path.basename(history.checkpoints[best.number].path)
-    folder = os.path.dirname(history.checkpoints[best.number].path)
+    folder, name = os.path.split(history.checkpoints[best.number].path)
     beside = [os.path.join(folder, f"{stem}.gif") for stem in dict.fromkeys((name, _stem(name)))]
-    recorded_files = [file for file, owner in recorded if os.path.basename(owner) == name]
-    for file in (*recorded_files, *beside):
+    for file in (*(each.file for each in recorded if each.checkpoint == name), *beside):
         if filesystem.isfile(file) and _film_problem(file) is None:
-            return Film(_embed_film(file), os.path.basename(file), name)
+            record = known.get(filesystem.realpath(file))
+            return Film(_embed_film(file), os.path.basename(file), name, record.episodes if record else ())
     return None
 
 
@@ -257,13 +294,15 @@ def _film_problem(file: str) -> FormatError | None:
     found = File.stamp(file)
     head = found.read(0, min(8, found.size))
     if not any(head.startswith(magic) for magic, _ in _KINDS):
-        hint = "ckpttool eval PATH --video film.gif"
+        hint = "record a GIF: ckpttool eval PATH --video film.gif"
         return FormatError(
             "not a film that a page can contain", file=file, expected="a GIF or PNG", hint=hint
         )
     if found.size > _MOST_FILM:
         limit = f"at most {format_size(_MOST_FILM)}"
-        return FormatError("the film is too large", file=file, expected=limit, found=format_size(found.size))
+        size = format_size(found.size)
+        hint = "use a smaller GIF, or a PNG with some of its images"
+        return FormatError("the film is too large", file=file, expected=limit, found=size, hint=hint)
     return None
 
 
@@ -432,23 +471,33 @@ class FindingRow:
     texts: tuple[tuple[str, str], ...]
 
 
-def build_findings(found: Sequence[FindingHistory], steps: Sequence[str]) -> tuple[FindingRow, ...]:
-    """Return a row for each finding that is not the same at every checkpoint."""
-    return tuple(_finding_row(each, steps) for each in found if not each.constant)
-
-
-def _finding_row(found: FindingHistory, steps: Sequence[str]) -> FindingRow:
-    marks = [
-        HeatCell("found" if sentence else "none", f"{step}: {'found' if sentence else 'not found'}")
-        for step, sentence in zip(steps, found.sentences, strict=True)
+def split_findings(
+    found: Sequence[FindingHistory], checkpoints: Sequence[RunCheckpoint]
+) -> tuple[tuple[FindingRow, ...], tuple[FindingHistory, ...]]:
+    """Return a row for each finding that changes, and those that are equal at all readable checkpoints."""
+    steps = step_labels(checkpoints)
+    readable = [at for at, each in enumerate(checkpoints) if each.error is None]
+    constant = [len({each.sentences[at] for at in readable}) == 1 for each in found]
+    rows = [
+        _finding_row(each, steps, readable) for each, same in zip(found, constant, strict=True) if not same
     ]
-    at = [number for number, sentence in enumerate(found.sentences) if sentence]
+    return tuple(rows), tuple(each for each, same in zip(found, constant, strict=True) if same)
+
+
+def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence[int]) -> FindingRow:
+    words = {"found": "found", "none": "not found", "unknown": "unknown"}
+    shades = [
+        "unknown" if at not in readable else "found" if sentence else "none"
+        for at, sentence in enumerate(found.sentences)
+    ]
+    marks = [HeatCell(shade, f"{step}: {words[shade]}") for step, shade in zip(steps, shades, strict=True)]
+    at = [number for number, readable_at in enumerate(readable) if found.sentences[readable_at]]
     return FindingRow(
         found.topic,
         found.sentence,
         found.fix or "",
         tuple(marks),
-        _describe_times(at, steps),
+        _describe_times(at, [steps[number] for number in readable]),
         tuple(_changing_texts(found.sentences, steps)) if len({*found.sentences} - {None}) > 1 else (),
     )
 
@@ -485,15 +534,17 @@ def render_run(found: RunContents) -> bytes:
     style, script = (pages.join_templates(names) for names in (_STYLES, _SCRIPTS))
     history, steps = found.history, step_labels(found.history.checkpoints)
     strips, ends = pages.build_strips(found.results.results)
+    findings, constant = split_findings(history.findings, history.checkpoints)
     page = pages.template_environment().get_template("run.html").render(
         found=found,
         history=history,
         checkpoint=history.latest.checkpoint,
         steps=steps,
+        span=_step_span(history.checkpoints) or (steps[0], steps[-1]),
         unit=UNITS.get(history.step_from or "", ANY_UNIT),
         drift=build_drift(found.layers, steps),
-        findings=build_findings(history.findings, steps),
-        constant=[each for each in history.findings if each.constant],
+        findings=findings,
+        constant=constant,
         counters=_counter_columns(history.checkpoints),
         chart=pages.build_chart(found.results.curves),
         chart_width=pages.WIDTH,
@@ -516,6 +567,11 @@ def step_labels(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, ...]:
         f"{each.step:,}" if each.step is not None else format_path(os.path.basename(each.path))
         for each in checkpoints
     )
+
+
+def _step_span(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, str] | None:
+    known = [each.step for each in checkpoints if each.step is not None]
+    return (f"{known[0]:,}", f"{known[-1]:,}") if known else None
 
 
 def _counter_columns(checkpoints: Sequence[RunCheckpoint]) -> list[tuple[str, list[str]]]:

@@ -247,7 +247,8 @@ class _Try:
         net = self._new(5)
         options = {"flatten": self.flatten, "unflatten": self.unflatten, "kinds": self.kinds}
         said = {name: [tuple(each.rsplit("=", 1)) for each in held] for name, held in options.items()}
-        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes, **said)
+        # The referee is this harness: without it, the command would refuse what it finds wrong.
+        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes, verify=False, **said)
         self.assumed = done.report.assumed
         return net
 
@@ -292,6 +293,7 @@ class _Try:
                 unflatten=self.unflatten,
                 match=[f"{one}={other}" for one, other in self.match],
                 force=True,
+                verify=False,
             )
         report = done.report
         self.assumed = tuple(report.assumed)

@@ -98,13 +98,14 @@ function changed(row) {
   const change = changes[row.change], plates = make("div", "plates");
   box.append(make("h3", "", "From A to B"));
   if (change.share === null) { box.append(make("p", "sign", `${change.what}: ${change.sentence}`)); return box; }
+  if (change.note) box.append(make("p", "sign", change.note));
   const pairs = [["differ", change.different], ["largest", change.max_abs], ["relative", change.max_rel]];
   if (change.cosine) pairs.push(["cosine", change.cosine]);
   if (change.at) pairs.push(["index", change.at]);
   pairs.push(["Value in A", change.left], ["Value in B", change.right]);
   if (change.path !== row.path) pairs.push(["as", change.path]);
   const names = ["A", "B", "B − A"];
-  change.pictures.forEach((picture, at) => plates.append(heat(picture, names[at], `${names[at]} of ${row.path}`)));
+  change.pictures?.forEach((picture, at) => plates.append(heat(picture, names[at], `${names[at]} of ${row.path}`)));
   plates.append(facts(pairs, "facts n"));
   box.append(plates);
   return box;

@@ -1,5 +1,17 @@
+// Objects are stored as lists of values, after the number of their keys; `stats.min` is a key of the object `stats`.
+function unpacked({ keys, items }) {
+  const split = keys.map((names) => names.map((name) => name.split(".")));
+  return items.map((values) => {
+    const made = {};
+    split[values[0]].forEach(([outer, inner], at) => {
+      if (inner === undefined) made[outer] = values[at + 1];
+      else (made[outer] ??= {})[inner] = values[at + 1];
+    });
+    return made;
+  });
+}
 // The rows in the order of the tree: a module, then all that is in it. Empty values are not in the data.
-const { rows, changes } = JSON.parse(document.getElementById("data").textContent);
+const packed = JSON.parse(document.getElementById("data").textContent), rows = unpacked(packed.rows), changes = unpacked(packed.changes);
 const parent = new Int32Array(rows.length), end = new Int32Array(rows.length).fill(rows.length);
 const place = new Int32Array(rows.length), siblings = new Map(), byId = new Map();
 // How many rows below a module are changed, and how many have a sign.
@@ -9,10 +21,14 @@ const changedBelow = new Int32Array(rows.length), signsBelow = new Int32Array(ro
   rows.forEach((row, index) => {
     while (open.length > row.level) end[open.pop()] = index;
     parent[index] = open.length ? open[open.length - 1] : -1;
+    row.path ??= open.length ? `${rows[parent[index]].path}/${row.name}` : row.name;
+    if (row.shape) row.size = row.shape.reduce((size, extent) => size * extent, 1);
+    if (row.stats) row.stats.elements ??= row.size;
     siblings.set(parent[index], (siblings.get(parent[index]) ?? 0) + 1);
     place[index] = siblings.get(parent[index]);
     if (row.id !== undefined) byId.set(row.id, index);
     if (row.change !== undefined) for (const above of open) changedBelow[above]++;
+    if (row.change >= 0) changes[row.change].path ??= row.path;
     if (row.signs) for (const above of open) signsBelow[above]++;
     open.push(index);
   });
@@ -69,7 +85,7 @@ function markOf(index) {
     else if (signsBelow[index]) { mark.classList.add("sign"); mark.textContent = counting(signsBelow[index], "sign", "signs"); }
     return mark;
   }
-  if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what);
+  if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what ?? "values");
   else if (row.change === -1) mark.textContent = "only in A";
   else if (row.signs) { mark.classList.add("sign"); mark.textContent = counting(row.signs.length, "sign", "signs"); }
   return mark;

@@ -1,0 +1,222 @@
+"""`verify` of two models of 25 million parameters, beside importing both frameworks.
+
+`--record` keeps the figures; `--document` writes verification.md from them, from `python -m
+tests.planted_faults --record` and from `python -m tests.right_pairs --record`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Cost, compare, table
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "benchmarks" / "results" / "verification.json"
+DOCUMENT = FIGURES.with_suffix(".md")
+WIDTH, DEPTH = 2048, 6
+FLOOR = "import both frameworks"
+VERIFY = "ckpttool verify (25 million parameters)"
+SMALL = "ckpttool verify (25 thousand parameters)"
+# Of the time to import both frameworks, one after the other.
+LIMIT = 4.0
+_WRITE = """
+import sys, numpy as np
+framework, folder, width, depth = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+draw = np.random.default_rng(0)
+kernels = [(draw.standard_normal((width, width)) / width**0.5).astype("float32") for _ in range(depth)]
+biases = [(draw.standard_normal(width) / 10).astype("float32") for _ in range(depth)]
+if framework == "torch":
+    import torch
+    from benchmarks.verifying import linear
+    model = linear(width, depth)
+    rows = {}
+    for number, (kernel, bias) in enumerate(zip(kernels, biases)):
+        rows[f"{2 * number}.weight"] = torch.from_numpy(kernel.T.copy())
+        rows[f"{2 * number}.bias"] = torch.from_numpy(bias)
+    model.load_state_dict(rows)
+    torch.save(model.state_dict(), f"{folder}/{width}.pt")
+else:
+    import keras
+    layers = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
+    model = keras.Sequential([keras.Input((width,)), *layers])
+    for layer, kernel, bias in zip(layers, kernels, biases):
+        layer.set_weights([kernel, bias])
+    model.save(f"{folder}/{width}.keras")
+"""
+
+
+def linear(width: int, depth: int) -> Any:
+    """Return linear layers with a ReLU after each."""
+    from torch import nn
+
+    return nn.Sequential(
+        *(each for _ in range(depth) for each in (nn.Linear(width, width, bias=True), nn.ReLU()))
+    )
+
+
+def commands(folder: str) -> dict[str, list[str]]:
+    """Write the models, and return what is timed."""
+    found = {
+        FLOOR: [
+            sys.executable,
+            "-c",
+            "import subprocess, sys\nfor name in ('tensorflow', 'torch'):\n"
+            "    subprocess.run([sys.executable, '-c', f'import {name}'], check=True)",
+        ]
+    }
+    for title, width in ((SMALL, WIDTH // 32), (VERIFY, WIDTH)):
+        for framework in ("torch", "keras"):
+            arguments = [framework, folder, str(width), str(DEPTH)]
+            subprocess.run([sys.executable, "-c", _WRITE, *arguments], check=True, cwd=ROOT)
+        tool = [sys.executable, "-m", "ckpttool", "verify", f"{folder}/{width}.keras", f"{folder}/{width}.pt"]
+        settings = json.dumps({"width": width, "depth": DEPTH})
+        found[title] = [*tool, "--like-b", "benchmarks.verifying:linear", "--like-args-b", settings, "-q"]
+    return found
+
+
+def figures() -> dict[str, Any]:
+    """Return what is recorded: `cost`, `faults` and `pairs`."""
+    found: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    return found
+
+
+def record(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Replace one part of the record."""
+    text = json.dumps({**figures(), name: list(rows)}, indent=1, ensure_ascii=False)
+    FIGURES.write_text(text + "\n", encoding="utf-8")
+
+
+def cost_rows(costs: dict[str, Cost]) -> list[dict[str, Any]]:
+    """Return the medians, and ratios to the floor."""
+    floor = costs[FLOOR]
+    return [
+        {
+            "name": name,
+            "seconds": round(each.seconds, 2),
+            "processor": round(each.processor, 2),
+            "mebibytes": round(each.mebibytes),
+            "ratio": round(each.ratio(floor), 2),
+            "processor_ratio": round(each.processor_ratio(floor), 2),
+        }
+        for name, each in costs.items()
+    ]
+
+
+# The document.
+
+_HEAD = """# Results of `verify` for two models
+
+`python -m benchmarks.verifying --document` writes this page from `verification.json`.
+[Verify a conversion](../../docs/howto/prove_a_conversion.md) describes the command.
+
+## Planted faults
+
+`python -m tests.planted_faults --record` plants each fault in B, in both directions: A is the right model of
+one framework, B its conversion to the other. *Layer*: the first difference is named in that layer or directly
+before it. *Cause*: the fault is named. *Proved*: the difference disappears when only that is changed.
+
+"""
+_PAIRS = """
+## Pairs of equal models
+
+`python -m tests.right_pairs --record`. *Relative* is the largest difference of the outputs, relative to their
+size. A's and B's errors are those from the float64 run, or from A's own outputs where a model has none.
+Models share one process per framework, so seconds do not include its start; machine loads differed.
+
+"""
+_COST = """
+## Time and memory
+
+`python -m benchmarks.verifying --record`: `verify` of {depth} dense layers of width {width} and of {small},
+in Keras and in PyTorch, each in a new process, with a float64 run of each and the comparison of all layers.
+Memory is that of the largest process. Ratios are medians of those of each round.
+
+"""
+
+
+def document() -> str:
+    """Return the page."""
+    found = figures()
+    return "".join(
+        (_HEAD, *_fault_lines(found["faults"]), _PAIRS, *_pair_lines(found["pairs"]), *_cost(found))
+    )
+
+
+def _fault_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    faults: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        faults.setdefault(row["fault"], {})[row["direction"]] = row
+    total = len(rows)
+    counts = [sum(row[name] for row in rows) for name in ("found", "layer_right", "cause_right", "confirmed")]
+    yield (
+        f"Of {total} cases {counts[0]} are found, {counts[1]} in the right layer, {counts[2]} with the right "
+        f"cause, {counts[3]} proved.\n\n"
+    )
+    yield "| fault | PyTorch to Keras: found, layer, cause, proved | Keras to PyTorch "
+    yield "| cause (Keras to PyTorch) |\n"
+    yield "|---|---|---|---|\n"
+    for fault, each in faults.items():
+        cells = [_marks(each.get(direction)) for direction in ("torch-keras", "keras-torch")]
+        cause = (each.get("keras-torch") or each["torch-keras"])["cause"].partition(";")[0]
+        yield f"| {fault} | {cells[0]} | {cells[1]} | {cause.replace('|', '/')} |\n"
+
+
+def _marks(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "not possible"
+    names = ("found", "layer_right", "cause_right", "confirmed")
+    return ", ".join("yes" if row[name] else "no" for name in names)
+
+
+def _pair_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    wrong = [row for row in rows if not row["within"]]
+    yield f"{len(rows)} pairs, {len(wrong)} false alarms.\n\n"
+    yield "| pair | kind | layers | relative | A's error | B's error | float64 | seconds |\n"
+    yield "|---|---|---:|---:|---:|---:|---|---:|\n"
+    for row in sorted(rows, key=lambda each: (each["kind"], each["name"])):
+        errors = " | ".join(f"{row[name]:.1e}" for name in ("difference", "error_a", "error_b"))
+        exact = "yes" if row["float64"] or row["kind"] == "agent" else "no"
+        layers = row["layers"] or "-"
+        yield f"| {row['name']} | {row['kind']} | {layers} | {errors} | {exact} | {row['seconds']:.1f} |\n"
+
+
+def _cost(found: dict[str, Any]) -> Iterator[str]:
+    if "cost" not in found:
+        return
+    yield _COST.format(depth=DEPTH, width=WIDTH, small=WIDTH // 32)
+    yield "| command | seconds | processor seconds | MiB | times the imports | in processor time |\n"
+    yield "|---|---:|---:|---:|---:|---:|\n"
+    for row in found["cost"]:
+        numbers = f"{row['seconds']:.1f} | {row['processor']:.1f} | {row['mebibytes']:,}"
+        yield f"| {row['name']} | {numbers} | {row['ratio']:.2f} | {row['processor_ratio']:.2f} |\n"
+
+
+def main() -> int:
+    """Print the table; return 1 if the promise is broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", action="store_true", help=f"keep the figures in {FIGURES.name}")
+    parser.add_argument("--document", action="store_true", help=f"write {DOCUMENT.name}")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if options.document:
+        DOCUMENT.write_text(document(), encoding="utf-8")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        costs = compare(commands(folder), options.rounds)
+    print(table(costs, FLOOR))
+    if options.record:
+        record("cost", cost_rows(costs))
+    ratio = costs[VERIFY].processor_ratio(costs[FLOOR])
+    print(f"{VERIFY}: {ratio:.2f}x the processor time of {FLOOR} (promised: at most {LIMIT:g})")
+    return int(ratio > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

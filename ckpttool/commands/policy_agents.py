@@ -1,0 +1,339 @@
+"""Prepare a recognised Gaussian policy for training: networks, vectors and optimizers of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ckpttool.commands import options
+from ckpttool.commands.network_outputs import build_part_network
+from ckpttool.commands.restore import Agent, canonical_tree
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.tree import Leaf, Path, Tree, attr
+from ckpttool.libraries import schema
+from ckpttool.libraries.optimizers_read import BUFFER, VELOCITY, CanonicalOptimizer
+from ckpttool.libraries.schema import JOINT, AgentNetwork
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkSettings
+from ckpttool.networks.network import Concat, Dense, Network, Node
+from ckpttool.networks.policy_training import (
+    A2C,
+    FAMILIES,
+    LOG_STD,
+    PPO,
+    SAC,
+    TEMPERATURE,
+    OptimizerSetup,
+    PolicyBatch,
+    PolicyLearner,
+)
+from ckpttool.networks.train_step import DISCOUNT
+
+BATCH = 64
+MISSING = (
+    "random numbers: no file contains a generator's state",
+    "the replay buffer or the last rollout",
+    "learning-rate and clip-range schedules",
+    "environment state, and observation statistics that training updates",
+)
+_WEIGHTS = ("kernel", "bias", "scale", "offset")
+_TEMPERATURE_PATH = (attr(schema.TEMPERATURE), attr("log_alpha"))
+_LOG_STD_PATH = (attr("actor"), attr("log_std"))
+# Settings of each family that its update uses.
+_SETTINGS = {
+    "Adam": ("learning_rate", "beta_1", "beta_2", "epsilon"),
+    "RMSprop": ("learning_rate", "rho", "epsilon"),
+    "SGD": ("learning_rate",),
+}
+_STATE = {"Adam": ("m", "v"), "RMSprop": ("rms",), "SGD": ()}
+
+
+def is_gaussian(agent: Agent) -> bool:
+    """Return whether the agent is trained by SAC, PPO or A2C: a stochastic actor, or one with a value."""
+    parts = {part.title: part for part in agent.binding.parts}
+    actor = agent.runnable("actor") or parts.get("actor")
+    if actor is None:
+        return False
+    has_critic = any(part.component == "critic" for part in parts.values())
+    return bool(actor.branches) if has_critic else "value" in parts
+
+
+@dataclass(slots=True)
+class PolicySetup:
+    """A learner, and sentences on what its checkpoint lacks."""
+
+    learner: PolicyLearner
+    assumed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class PolicyReader:
+    """Reads the networks and optimizers of one agent from its canonical tree."""
+
+    def __init__(self, agent: Agent, settings: NetworkSettings) -> None:
+        self._agent, self._settings = agent, settings
+        self._tree: Tree = canonical_tree(agent.checkpoint.tree, agent.binding.moves)
+        self._stated = options.sidecar_settings(agent.sidecar)
+        place = options.epsilon_placement(agent.sidecar, agent.binding.layout)
+        self._corrected = place == options.CORRECTED
+        self._parts = {part.title: part for part in agent.binding.parts}
+        self.assumed: list[str] = []
+        self.notes: list[str] = []
+
+    def setup(self) -> PolicySetup:
+        """Return the learner; raise UnsupportedError for other algorithms and optimizers."""
+        critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
+        if critics and "value" in self._parts:
+            raise self._refused("the first version of SAC, with a state value, is not trained here")
+        learner = self._off_policy(critics) if critics else self._on_policy()
+        return PolicySetup(learner, self.assumed, self.notes)
+
+    def _off_policy(self, critics: tuple[str, ...]) -> PolicyLearner:
+        networks = {"actor": self._actor()}
+        slow = {}
+        for title in critics:
+            networks[title] = self._critic(title)
+            slow[title] = title.replace("critic", "critic_target", 1)
+            if slow[title] in self._parts:
+                networks[slow[title]] = self._critic(slow[title])
+            else:
+                networks[slow[title]] = networks[title]
+                self.notes.append(
+                    f"no {slow[title]} in the checkpoint: training starts from a copy of {title}"
+                )
+        trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
+        vectors = self._vectors(_TEMPERATURE_PATH, TEMPERATURE)
+        if vectors:
+            trained["temperature_optimizer"] = (TEMPERATURE,)
+        else:
+            self.assumed.append("the temperature is 0.2 and constant: the checkpoint contains no other")
+        setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
+        low, high = (
+            np.asarray(each, np.float64) for each in (self._settings.action_low, self._settings.action_high)
+        )
+        return PolicyLearner(SAC, networks, vectors, critics, slow, setups, low, high)
+
+    def _on_policy(self) -> PolicyLearner:
+        networks = {"actor": self._actor(), "value": self._value()}
+        vectors = self._vectors(_LOG_STD_PATH, LOG_STD)
+        width = len(self._settings.action_low)
+        if networks["actor"].width == width and not vectors:
+            raise self._refused("the checkpoint contains no standard deviation of the policy")
+        policy = ("actor", *vectors)
+        own = {str(path[0].value) for path in self._tree}
+        if {"actor_optimizer", "value_optimizer"} & own and JOINT not in own:
+            trained: dict[str, tuple[str, ...]] = {"actor_optimizer": policy, "value_optimizer": ("value",)}
+        else:
+            trained = {JOINT: (*policy, "value")}
+        setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
+        algorithm = A2C if any(each.family == "RMSprop" for each in setups.values()) else PPO
+        self.assumed.append(f"the algorithm is {algorithm}, by its optimizer; no file names it")
+        bounds = np.zeros(width)
+        return PolicyLearner(algorithm, networks, vectors, (), {}, setups, bounds, bounds)
+
+    def _vectors(self, path: Path, title: str) -> dict[str, np.ndarray]:
+        leaf = self._tree.get(path)
+        return {title: leaf.array().astype(np.float64).reshape(-1)} if isinstance(leaf, Leaf) else {}
+
+    def _actor(self) -> Network:
+        """Return the actor with raw outputs: the mean, then the log standard deviation of a branch."""
+        part = self._agent.runnable("actor")
+        if part is None or part.program is not None:
+            raise self._refused("the actor is not a chain of dense layers")
+        network = build_part_network(self._agent, part, replace(self._settings, head="identity"))
+        branch = next((layer for name, layer in part.branches if name == "log_std"), None)
+        if branch is None and part.branches:
+            raise self._refused("the policy's deviation is not a log standard deviation")
+        if branch is None:
+            return network
+        last = max(n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense))
+        tensors = [self._tree.get((*part.prefix, attr("log_std"), attr(name))) for name in ("kernel", "bias")]
+        kernel, bias = (
+            each.array().astype(np.float32) if isinstance(each, Leaf) else None for each in tensors
+        )
+        if kernel is None:
+            raise self._refused("the policy's deviation has no kernel")
+        first = len(network.inputs) + len(network.nodes)
+        heads = (
+            Node(Dense(kernel, bias), network.nodes[last].inputs),
+            Node(Concat(), (network.output, first)),
+        )
+        return replace(network, nodes=(*network.nodes, *heads), output=first + 1)
+
+    def _critic(self, title: str) -> Network:
+        network = build_part_network(self._agent, self._parts[title], self._settings)
+        if network.width != 1:
+            raise self._refused(f"{title} outputs a distribution, which SAC does not train")
+        return network
+
+    def _value(self) -> Network:
+        return build_part_network(self._agent, self._parts["value"], self._settings)
+
+    # Optimizers.
+
+    def _optimizer(self, name: str, titles: tuple[str, ...]) -> OptimizerSetup:
+        weights = [path for title in titles for path in self._weights(title)]
+        known = CanonicalOptimizer(name, self._tree, self._stated.get(name, {}), self._agent.binding.defaults)
+        family = known.family.name
+        if family not in FAMILIES or known.value("maximize") or known.number("decay"):
+            raise self._refused(f"{name} has an update rule that training steps do not support", family)
+        self._assume(name, known, family)
+        settings = {setting: self._number(known, setting, weights) for setting in _SETTINGS[family]}
+        decays = [known.number("weight_decay", weight) or 0.0 for weight in weights]
+        apart = family == "Adam" and bool(known.value("decoupled_weight_decay"))
+        if apart and len(set(decays)) > 1:
+            raise self._refused(f"{name} has decoupled weight decays that differ between its weights")
+        if apart and decays[0]:
+            settings["weight_decay"] = decays[0]
+        slots = {slot: self._slot(name, slot, weights, 1.0) for slot in _STATE[family]}
+        if known.value("amsgrad") and family == "Adam":
+            slots["vhat"] = self._slot(name, "vhat", weights, 1.0)
+        if known.value("centered") and family == "RMSprop":
+            slots["mg"] = self._slot(name, "mg", weights, 1.0)
+        if family != "Adam" and self._number(known, "momentum", weights):
+            settings["momentum"] = self._number(known, "momentum", weights)
+            settings["nesterov"] = float(bool(known.value("nesterov")))
+            slots["buffer"] = self._buffer(known, settings["learning_rate"], weights)
+        return OptimizerSetup(
+            family,
+            titles,
+            settings,
+            int(known.number("step") or 0),
+            slots,
+            tuple(0.0 if apart else decay for decay in decays),
+            corrected=self._corrected,
+        )
+
+    def _assume(self, name: str, known: CanonicalOptimizer, family: str) -> None:
+        if any(path[0] == attr(name) for path in self._tree):
+            missing = [each for each in _SETTINGS[family] if not known.has(each) and each in known.defaults]
+            self.assumed += [known.assumed(setting) for setting in missing]
+        else:
+            self.assumed.append(f"no {name} in the checkpoint: training starts with a new {family}")
+        if family == "RMSprop":
+            self.notes.append(
+                f"{name}: epsilon is added under the root, as Keras and Stable-Baselines3's RMSpropTFLike do"
+            )
+
+    def _number(self, known: CanonicalOptimizer, setting: str, weights: Sequence[Path]) -> float:
+        values = {known.number(setting, weight) for weight in weights}
+        if len(values) > 1:
+            raise self._refused(f"{known.name} has a different {setting} for each group of weights")
+        value, exact = values.pop() or 0.0, known.exact(setting)
+        return exact if exact is not None and float(np.float32(exact)) == value else value
+
+    def _weights(self, title: str) -> Iterator[Path]:
+        """Yield the canonical paths of the trained arrays, in the order of the network's."""
+        if title in (TEMPERATURE, LOG_STD):
+            yield _TEMPERATURE_PATH if title == TEMPERATURE else _LOG_STD_PATH
+            return
+        part: AgentNetwork = self._parts[title]
+        for position in range(len(part.layers)):
+            for name in _WEIGHTS:
+                path = schema.canonical_weight_path(part, position, name)
+                if path in self._tree:
+                    yield path
+        for branch, _ in part.branches:
+            for name in ("kernel", "bias"):
+                path = (*part.prefix, attr(branch), attr(name))
+                if path in self._tree:
+                    yield path
+
+    def _slot(self, name: str, slot: str, weights: Sequence[Path], factor: float) -> tuple[np.ndarray, ...]:
+        """Return a slot for every weight; zeros, as in a new optimizer, if there is none."""
+        found = []
+        for weight in weights:
+            leaf, owner = self._tree.get(schema.canonical_slot_path(name, slot, weight)), self._tree[weight]
+            shape = owner.shape if isinstance(owner, Leaf) else ()
+            if isinstance(leaf, Leaf) and leaf.shape != shape:
+                raise self._refused(f"{name} has state whose shape differs from its weights", str(leaf.shape))
+            array = leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape)
+            found.append((array * factor).reshape(-1) if array.ndim == 0 else array * factor)
+        return tuple(found)
+
+    def _buffer(
+        self, known: CanonicalOptimizer, rate: float, weights: Sequence[Path]
+    ) -> tuple[np.ndarray, ...]:
+        """Return the sums of gradients without the learning rate."""
+        if VELOCITY in known.slots:
+            return self._slot(known.name, VELOCITY, weights, known.family.folded / rate)
+        return self._slot(known.name, BUFFER, weights, 1.0)
+
+    def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
+        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)
+
+
+def make_policy_batches(
+    learner: PolicyLearner, steps: int, statistics: Mapping[str, Any] | None = None
+) -> list[PolicyBatch]:
+    """Return fixed batches at the scale that the agent expects, the same for both sides: float32.
+
+    Actions of PPO and A2C are samples of A's own policy, and their old probabilities its own, slightly
+    changed.
+    """
+    generator = np.random.default_rng(0)
+    double = learner.cast("float64")
+    engine = numpy_backend.learn_policy(double)
+    obs_dim = learner.networks["actor"].input_shapes["obs"][0]
+    mean, deviation = np.zeros(obs_dim), np.ones(obs_dim)
+    if statistics is not None:
+        mean, deviation = np.asarray(statistics["mean"]), np.sqrt(np.asarray(statistics["var"]))
+    draw = generator.standard_normal
+
+    def observations() -> np.ndarray:
+        found: np.ndarray = mean + deviation * draw((BATCH, obs_dim))
+        return found
+
+    made = []
+    for _ in range(steps):
+        if learner.algorithm == SAC:
+            made.append(_off_policy_batch(double, observations, generator))
+        else:
+            obs = observations()
+            made.append(_on_policy_batch(double, engine, obs, generator))
+    if learner.algorithm == SAC:
+        first = made[0].arrays
+        values = engine.forward(learner.critics[0], first["obs"], first["action"])
+        scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0
+        made = [PolicyBatch({**each.arrays, "reward": each.arrays["reward"] * scale}) for each in made]
+    return [each.cast("float32") for each in made]
+
+
+def _off_policy_batch(
+    learner: PolicyLearner, observations: Any, generator: np.random.Generator
+) -> PolicyBatch:
+    act = (BATCH, len(learner.low))
+    return PolicyBatch(
+        {
+            "obs": observations(),
+            "action": generator.uniform(learner.low, learner.high, act),
+            "next_obs": observations(),
+            "reward": generator.standard_normal((BATCH, 1)),
+            "not_done": (generator.random((BATCH, 1)) < 0.95).astype(np.float64),
+            "noise": generator.standard_normal(act),
+            "next_noise": generator.standard_normal(act),
+        }
+    )
+
+
+def _on_policy_batch(
+    learner: PolicyLearner, engine: Any, obs: np.ndarray, generator: np.random.Generator
+) -> PolicyBatch:
+    output, values = engine.forward("actor", obs), engine.forward("value", obs)
+    apart = LOG_STD in learner.vectors
+    mean, log_std = (output, learner.vectors[LOG_STD]) if apart else np.split(output, 2, axis=1)
+    noise = generator.standard_normal(mean.shape)
+    log_prob = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1, keepdims=True)
+    size = float(np.sqrt(np.square(values).mean())) or 1.0
+    return PolicyBatch(
+        {
+            "obs": obs,
+            "action": mean + np.exp(log_std) * noise,
+            "old_log_prob": log_prob + 0.1 * generator.standard_normal(log_prob.shape),
+            "advantage": generator.standard_normal((BATCH, 1)),
+            "returns": values + size * generator.standard_normal((BATCH, 1)),
+        }
+    )

@@ -1,0 +1,427 @@
+"""Train Gaussian policies: SAC, PPO and A2C, with any optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ckpttool.networks import network as serial
+from ckpttool.networks.network import Network
+from ckpttool.networks.train_step import DISCOUNT, TAU, Arrays, Dtype, TrainedWeights, Weights, trained_arrays
+
+# Training state: networks, vectors of parameters (a deviation, a temperature), and optimizers of any kind.
+
+SAC, PPO, A2C = "SAC", "PPO", "A2C"
+TEMPERATURE, LOG_STD = "temperature", "actor/log_std"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerSetup:
+    """One optimizer: family, settings and state by canonical names (libraries/optimizers_read.py).
+
+    `titles` are the networks and vectors that it trains, `slots` one array per trained array in that order,
+    and `buffer` never includes the learning rate. `corrected` is Adam's place of epsilon (AdamState);
+    RMSprop adds it under the root, as Keras and Stable-Baselines3's RMSpropTFLike do. `l2` is the factor of
+    each array in the gradient.
+    """
+
+    family: str
+    titles: tuple[str, ...]
+    settings: Mapping[str, float]
+    step: int
+    slots: Mapping[str, Arrays]
+    l2: tuple[float, ...]
+    corrected: bool = True
+
+    def cast(self, dtype: Dtype) -> OptimizerSetup:
+        """Return the same optimizer with its state in `dtype`."""
+        slots = {name: tuple(each.astype(dtype) for each in held) for name, held in self.slots.items()}
+        return replace(self, slots=slots)
+
+    def epsilon_at(self, step: int, *, corrected: bool) -> float:
+        """Return epsilon at the update number `step`, from 1, for Adam's root in that convention."""
+        epsilon = self.settings.get("epsilon", 0.0)
+        if self.family != "Adam" or self.corrected == corrected:
+            return epsilon
+        factor = math.sqrt(1 - self.settings["beta_2"] ** step)
+        return epsilon / factor if corrected else epsilon * factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyLearner:
+    """An agent in training: networks and vectors by title; critics and their targets in the same order.
+
+    The actor's output is a mean [batch, act_dim], followed by its log standard deviation unless that is
+    the vector LOG_STD. `low` and `high` [act_dim] bound SAC's actions.
+    """
+
+    algorithm: str
+    networks: Mapping[str, Network]
+    vectors: Mapping[str, np.ndarray]
+    critics: tuple[str, ...]
+    slow: Mapping[str, str]
+    optimizers: Mapping[str, OptimizerSetup]
+    low: np.ndarray
+    high: np.ndarray
+    alpha: float = 0.2
+
+    def cast(self, dtype: Dtype) -> PolicyLearner:
+        """Return the same learner with every array in `dtype`."""
+        return replace(
+            self,
+            networks={title: network.cast(dtype) for title, network in self.networks.items()},
+            vectors={title: array.astype(dtype) for title, array in self.vectors.items()},
+            optimizers={name: each.cast(dtype) for name, each in self.optimizers.items()},
+            low=self.low.astype(dtype),
+            high=self.high.astype(dtype),
+        )
+
+    def arrays(self, title: str) -> list[np.ndarray]:
+        """Return the trained arrays of a network or vector."""
+        return [self.vectors[title]] if title in self.vectors else trained_arrays(self.networks[title])
+
+
+class PolicyBatch(NamedTuple):
+    """Arrays of one update by name, [batch, n] each, all in one float type."""
+
+    arrays: Mapping[str, np.ndarray]
+
+    def cast(self, dtype: Dtype) -> PolicyBatch:
+        """Return the same batch with every array in `dtype`."""
+        return PolicyBatch({name: array.astype(dtype) for name, array in self.arrays.items()})
+
+
+class GradientEngine(Protocol):
+    """A learner on a backend; arrays are exchanged in the learner's float type."""
+
+    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
+        """Return a network's output [batch, n]."""
+        ...
+
+    def backward(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
+    ) -> list[np.ndarray]:
+        """Return the gradients of the inputs; with `train`, add those of the weights to the network's."""
+        ...
+
+    def push(self, vector: str, gradient: np.ndarray) -> None:
+        """Add to the gradient of a vector."""
+        ...
+
+    def step(self, optimizer: str, limit: float | None) -> None:
+        """Update the weights by the sums of gradients, whose norm `limit` bounds, and clear them."""
+        ...
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
+        ...
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return the trained arrays of a network or vector, kernels [in, out]."""
+        ...
+
+
+# The algorithms: losses and their gradients for the networks' outputs, the same on every backend.
+#
+# Sources: stable_baselines3 2.9: sac/sac.py, ppo/ppo.py, a2c/a2c.py (`train`), common/distributions.py; SAC:
+# Haarnoja et al., 2018; PPO: Schulman et al., 2017; A2C: Mnih et al., 2016.
+
+_MOST_LOG_STD, _LEAST_LOG_STD = 2.0, -20.0
+_SQUASH = 1e-6
+_CLIP = 0.2
+_VALUE_FACTOR = 0.5
+MAX_NORM = 0.5
+_LOG_TWO_PI = math.log(2 * math.pi)
+
+
+class _SquashedSample(NamedTuple):
+    """Actions of a squashed Gaussian: before bounds, log probability [batch, 1], and what made them."""
+
+    tanh: np.ndarray
+    log_prob: np.ndarray
+    std: np.ndarray
+    free: np.ndarray
+    noise: np.ndarray
+
+
+def _sample(output: np.ndarray, noise: np.ndarray) -> _SquashedSample:
+    mean, raw = np.split(output, 2, axis=1)
+    log_std = np.clip(raw, _LEAST_LOG_STD, _MOST_LOG_STD)
+    std = np.exp(log_std)
+    tanh = np.tanh(mean + std * noise)
+    each = -0.5 * noise**2 - log_std - 0.5 * _LOG_TWO_PI - np.log(1 - tanh**2 + _SQUASH)
+    return _SquashedSample(tanh, each.sum(axis=1, keepdims=True), std, raw == log_std, noise)
+
+
+def update_sac(engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch) -> tuple[str, ...]:
+    """Update temperature, critics, actor and targets; return the titles of what moved."""
+    held = batch.arrays
+    half, middle = (learner.high - learner.low) / 2, (learner.high + learner.low) / 2
+    output = engine.forward("actor", held["obs"])
+    drawn = _sample(output, held["noise"])
+    learned = TEMPERATURE in learner.vectors
+    alpha = np.exp(engine.weights(TEMPERATURE)[0]) if learned else output.dtype.type(learner.alpha)
+    moved = ["actor", *learner.critics, *(learner.slow[title] for title in learner.critics)]
+    if learned:
+        engine.push(TEMPERATURE, -(drawn.log_prob - len(half)).mean(axis=0))
+        engine.step("temperature_optimizer", None)
+        moved.append(TEMPERATURE)
+    after = _sample(engine.forward("actor", held["next_obs"]), held["next_noise"])
+    action = middle + half * after.tanh
+    values = [engine.forward(learner.slow[title], held["next_obs"], action) for title in learner.critics]
+    least = np.minimum.reduce(values) - alpha * after.log_prob
+    target = held["reward"] + held["not_done"] * output.dtype.type(DISCOUNT) * least
+    given = (held["obs"], held["action"])
+    for title in learner.critics:
+        error = engine.forward(title, *given) - target
+        engine.backward(title, given, error / len(error))
+    engine.step("critic_optimizer", None)
+    _update_squashed_actor(engine, learner, held["obs"], drawn, (middle, half, alpha))
+    for title in learner.critics:
+        engine.follow(learner.slow[title], title, TAU)
+    return tuple(moved)
+
+
+def _update_squashed_actor(
+    engine: GradientEngine,
+    learner: PolicyLearner,
+    obs: np.ndarray,
+    drawn: _SquashedSample,
+    scales: tuple[np.ndarray, np.ndarray, Any],
+) -> None:
+    """Update the actor on the mean of alpha * log probability - least value."""
+    middle, half, alpha = scales
+    given = (obs, middle + half * drawn.tanh)
+    values = [engine.forward(title, *given) for title in learner.critics]
+    least = np.argmin(np.stack(values), axis=0)
+    of_action = np.zeros_like(drawn.tanh)
+    for number, title in enumerate(learner.critics):
+        chosen = -(least == number).astype(of_action.dtype) / len(obs)
+        of_action = of_action + engine.backward(title, given, chosen, train=False)[1]
+    of_log_prob = alpha / len(obs)
+    squash = 1 - drawn.tanh**2
+    of_tanh = half * of_action + of_log_prob * 2 * drawn.tanh / (squash + _SQUASH)
+    of_sum = of_tanh * squash
+    of_log_std = (of_sum * drawn.std * drawn.noise - of_log_prob) * drawn.free
+    gradient = np.concatenate([of_sum, of_log_std], axis=1).astype(obs.dtype)
+    engine.backward("actor", (obs,), gradient)
+    engine.step("actor_optimizer", None)
+
+
+def update_actor_critic(
+    engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch
+) -> tuple[str, ...]:
+    """Update policy and value by PPO's or A2C's loss; return the titles of what moved."""
+    held, rows = batch.arrays, len(batch.arrays["obs"])
+    output = engine.forward("actor", held["obs"])
+    apart = LOG_STD in learner.vectors
+    mean, log_std = (output, engine.weights(LOG_STD)[0]) if apart else np.split(output, 2, axis=1)
+    unit = (held["action"] - mean) / np.exp(log_std)
+    advantage = held["advantage"]
+    if learner.algorithm == PPO:
+        each = -0.5 * unit**2 - log_std - 0.5 * _LOG_TWO_PI
+        ratio = np.exp(each.sum(axis=1, keepdims=True) - held["old_log_prob"])
+        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+        clipped = advantage * np.clip(ratio, 1 - _CLIP, 1 + _CLIP)
+        of_log_prob = -advantage * ratio * (advantage * ratio <= clipped) / rows
+    else:
+        of_log_prob = -advantage / rows
+    of_mean, of_log_std = of_log_prob * unit / np.exp(log_std), of_log_prob * (unit**2 - 1)
+    if apart:
+        engine.push(LOG_STD, of_log_std.sum(axis=0))
+    gradient = of_mean if apart else np.concatenate([of_mean, of_log_std], axis=1)
+    engine.backward("actor", (held["obs"],), gradient.astype(output.dtype))
+    error = engine.forward("value", held["obs"]) - held["returns"]
+    engine.backward("value", (held["obs"],), error * output.dtype.type(2 * _VALUE_FACTOR / rows))
+    for name in learner.optimizers:
+        engine.step(name, MAX_NORM)
+    return ("actor", "value", *learner.vectors)
+
+
+UPDATES: Mapping[str, Callable[[GradientEngine, PolicyLearner, PolicyBatch], tuple[str, ...]]] = {
+    SAC: update_sac,
+    PPO: update_actor_critic,
+    A2C: update_actor_critic,
+}
+
+
+def train_policy(
+    engine: GradientEngine, learner: PolicyLearner, batches: Sequence[PolicyBatch]
+) -> TrainedWeights:
+    """Make one update for each batch."""
+    moved: dict[str, int] = {}
+    first: Weights = {}
+    for number, batch in enumerate(batches, 1):
+        for title in UPDATES[learner.algorithm](engine, learner, batch):
+            if title not in moved:
+                moved[title], first[title] = number, engine.weights(title)
+    return TrainedWeights(len(batches), moved, first, {title: engine.weights(title) for title in moved})
+
+
+def clip_factor(gradients: Sequence[np.ndarray], limit: float | None) -> float:
+    """Return the factor that bounds the gradients' norm (torch/nn/utils/clip_grad.py)."""
+    if limit is None:
+        return 1.0
+    norm = math.sqrt(sum(float(np.square(each, dtype=np.float64).sum()) for each in gradients))
+    return min(1.0, limit / (norm + 1e-6))
+
+
+# Update rules in NumPy: the float64 reference of every backend.
+#
+# Sources: Adam (Kingma and Ba, 2015), AMSGrad (Reddi et al., 2018), AdamW (Loshchilov and Hutter, 2019),
+# RMSprop (Hinton, 2012; centered: Graves, 2013), momentum (Sutskever et al., 2013), Adagrad (Duchi et al.,
+# 2011).
+
+
+class NumpyOptimizer:
+    """One optimizer's update rule and state."""
+
+    def __init__(self, setup: OptimizerSetup) -> None:
+        self._setup, self._count = setup, setup.step
+        self._slots = {name: list(held) for name, held in setup.slots.items()}
+
+    def step(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the weights after one update."""
+        self._count += 1
+        rule = _RULES[self._setup.family]
+        made = []
+        for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            held = {name: arrays[number] for name, arrays in self._slots.items()}
+            g = gradient + self._setup.l2[number] * weight
+            made.append(weight - rule(self._setup, self._count, g, weight, held))
+            for name, array in held.items():
+                self._slots[name][number] = array
+        return made
+
+
+_Held = dict[str, np.ndarray]
+
+
+def _adam_step(setup: OptimizerSetup, count: int, g: np.ndarray, weight: np.ndarray, held: _Held) -> Any:
+    known = setup.settings
+    beta_1, beta_2 = known["beta_1"], known["beta_2"]
+    held["m"] = beta_1 * held["m"] + (1 - beta_1) * g
+    held["v"] = beta_2 * held["v"] + (1 - beta_2) * g * g
+    v = held["v"]
+    if "vhat" in held:
+        v = held["vhat"] = np.maximum(held["vhat"], v)
+    root = np.sqrt(v / (1 - beta_2**count)) + setup.epsilon_at(count, corrected=True)
+    rate = known["learning_rate"]
+    return rate * known.get("weight_decay", 0.0) * weight + rate * held["m"] / (1 - beta_1**count) / root
+
+
+def _rmsprop_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, held: _Held) -> Any:
+    known, rho = setup.settings, setup.settings["rho"]
+    held["rms"] = rho * held["rms"] + (1 - rho) * g * g
+    v = held["rms"]
+    if "mg" in held:
+        held["mg"] = rho * held["mg"] + (1 - rho) * g
+        v = v - held["mg"] ** 2
+    made = g / np.sqrt(v + known["epsilon"])
+    if "buffer" in held:
+        made = held["buffer"] = known["momentum"] * held["buffer"] + made
+    return known["learning_rate"] * made
+
+
+def _sgd_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, held: _Held) -> Any:
+    known = setup.settings
+    if "buffer" not in held:
+        return known["learning_rate"] * g
+    held["buffer"] = known["momentum"] * held["buffer"] + g
+    nesterov = bool(known.get("nesterov"))
+    return known["learning_rate"] * (g + known["momentum"] * held["buffer"] if nesterov else held["buffer"])
+
+
+_RULES: Mapping[str, Callable[[OptimizerSetup, int, np.ndarray, np.ndarray, _Held], Any]] = {
+    "Adam": _adam_step,
+    "RMSprop": _rmsprop_step,
+    "SGD": _sgd_step,
+}
+FAMILIES = tuple(_RULES)
+
+
+# Serialisation between processes: JSON and npz, no pickles.
+
+_LEARNER, _BATCHES = "policy.npz", "policy_batches.npz"
+
+
+def write_policy_learner(
+    learner: PolicyLearner, batches: Sequence[PolicyBatch], folder: Path
+) -> dict[str, Any]:
+    """Write the arrays into the folder; return the rest as a JSON document."""
+    arrays: dict[str, np.ndarray] = {"low": learner.low, "high": learner.high}
+    arrays |= {f"vector/{title}": array for title, array in learner.vectors.items()}
+    document = {
+        "algorithm": learner.algorithm,
+        "networks": {
+            title: serial.network_to_document(network, arrays, f"{number}/")
+            for number, (title, network) in enumerate(learner.networks.items())
+        },
+        "vectors": list(learner.vectors),
+        "critics": list(learner.critics),
+        "slow": dict(learner.slow),
+        "alpha": learner.alpha,
+        "optimizers": {name: _write_setup(name, each, arrays) for name, each in learner.optimizers.items()},
+        "batches": len(batches),
+    }
+    np.savez(folder / _LEARNER, allow_pickle=False, **arrays)
+    stacked = {f"{n}/{name}": each for n, batch in enumerate(batches) for name, each in batch.arrays.items()}
+    np.savez(folder / _BATCHES, allow_pickle=False, **stacked)
+    return document
+
+
+def read_policy_learner(document: dict[str, Any], folder: Path) -> tuple[PolicyLearner, list[PolicyBatch]]:
+    """Return the objects passed to `write_policy_learner`."""
+    with np.load(folder / _LEARNER, allow_pickle=False) as arrays:
+        learner = PolicyLearner(
+            document["algorithm"],
+            {t: serial.network_from_document(each, arrays) for t, each in document["networks"].items()},
+            {title: arrays[f"vector/{title}"] for title in document["vectors"]},
+            tuple(document["critics"]),
+            document["slow"],
+            {name: _read_setup(name, each, arrays) for name, each in document["optimizers"].items()},
+            arrays["low"],
+            arrays["high"],
+            document["alpha"],
+        )
+    found: list[dict[str, np.ndarray]] = [{} for _ in range(document["batches"])]
+    with np.load(folder / _BATCHES, allow_pickle=False) as stacked:
+        for key in stacked.files:
+            number, _, name = key.partition("/")
+            found[int(number)][name] = stacked[key]
+    return learner, [PolicyBatch(each) for each in found]
+
+
+def _write_setup(name: str, setup: OptimizerSetup, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    for slot, held in setup.slots.items():
+        arrays |= {f"{name}/{slot}/{number}": array for number, array in enumerate(held)}
+    return {
+        "family": setup.family,
+        "titles": list(setup.titles),
+        "settings": dict(setup.settings),
+        "step": setup.step,
+        "slots": {slot: len(held) for slot, held in setup.slots.items()},
+        "l2": list(setup.l2),
+        "corrected": setup.corrected,
+    }
+
+
+def _read_setup(name: str, document: dict[str, Any], arrays: Any) -> OptimizerSetup:
+    slots = {
+        slot: tuple(arrays[f"{name}/{slot}/{number}"] for number in range(count))
+        for slot, count in document["slots"].items()
+    }
+    return OptimizerSetup(
+        document["family"],
+        tuple(document["titles"]),
+        document["settings"],
+        document["step"],
+        slots,
+        tuple(document["l2"]),
+        document["corrected"],
+    )

@@ -1,0 +1,275 @@
+"""`convert --like` and `load_into` run both the source and the filled model: a difference changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.cli import tables
+from ckpttool.commands import load_into, model_comparison
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.verify import verify
+from ckpttool.core import UsageError
+from ckpttool.networks import ModelSpec
+from tests import model_proofs, pair_models, schemas, warm
+from tests.conftest import ROOT
+from tests.conftest import in_process as run
+from tests.golden_texts import Golden
+
+pytestmark = [pytest.mark.torch, pytest.mark.long]
+PROGRAM = "from tests import model_proofs; model_proofs.main('.')"
+
+
+# A Keras source, and a model of PyTorch: with the mapper as it is, and without one of its fixes.
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("proofs")
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    status, output = warm.run("tensorflow", PROGRAM, folder, {**os.environ, "PYTHONPATH": path})
+    assert status == 0, output[-4000:]
+    return json.loads((folder / "outcomes.json").read_bytes())
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["right mlp", "right cnn"])
+def test_a_right_conversion_is_verified(name: str, outcomes: dict[str, Any]) -> None:
+    found = outcomes[name]
+    assert found["written"]
+    assert found["verified"]
+    assert found["float64"]
+    assert len(found["engines"]) == 2
+    schemas.require("sidecar", found["receipt"])
+    record = found["receipt"]["verification"]
+    assert {name: record[name] for name in ("verified", "reason", "seed")} == {
+        "verified": True,
+        "reason": None,
+        "seed": 0,
+    }
+    assert all(each["within"] for each in record["outputs"])
+
+
+# By fault: the layers of the source and of the model in which it must be found.
+FAULTS = {
+    "square kernel": ("second", "2"),
+    "flattened image": ("head", "7"),
+    "gate order": ("rnn", "rnn"),
+    "statistics": ("norm", "1"),
+    "epsilon": ("norm", "1"),
+    "activation": ("second", "2"),
+    "stated orientation": ("second", "2"),
+}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any]) -> None:
+    found = outcomes[name]
+    assert not found["written"]
+    assert not found["within"]
+    assert "receipt" not in found
+    first = found["first_difference"]
+    assert (first["a"], first["b"]) == FAULTS[name]
+    number = [*outcomes].index(name)
+    assert not [file for file in found["files"] if file.startswith(f"out{number}.")]
+    assert not [file for file in found["files"] if "tmp" in file]
+
+
+@pytest.mark.tensorflow
+def test_load_into_restores_a_model_that_computes_something_else(outcomes: dict[str, Any]) -> None:
+    right = outcomes["right mlp"]["load_into"]
+    assert right == {
+        "verified": True,
+        "reason": None,
+        "unchanged": False,
+        "training": True,
+        "random": True,
+    }
+    for name in ("square kernel", "flattened image"):
+        wrong = outcomes[name]["load_into"]
+        assert wrong.pop("found")
+        assert wrong == {
+            "kind": "mapping",
+            "path": FAULTS[name][1],
+            "unchanged": True,
+            "training": True,
+            "random": True,
+        }
+
+
+# Sources that the user's own code builds, and sources that do not run, in this process.
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    monkeypatch.setattr(load_into, "ModelProcess", model_proofs.LocalHost)
+    monkeypatch.setattr(model_comparison, "ChildProcess", model_proofs.LocalRunner)
+
+
+def save(folder: Path, name: str = "mlp") -> str:
+    import torch
+
+    torch.save(pair_models.torch_state(name), folder / f"{name}.pt")
+    return str(folder / f"{name}.pt")
+
+
+def into(folder: Path, source: str, like: str, **options: Any) -> ConversionResult:
+    """Convert into a model with an input of six numbers."""
+    return convert(source, str(folder / "out.pt"), like=ModelSpec(like, shapes=((6,),)), **options)
+
+
+def test_a_source_of_own_code_is_run(tmp_path: Path) -> None:
+    done = into(tmp_path, save(tmp_path), "pair_models:mlp", like_source="pair_models:mlp")
+    assert done.proof is not None
+    assert done.proof.verified
+    assert done.written
+    schemas.require("convert", json.loads(json.dumps({"schema": 1, "tool": "ckpttool 1", **done.document()})))
+
+
+def test_the_command_prints_the_first_difference(tmp_path: Path, golden: Golden) -> None:
+    save(tmp_path)
+    command = ("convert", "mlp.pt", "out.pt", "--like", "model_proofs:silu_mlp", "--input-shape", "6")
+    golden.replace(version("torch"), "VERSION")
+    ran = run(*command, "--like-source", "pair_models:mlp", cwd=tmp_path)
+    assert ran.status == 1
+    golden(ran)
+    assert [each.name for each in tmp_path.iterdir()] == ["mlp.pt"]
+    printed = run(*command, "--like-source", "pair_models:mlp", "--json", cwd=tmp_path)
+    schemas.require("convert", printed.json())
+    assert printed.json()["verification"]["first_difference"]["a"] == "1"
+    skipped = run(*command, "--like-source", "pair_models:mlp", "--no-verify", "--json", cwd=tmp_path)
+    assert skipped.status == 0
+    assert skipped.json()["verification"]["reason"] == "--no-verify was used"
+
+
+@pytest.mark.parametrize("factory", ["nowhere:mlp", "pair_models:nothing", "pair_models:cnn"])
+def test_own_code_that_does_not_run_the_source_is_an_error(factory: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        into(tmp_path, save(tmp_path), "pair_models:mlp", like_source=factory)
+    assert "\n" not in str(caught.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["mlp.pt"]
+
+
+# Why the outputs are not compared: options, and what the reason begins with.
+NOT_COMPARED: dict[str, dict[str, Any]] = {
+    "the source contains weights": {},
+    "--no-verify": {"verify": False, "like_source": "pair_models:mlp"},
+    "--part": {"part": "model", "like_source": "pair_models:mlp"},
+    "some tensors": {"allow_missing": True, "like_source": "pair_models:mlp"},
+    "--cast": {"cast": True, "like_source": "pair_models:mlp"},
+}
+
+
+@pytest.mark.parametrize("reason", NOT_COMPARED)
+def test_a_mapping_that_is_not_verified_is_recorded_with_the_reason(reason: str, tmp_path: Path) -> None:
+    import torch
+
+    state = pair_models.torch_state("mlp")
+    if reason == "--part":
+        state = {"model": state}
+    elif reason == "some tensors":
+        del state["4.bias"]
+    elif reason == "--cast":
+        state = {name: value.double() / 3 for name, value in state.items()}
+    torch.save(state, tmp_path / "mlp.pt")
+    done = into(tmp_path, str(tmp_path / "mlp.pt"), "pair_models:mlp", **NOT_COMPARED[reason])
+    assert done.written
+    assert done.proof is not None
+    assert (done.proof.reason or "").startswith(reason)
+    receipt = json.loads((tmp_path / "out.pt.ckpttool.json").read_bytes())
+    schemas.require("sidecar", receipt)
+    assert not receipt["verification"]["verified"]
+    assert receipt["verification"]["reason"].startswith(reason)
+    assert receipt["verification"]["command"].startswith("ckpttool verify ")
+    assert done.proof.sentence in done.report.notes
+
+
+def test_the_command_that_a_reason_names_compares_the_outputs(tmp_path: Path) -> None:
+    done = into(tmp_path, save(tmp_path), "pair_models:mlp")
+    assert done.proof is not None
+    words = (done.proof.command or "").replace("MODULE:FACTORY", "pair_models:mlp").split()[1:]
+    ran = run(*words, "--input-shape", "6", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_source_with_code_runs_with_permission_only(tmp_path: Path) -> None:
+    import torch
+
+    model = pair_models.mlp()
+    model.load_state_dict(pair_models.torch_state("mlp"))
+    torch.jit.script(model).save(str(tmp_path / "mlp.pt"))  # type: ignore[no-untyped-call]
+    done = into(tmp_path, str(tmp_path / "mlp.pt"), "pair_models:mlp")
+    assert done.proof is not None
+    assert "--run-code" in (done.proof.reason or "")
+    assert "--run-code" in (done.proof.command or "")
+    done = into(tmp_path, str(tmp_path / "mlp.pt"), "pair_models:mlp", run_code=True, force=True)
+    assert done.proof is not None
+    assert done.proof.verified
+    with_fault = into(tmp_path, str(tmp_path / "mlp.pt"), "model_proofs:silu_mlp", run_code=True, force=True)
+    assert not with_fault.written
+    assert not with_fault.within
+
+
+def test_an_onnx_source_runs_by_itself(tmp_path: Path) -> None:
+    import torch
+
+    onnx = pytest.importorskip("onnx")
+    from tests.test_onnx_operators import N, f, model
+
+    nodes = [
+        N("MatMul", ["obs", "W"], ["x"]),
+        N("Add", ["x", "b"], ["y"]),
+        N("Relu", ["y"], ["z"]),
+        N("MatMul", ["z", "V"], ["action"]),
+    ]
+    made = model(nodes, {"W": f(6, 6), "b": f(6), "V": f(6, 2)}, ("batch", 6))
+    onnx.save(made, tmp_path / "net.onnx")
+    right = into(tmp_path, str(tmp_path / "net.onnx"), "model_proofs:rectified")
+    assert right.proof is not None
+    assert right.proof.verified, right.proof.sentence
+    wrong = into(tmp_path, str(tmp_path / "net.onnx"), "model_proofs:bounded", force=True)
+    assert not wrong.written
+    assert not wrong.within
+    # Without a float64 run of A, a tolerance bounds the difference of the models, too.
+    comparison = {"like_b": "model_proofs:bounded", "tolerance": 1e-3}
+    torch.save(model_proofs.bounded().state_dict(), tmp_path / "other.pt")
+    assert not verify(str(tmp_path / "net.onnx"), str(tmp_path / "other.pt"), **comparison).within
+
+
+def test_a_model_in_memory_is_compared_and_left_as_it_was(tmp_path: Path) -> None:
+    import torch
+
+    source = save(tmp_path)
+    net = pair_models.mlp()
+    done = load_into.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)])
+    assert done.proof is not None
+    assert done.proof.verified
+    assert net.training
+    other = model_proofs.silu_mlp()
+    optimizer = torch.optim.Adam(other.parameters())
+    before = other[2].weight.clone()
+    from ckpttool.core import MappingError
+
+    with pytest.raises(MappingError):
+        load_into.load_into(other, source, like_source="pair_models:mlp", shapes=[(6,)])
+    assert (other[2].weight == before).all()
+    assert not optimizer.state
+    skipped = load_into.load_into(other, source, like_source="pair_models:mlp", shapes=[(6,)], verify=False)
+    assert skipped.proof is not None
+    assert skipped.proof.reason == "verify=False was used"
+    assert (other[2].weight != before).any()
+
+
+def test_a_verified_conversion_says_so(tmp_path: Path, golden: Golden) -> None:
+    golden.replace(version("torch"), "VERSION")
+    done = into(tmp_path, save(tmp_path), "pair_models:mlp", like_source="pair_models:mlp")
+    golden.replace(f"{max(each.max_rel for each in done.proof.outputs):.1e}" if done.proof else "", "ERROR")
+    golden(tables.render_conversion(done, quiet=False, whole=False))

@@ -1,0 +1,316 @@
+"""`verify --train-step` of Gaussian policies: SAC, PPO and A2C, with every optimizer, in every framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.commands import verify
+from ckpttool.commands.policy_agents import make_policy_batches
+from ckpttool.commands.verify import compare_policy_steps
+from ckpttool.networks import (
+    Activation,
+    Concat,
+    Dense,
+    Network,
+    Node,
+    Policy,
+    TrainedWeights,
+    Worker,
+    numpy_backend,
+    policy_training,
+    trained_arrays,
+)
+from ckpttool.networks.policy_training import (
+    A2C,
+    LOG_STD,
+    PPO,
+    SAC,
+    TEMPERATURE,
+    OptimizerSetup,
+    PolicyBatch,
+    PolicyLearner,
+    train_policy,
+)
+
+OBS, ACT, HIDDEN = 3, 2, 8
+ADAM = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+
+
+def dense(generator: np.random.Generator, n_in: int, n_out: int) -> Dense:
+    kernel = generator.normal(size=(n_in, n_out)) / np.sqrt(n_in)
+    return Dense(kernel.astype(np.float32), (generator.normal(size=n_out) / 10).astype(np.float32))
+
+
+def network(generator: np.random.Generator, *, action: bool, width: int) -> Network:
+    inputs = (("obs", OBS), ("action", ACT)) if action else (("obs", OBS),)
+    nodes = [Node(Concat(), (0, 1))] if action else []
+    for layer in (
+        dense(generator, OBS + ACT * action, HIDDEN),
+        Activation("tanh"),
+        dense(generator, HIDDEN, width),
+    ):
+        nodes.append(Node(layer, (len(inputs) + len(nodes) - 1,)))
+    return Network(inputs, tuple(nodes), len(inputs) + len(nodes) - 1)
+
+
+def setup(
+    family: str,
+    titles: tuple[str, ...],
+    held: PolicyLearner,
+    settings: dict[str, float],
+    *names: str,
+    **more: Any,
+) -> OptimizerSetup:
+    """Return an optimizer with the state that gradients of size one leave after 40 updates."""
+    generator = np.random.default_rng(7)
+    shapes = [array.shape for title in titles for array in held.arrays(title)]
+    positive = ("v", "vhat", "rms")
+    slots = {
+        name: tuple(
+            generator.uniform(0.5, 1.5, shape) + (name == "vhat")
+            if name in positive
+            else generator.normal(size=shape) / 9
+            for shape in shapes
+        )
+        for name in names
+    }
+    return OptimizerSetup(family, titles, settings, 40, slots, (0.0,) * len(shapes), **more)
+
+
+def sac() -> PolicyLearner:
+    generator = np.random.default_rng(1)
+    networks = {"actor": network(generator, action=False, width=2 * ACT)}
+    critics = ("critic/q1", "critic/q2")
+    slow = {}
+    for title in critics:
+        networks[title] = network(generator, action=True, width=1)
+        slow[title] = title.replace("critic", "critic_target")
+        networks[slow[title]] = network(generator, action=True, width=1)
+    low, high = np.full(ACT, -2.0), np.full(ACT, 1.0)
+    made = PolicyLearner(SAC, networks, {TEMPERATURE: np.array([-1.0])}, critics, slow, {}, low, high)
+    decays = tuple(0.01 * (each.ndim == 2) for title in critics for each in made.arrays(title))
+    optimizers = {
+        "actor_optimizer": setup(
+            "Adam", ("actor",), made, {**ADAM, "weight_decay": 0.01}, "m", "v", corrected=False
+        ),
+        "critic_optimizer": replace(setup("Adam", critics, made, ADAM, "m", "v", "vhat"), l2=decays),
+        "temperature_optimizer": setup("SGD", (TEMPERATURE,), made, {"learning_rate": 0.01}),
+    }
+    return replace(made, optimizers=optimizers)
+
+
+def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> PolicyLearner:
+    generator = np.random.default_rng(2)
+    apart = algorithm == PPO
+    networks = {
+        "actor": network(generator, action=False, width=ACT * (1 if apart else 2)),
+        "value": network(generator, action=False, width=1),
+    }
+    vectors = {LOG_STD: np.full(ACT, -0.5)} if apart else {}
+    made = PolicyLearner(algorithm, networks, vectors, (), {}, {}, np.zeros(ACT), np.zeros(ACT))
+    titles = ("actor", *vectors, "value")
+    return replace(made, optimizers={"optimizer": setup(family, titles, made, settings, *slots)})
+
+
+_MOMENTUM = {"learning_rate": 1e-3, "momentum": 0.9}
+_ROOT = {"learning_rate": 1e-3, "rho": 0.99, "epsilon": 1e-5}
+LEARNERS: dict[str, Callable[[], PolicyLearner]] = {
+    "SAC, AdamW, AMSGrad with L2, SGD": sac,
+    "PPO, Adam": lambda: on_policy(PPO, "Adam", ADAM, "m", "v"),
+    "PPO, Nesterov": lambda: on_policy(PPO, "SGD", {**_MOMENTUM, "nesterov": 1.0}, "buffer"),
+    "A2C, momentum": lambda: on_policy(A2C, "SGD", _MOMENTUM, "buffer"),
+    "A2C, RMSprop": lambda: on_policy(A2C, "RMSprop", _ROOT, "rms"),
+    "A2C, centered RMSprop with momentum": lambda: on_policy(
+        A2C, "RMSprop", {**_ROOT, "momentum": 0.5}, "rms", "mg", "buffer"
+    ),
+}
+
+
+class InProcess(Worker):
+    """A worker that needs no process: numpy's."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.NAME = "numpy"
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def build(self, network: Network, device: str = "cpu") -> Policy:  # type: ignore[override]
+        return numpy_backend.build(network, device)
+
+    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
+        return train_policy(numpy_backend.learn_policy(learner), learner, batches)
+
+
+@pytest.fixture(scope="module")
+def engines(workers: Callable[[str], Worker]) -> list[Worker]:
+    """TensorFlow and PyTorch, each in a process that all cases share."""
+    for framework in ("torch", "tensorflow"):
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+    return [workers("tensorflow"), workers("torch")]
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [(name, 3) for name in LEARNERS] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in LEARNERS],
+)
+def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: str, steps: int) -> None:
+    made = LEARNERS[name]()
+    found = compare_policy_steps((made, made), make_policy_batches(made, steps), engines)
+    assert found.algorithm == made.algorithm == name.partition(",")[0]
+    assert found.within
+    for moved in found.moved:
+        if moved.dtype == "float64":
+            assert max(moved.relative, moved.error_a, moved.error_b) <= verify.BOUNDS["float64"], moved
+
+
+def _loss(learner: PolicyLearner, batch: PolicyBatch, title: str) -> Callable[[], float]:
+    """Return the loss of one network as the papers write it."""
+    held = batch.arrays
+    engine = numpy_backend.learn_policy(learner)
+
+    def normal(output: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        vector = learner.vectors.get(LOG_STD)
+        mean, log_std = (output, vector) if vector is not None else np.split(output, 2, axis=1)
+        each = -0.5 * ((value - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+        return mean, each.sum(axis=1, keepdims=True)
+
+    def of_policy() -> float:
+        log_prob = normal(engine.forward("actor", held["obs"]), held["action"])[1]
+        advantage = held["advantage"]
+        if learner.algorithm == A2C:
+            return -float((advantage * log_prob).mean())
+        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+        ratio = np.exp(log_prob - held["old_log_prob"])
+        return -float(np.minimum(advantage * ratio, advantage * np.clip(ratio, 0.8, 1.2)).mean())
+
+    def of_squashed() -> float:
+        output = engine.forward("actor", held["obs"])
+        mean, log_std = np.split(output, 2, axis=1)
+        drawn = mean + np.exp(log_std) * held["noise"]
+        log_prob = normal(output, drawn)[1]
+        log_prob = log_prob - np.log(1 - np.tanh(drawn) ** 2 + 1e-6).sum(axis=1, keepdims=True)
+        action = (learner.low + learner.high) / 2 + (learner.high - learner.low) / 2 * np.tanh(drawn)
+        values = [engine.forward(q, held["obs"], action) for q in learner.critics]
+        return float((np.exp(learner.vectors[TEMPERATURE]) * log_prob - np.minimum(*values)).mean())
+
+    def of_value() -> float:
+        return 0.5 * float(np.square(held["returns"] - engine.forward("value", held["obs"])).mean())
+
+    if title == "value":
+        return of_value
+    return of_squashed if learner.algorithm == SAC else of_policy
+
+
+class Recorder:
+    """An engine that keeps the gradients of an update instead of making it."""
+
+    def __init__(self, learner: PolicyLearner) -> None:
+        self.inner: Any = numpy_backend.learn_policy(learner)
+        self.sums = self.inner._sums
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, optimizer: str, limit: float | None) -> None:
+        """Keep the sums."""
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Keep the targets."""
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("SAC, AdamW, AMSGrad with L2, SGD", "actor"),
+        ("PPO, Adam", "actor"),
+        ("PPO, Adam", "value"),
+        ("A2C, RMSprop", "actor"),
+    ],
+)
+def test_gradients_are_those_of_differences(name: str, title: str) -> None:
+    learner = LEARNERS[name]().cast("float64")
+    batch = make_policy_batches(learner, 1)[0].cast("float64")
+    engine = Recorder(learner)
+    policy_training.UPDATES[learner.algorithm](engine, learner, batch)
+    loss = _loss(learner, batch, title)
+    arrays = trained_arrays(learner.networks[title])
+    if title == "actor" and LOG_STD in learner.vectors:
+        arrays, engine.sums[title] = (
+            [*arrays, learner.vectors[LOG_STD]],
+            [*engine.sums[title], *engine.sums[LOG_STD]],
+        )
+    for array, found in zip(arrays, engine.sums[title], strict=True):
+        for at in (0, array.size // 2, array.size - 1):
+            kept, step = array.flat[at], 1e-6
+            array.flat[at] = kept + step
+            up = loss()
+            array.flat[at] = kept - step
+            slope = (up - loss()) / (2 * step)
+            array.flat[at] = kept
+            assert np.isclose(found.flat[at], slope, rtol=1e-5, atol=1e-7)
+
+
+def _with_optimizer(made: PolicyLearner, name: str, **changes: Any) -> PolicyLearner:
+    return replace(made, optimizers={**made.optimizers, name: replace(made.optimizers[name], **changes)})
+
+
+def _faults() -> dict[str, tuple[PolicyLearner, PolicyLearner, set[str]]]:
+    first, second = sac(), LEARNERS["A2C, RMSprop"]()
+    critic, joint = first.optimizers["critic_optimizer"], second.optimizers["optimizer"]
+    faster = {**joint.settings, "learning_rate": 2e-3}
+    return {
+        "count": (first, _with_optimizer(first, "critic_optimizer", step=0), {"critic/q1", "critic/q2"}),
+        "temperature": (
+            first,
+            _with_optimizer(first, "temperature_optimizer", settings={"learning_rate": 0.02}),
+            {TEMPERATURE},
+        ),
+        "moment": (
+            first,
+            _with_optimizer(
+                first,
+                "critic_optimizer",
+                slots={**critic.slots, "m": tuple(2 * each for each in critic.slots["m"])},
+            ),
+            {"critic/q1", "critic/q2"},
+        ),
+        "rate": (second, _with_optimizer(second, "optimizer", settings=faster), {"actor", "value"}),
+    }
+
+
+@pytest.mark.parametrize("name", ["count", "temperature", "moment", "rate"])
+def test_a_fault_of_the_optimizer_is_found(name: str) -> None:
+    a, b, expected = _faults()[name]
+    found = compare_policy_steps((a, b), make_policy_batches(a, 1), [InProcess(), InProcess()])
+    wrong = {each.name for each in found.moved if not each.within and each.step == 1}
+    assert not found.within
+    assert expected <= wrong
+
+
+def test_a_learner_survives_its_way_to_a_process(tmp_path: Path) -> None:
+    made = sac().cast("float64")
+    batches = make_policy_batches(made, 2)
+    document = json.loads(json.dumps(policy_training.write_policy_learner(made, batches, tmp_path)))
+    again, given = policy_training.read_policy_learner(document, tmp_path)
+    results = [
+        train_policy(numpy_backend.learn_policy(each), each, [b.cast("float64") for b in rows])
+        for each, rows in ((made, batches), (again, given))
+    ]
+    for title, arrays in results[0].last.items():
+        assert all(np.array_equal(x, y) for x, y in zip(arrays, results[1].last[title], strict=True))
