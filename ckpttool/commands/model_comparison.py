@@ -568,7 +568,7 @@ def _compare(
             values = (exact[0][x], move_channels(exact[1][y], how))
         failed = not all(each.within for each in outputs)
         layers, first = finder.find(values, failed=failed)
-        if first is None or first.cause is None:
+        if first is None or first.cause is None or first.a == "outputs":
             first = _shape_difference((made_a, made_b), pairs, left) or first
         if not failed:
             session.notes += _hidden_differences(layers, finder.bound)
