@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -421,3 +422,91 @@ def test_an_onnx_file_is_compared_in_float64(
         assert first.a == wrong.partition(".")[0]
         assert node in first.b
         assert first.confirmed
+
+
+# Outputs that cannot be compared, and layers that differ behind equal outputs.
+
+OWN_CODE = """
+import dataclasses
+import torch
+from torch import nn
+
+@dataclasses.dataclass
+class Made:
+    value: torch.Tensor
+    extra: torch.Tensor
+
+class Net(nn.Module):
+    def __init__(self, form="tensor", last=1.0):
+        super().__init__()
+        self.form, self.last = form, last
+        self.one = nn.Linear(6, 6)
+        self.two = nn.Linear(6, 4)
+
+    def forward(self, x):
+        y = self.two(self.last * self.one(x))
+        return {"tensor": y, "flat": y[:, :2], "made": Made(y, y + 1), "none": "nothing"}[self.form]
+"""
+
+
+def compare_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b: dict[str, Any], **a: Any) -> Any:
+    """Compare two models of OWN_CODE; B's first matrix is transposed if `last` is 0."""
+    import torch
+
+    (tmp_path / "own_net.py").write_text(OWN_CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_net", raising=False)
+    import own_net  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    state = own_net.Net().state_dict()
+    torch.save(state, tmp_path / "a.pt")
+    if b.get("last") == 0:
+        state["one.weight"] = state["one.weight"].T.contiguous()
+    torch.save(state, tmp_path / "b.pt")
+    likes = {"like_a": ModelSpec("own_net:Net", a), "like_b": ModelSpec("own_net:Net", b)}
+    return verify(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), input_shapes=("6",), **likes)
+
+
+@pytest.mark.torch
+def test_an_output_of_another_shape_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
+) -> None:
+    found = compare_own(tmp_path, monkeypatch, {"form": "flat"})
+    assert not found.within
+    assert found.models.first.confirmed
+
+
+@pytest.mark.torch
+def test_a_model_without_tensors_in_its_result_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        compare_own(tmp_path, monkeypatch, {"form": "none"}, form="none")
+    assert refused.value.file == str(tmp_path / "a.pt")
+
+
+@pytest.mark.torch
+def test_the_fields_of_a_dataclass_are_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
+) -> None:
+    found = compare_own(tmp_path, monkeypatch, {"form": "made"}, form="made")
+    assert found.within
+    assert [each.name for each in found.networks] == ["value", "extra"]
+
+
+@pytest.mark.torch
+def test_a_layer_that_differs_behind_equal_outputs_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
+) -> None:
+    right = compare_own(tmp_path, monkeypatch, {}, last=1.0)
+    found = compare_own(tmp_path, monkeypatch, {"last": 0.0}, last=0.0)
+    assert found.within
+    assert len(found.notes) == len(right.notes) + 1
+
+
+def test_means_over_another_axis_are_a_cause() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 5, 6))
+    after = x - x.mean(1, keepdims=True), x - x.mean(2, keepdims=True)
+    assert model_causes.between_cause(None, after, 1e-6) is not None
+    assert model_causes.between_cause(None, (x, x + np.sin(x)), 1e-6) is None

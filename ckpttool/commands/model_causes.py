@@ -1031,7 +1031,17 @@ def between_cause(
         return found
     if is_reordered(a, b, bound):
         return Cause("B has the numbers of A in another order")
+    axes = [_centred_axes(each, bound) for each in (a, b)]
+    if a.shape == b.shape and axes[0] != axes[1] and all(axes):
+        one, two = (" and ".join(map(str, each)) for each in axes)
+        return Cause(f"means over axis {one} are subtracted in A, over axis {two} in B")
     return None
+
+
+def _centred_axes(x: np.ndarray, bound: float) -> list[int]:
+    """Return the axes, without the batch, over which every mean is zero."""
+    allowed = bound * (float(np.abs(x).max(initial=0.0)) or 1.0)
+    return [axis for axis in range(1, x.ndim) if float(np.abs(x.mean(axis)).max()) <= allowed]
 
 
 def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:

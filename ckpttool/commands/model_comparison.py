@@ -534,6 +534,9 @@ def _compare(
     progress(6, _STEPS)
     scale = _RoundingBound.of((*calls_a, *calls_b), max(a.layers(), b.layers(), key=len))
     layouts = [str(each.get("channels", "")) for each in opened]
+    for side, made in ((a, made_a), (b, made_b)):
+        if not made:
+            raise UsageError(f"{side.side.word} returns no tensors", file=side.side.path)
     pairs, left = _pair_outputs(made_a, made_b, session, layouts)
     outputs = []
     for name, (x, y, how) in pairs.items():
@@ -563,7 +566,12 @@ def _compare(
         values = (made_a[x], move_channels(made_b[y], how))
         if found.exact and exact[0] is not None and exact[1] is not None:
             values = (exact[0][x], move_channels(exact[1][y], how))
-        layers, first = finder.find(values, failed=not all(each.within for each in outputs))
+        failed = not all(each.within for each in outputs)
+        layers, first = finder.find(values, failed=failed)
+        if first is None or first.cause is None or first.a == "outputs":
+            first = _shape_difference((made_a, made_b), pairs, left) or first
+        if not failed:
+            session.notes += _hidden_differences(layers, finder.bound)
         none = () if layers else ("layers: no layer of A has a counterpart in B",)
         found = replace(found, layers=layers, first=first, not_compared=none)
     else:
@@ -575,6 +583,34 @@ def _compare(
         found = replace(found, training=_train(session, opened, (made_a, pairs), options.training))
     progress(_STEPS, _STEPS)
     return replace(found, notes=tuple(session.notes))
+
+
+def _shape_difference(
+    made: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    pairs: Mapping[str, _Names],
+    missing: Sequence[str],
+) -> Divergence | None:
+    """Return the first output that B lacks or gives in another shape, None if there is none."""
+    for name, (x, y, how) in pairs.items():
+        shapes = [list(each.shape) for each in (made[0][x], move_channels(made[1][y], how))]
+        if shapes[0] != shapes[1]:
+            cause = Cause(f"output {name} has shape {shapes[0]} in A and {shapes[1]} in B", confirmed=True)
+            return _divergence(x, y, BETWEEN, None, cause, None)
+    if not missing:
+        return None
+    cause = Cause(f"B has no counterpart of A's output {missing[0]}", confirmed=True)
+    return _divergence(missing[0], "outputs", BETWEEN, None, cause, None)
+
+
+def _hidden_differences(layers: Sequence[LayerComparison], bound: float) -> Iterator[str]:
+    """Yield a note for the first layer that differs although the outputs agree."""
+    for each in layers:
+        if each.by == "weights" and each.inputs <= bound and not each.within:
+            yield (
+                f"the outputs agree, but on equal inputs {each.b} of B differs from {each.a} of A by "
+                f"{each.outputs:.1e} of its largest number: these inputs do not show all of it"
+            )
+            return
 
 
 def _train(
@@ -759,7 +795,7 @@ class _LayerFinder:
         unstable: Sequence[str],
     ) -> None:
         self._session, self._exact, self._unstable = session, exact, unstable
-        self._bound = EXACT_BOUND if exact else FLOAT_BOUND
+        self.bound = self._bound = EXACT_BOUND if exact else FLOAT_BOUND
         self._layers = [
             model_causes.called_layers(side.layers(), rows)
             for side, rows in zip(session.sides, calls, strict=True)
@@ -901,6 +937,11 @@ class _LayerFinder:
         captured = self._capture([before])
         prior = (captured[0][before.a.key], captured[1][before.b.key])
         cause = self._between(prior, (outputs[0], outputs[1]))
+        end = self._layers[1][[each.key for each in self._layers[1]].index(before.b.key) + 1 :]
+        lone = [each.path for each in end if each.tensors and not each.composed]
+        if cause is not None and len(lone) == 1:
+            cause = replace(cause, text=f"{cause.text}; A has no counterpart of {lone[0]} of B")
+            return _divergence("outputs", lone[0], BETWEEN, None, cause, before.a.path)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
 
     def _between(

@@ -67,6 +67,8 @@ def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
         parts = list(_paired(value._fields, value))
     elif isinstance(value, (list, tuple)):
         parts = [(str(number), each) for number, each in enumerate(value)]
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        parts = [(each, getattr(value, each)) for each in value.__dataclass_fields__]
     else:
         return []
     if len(parts) == 1 and isinstance(value, (list, tuple)):
@@ -240,6 +242,12 @@ class TorchRunner(ModelRunner):
         if array.dtype.kind in "iu":
             array = array.astype(np.int64)
         return self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
+
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return the ways of passing inputs; several go by name first if the model has these parameters."""
+        by_place, by_name, as_dict = super().styles(names, given)
+        known = {*inspect.signature(self.model.forward).parameters} if len(names) > 1 else set()
+        return [by_name, by_place, as_dict] if known.issuperset(names) and known else [by_place, by_name, as_dict]
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs without gradients."""
@@ -1141,7 +1149,7 @@ class OnnxRunner(ModelRunner):
 
     def channels(self) -> str:
         """Return "first" if there are convolutions."""
-        return "first" if any(each["class"] == "Conv" for each in self._nodes) else ""
+        return "first" if any(each["class"].startswith("Conv") for each in self._nodes) else ""
 
 
 # Opening a side: a file that contains a whole model, or the user's factory.
