@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -344,3 +345,32 @@ def test_stats_shortens_names_on_a_terminal_only(tmp_path: Path) -> None:
     shown = long.replace(".", "/")
     assert shown in in_process("stats", tmp_path / "m.pt").out
     assert shown not in on_terminal("stats", tmp_path / "m.pt").out
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tf/sb2/zoo/td3_BipedalWalker-v2.zip", ["--env", "BipedalWalker-v3"]),
+        ("tf/keras_h5/yosider_kerasrl/ddpg_Pendulum-v0_weights_actor.h5f", ["--env", "Pendulum-v1"]),
+        ("torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0_actor", ["--env", "HalfCheetah-v5"]),
+        ("torch/tianshou/Pendulum-v1/td3/policy.pth", ["--env", "Pendulum-v1"]),
+        ("torch/sb3_zoo/tqc/Swimmer-v3_1/Swimmer-v3.zip", []),  # args.yml names it
+    ],
+)
+def test_inspect_offers_the_environment_of_an_agent(name: str, expected: list[str], corpus: Path) -> None:
+    ran = on_terminal("inspect", corpus / name)
+    commands = [shlex.split(line) for line in ran.out.splitlines() if "next: ckpttool eval " in line]
+    (words,) = [[re.sub("\x1b.*?m", "", word) for word in command] for command in commands]
+    assert words[-len(expected) - 1 :] == [str(corpus / name), *expected]
+
+
+def test_two_environments_of_one_size_are_not_offered(tmp_path: Path) -> None:
+    sizes = ((17, 32), (32, 32), (32, 6))
+    state = {}
+    for number, (rows, columns) in enumerate(sizes, start=1):
+        state |= {f"l{number}.weight": np.ones((columns, rows)), f"l{number}.bias": np.ones(columns)}
+    save(torch_tree(state), str(tmp_path / "actor.pt"))
+    (command,) = [
+        line for line in on_terminal("inspect", tmp_path / "actor.pt").out.splitlines() if " eval " in line
+    ]
+    assert "--env ID" in command

@@ -152,7 +152,7 @@ def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_pat
     assert next_of(shown(place, "diff", "old.pt", "new.pt")) == [["verify", "old.pt", "new.pt"]]
     assert next_of(shown(place, "diff", "agent.pt", "new.pt")) == []
     assert next_of(shown(place, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
-    assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "ID"]
+    assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "Pendulum-v1"]
 
 
 def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:

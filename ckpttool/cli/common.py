@@ -587,7 +587,7 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
         return [("stats", path), ("doctor", path)]
     tensorflow = found.checkpoint.format in _TENSORFLOW
     other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
-    return [("convert", path, *other), _eval_command(path)]
+    return [("convert", path, *other), _eval_command(path, found)]
 
 
 def after_digest(path: str) -> Steps:
@@ -644,16 +644,41 @@ def after_eval(found: Sweep, env: str | None) -> Steps:
     ]
 
 
-def _eval_command(path: str) -> tuple[str, ...]:
+def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[str, ...]:
+    """Return the command that plays an agent, with its environment if neither file nor sidecar names it."""
     from ckpttool.core import sidecar
 
+    if found is not None and found.binding is not None and found.binding.facts.env:
+        return "eval", path
     # Do not download anything for a suggestion.
-    env_options = None
+    recorded = None
     if not urls.is_url(path):
         with contextlib.suppress(CkpttoolError):
-            env_options = sidecar.load_sidecar(path)
-    # Without a sidecar that names the environment, the user must add it.
-    return ("eval", path) if env_options is not None and env_options.env else ("eval", path, "--env", "ID")
+            recorded = sidecar.load_sidecar(path)
+    if recorded is not None and recorded.env:
+        return "eval", path
+    if found is not None and found.layout == "stable_baselines3" and not urls.is_elsewhere(path):
+        from ckpttool.libraries.sb3 import names_environment
+
+        if names_environment(path):
+            return "eval", path
+    return "eval", path, "--env", _infer_environment(found) or "ID"
+
+
+def _infer_environment(found: CheckpointSummary | None) -> str | None:
+    """Return the only environment that fits the path and the sizes of an agent; None for none or several."""
+    from ckpttool.commands.dataflow import build_listed_strips, find_policy_sizes
+
+    if found is None:
+        return None
+    sizes = find_policy_sizes(build_listed_strips(found.binding, found.checkpoint.tree))
+    if sizes is None:
+        return None
+    from ckpttool.evaluation.environments import candidate_environments
+
+    words = "/".join(found.checkpoint.path.rstrip("/").split("/")[-3:])
+    fitting = candidate_environments(words, *sizes)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 # Option panels: a dataclass is one titled group in a command's help, and one argument of its function.

@@ -864,6 +864,7 @@ def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_Architectu
     """Yield a row per layer below the root, alike ones once."""
     from ckpttool.commands.architecture import LayerGroup, fold_alike, format_extents
 
+    start = f"{root.path}/" if root.path else ""
     for entry in fold_alike(root.below):
         group = entry if isinstance(entry, LayerGroup) else LayerGroup(entry, 1, entry)
         layer, number = group.first, group.number
@@ -871,7 +872,7 @@ def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_Architectu
         text = layer.title if number == 1 else f"{layer.title} (x{number})"
         sources = f"<- {', '.join(each.rpartition('/')[2] for each in layer.inputs)}" if layer.inputs else ""
         yield _ArchitectureRow(
-            f"{'  ' * level}{clean(layer.name)}{clean(name)}",
+            f"{'  ' * level}{clean(layer.path.removeprefix(start))}{clean(name)}",
             clean("  ".join(filter(None, (text, layer.detail, sources)))),
             "" if layer.output is None else format_extents(layer.output),
             f"{layer.parameters * number:,}" if layer.parameters else "",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.commands.dataflow import FlowStage, FlowStrip, StageKind
+from ckpttool.commands.inspect import is_script
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
@@ -36,6 +37,8 @@ from ckpttool.libraries.recognize import PICKLED_MODULES, TORCH_CLASSES
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.libraries.activation_orders import TracedCall
+    from ckpttool.libraries.script_orders import ScriptCall
 
 # A layer is described from what the file records: its class and settings, the order in which layers are
 # applied, and shapes by arithmetic. Nothing is executed. The code of a custom class is not in the file: the
@@ -173,6 +176,10 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
 def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
     if checkpoint.format in ("keras_zip", "keras_h5"):
         return _describe_keras(checkpoint, shapes)
+    if checkpoint.format == "onnx":
+        return _describe_onnx(checkpoint, shapes)
+    if is_script(checkpoint):
+        return _describe_script(checkpoint, shapes)
     return _describe_torch(checkpoint, shapes)
 
 
@@ -223,7 +230,7 @@ def fold_alike(layers: Sequence[ArchitectureLayer]) -> list[ArchitectureLayer | 
 
 
 def _form(layer: ArchitectureLayer) -> object:
-    """Return a layer without the numbers in its name; equal for layers that are listed together."""
+    """Return a layer without the numbers in its names; equal for layers that are listed together."""
     below = tuple(map(_form, layer.below))
     inputs = tuple(_DIGITS.sub("#", each) for each in layer.inputs)
     name = _DIGITS.sub("#", layer.name)
@@ -953,3 +960,152 @@ _KERAS_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("merge_mode", "concat", "merge {}"),
     ("negative_slope", 0, "slope {}"),
 )
+
+
+# Recorded computations: the code of a TorchScript archive and the graph of an ONNX model are evaluated on
+# shapes alone (libraries/script_orders.py, activation_orders.py). Shapes include the batch.
+
+_CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))
+_GIVEN = "input"
+# A part of a class name that distinguishes copies of a class.
+_MANGLED = re.compile(r"\.___torch_mangle_[0-9]+")
+
+
+def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
+    from ckpttool.libraries.script_orders import trace_script
+
+    given = _whole_shapes(shapes)
+    found = trace_script(checkpoint, tuple(given.values()))
+    if found is None:
+        if shapes:
+            raise UsageError("the TorchScript code cannot be evaluated for this input", file=checkpoint.path)
+        return ()
+    inputs, call = found
+    root = _script_layer(call, "", checkpoint.tree)
+    named = tuple((f"input {number}", shape) for number, shape in enumerate(inputs))
+    return (Architecture("TorchScript code", root, named, batch=True),)
+
+
+def _whole_shapes(shapes: Mapping[str, Extents]) -> dict[str, tuple[int, ...]]:
+    """Return the user's shapes with a batch of 1."""
+    return {name: (1, *(extent or 1 for extent in shape)) for name, shape in shapes.items()}
+
+
+def _script_layer(call: ScriptCall, name: str, tree: Tree) -> ArchitectureLayer:
+    """Return a call as a layer; a torch module's own code is not listed."""
+    from ckpttool.libraries.script_orders import is_own_module
+
+    own = is_own_module(call.cls)
+    inner = call.below if call.kind in _CONTAINERS or not own else []
+    names = _call_names(inner, name)
+    below = []
+    for number, (each, path) in enumerate(zip(inner, names, strict=True)):
+        layer = _script_layer(each, path, tree)
+        below.append(replace(layer, inputs=_sources(each.inputs, number, names)))
+    size = len(call.path)
+    trained = (
+        leaf.size for path, leaf in tree.tensors() if path[:size] == call.path and leaf.role == "parameter"
+    )
+    return ArchitectureLayer(
+        path=name,
+        kind=call.kind,
+        cls=_MANGLED.sub("", call.cls).removeprefix("__torch__."),
+        parameters=sum(trained) if call.path or not name else 0,
+        output=call.output,
+        macs=call.macs,
+        flow="graph" if any(each.inputs for each in below) else "chain",
+        below=tuple(below),
+    )
+
+
+def _call_names(calls: Sequence[ScriptCall], above: str) -> list[str]:
+    """Return a path for each call: the module's, or a function's name and number."""
+    found = []
+    for number, call in enumerate(calls):
+        name = "/".join(str(step.value) for step in call.path)
+        found.append(name or "/".join(filter(None, (above, f"{call.kind}_{number}"))))
+    return found
+
+
+def _sources(inputs: Sequence[int], number: int, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of the operations whose results are used, unless only that of the one before."""
+    if list(inputs) in ([], [number - 1]):
+        return ()
+    return tuple(names[each] if each >= 0 else _GIVEN for each in inputs)
+
+
+def _describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
+    from ckpttool.libraries.activation_orders import trace_onnx
+
+    details = checkpoint.details.get("inputs")
+    names = list(details) if isinstance(details, Mapping) else []
+    given = _whole_shapes(shapes)
+    if "" in given and len(names) == 1:
+        given[names[0]] = given.pop("")
+    found = trace_onnx(checkpoint, given)
+    _require_used(given, {*names}, iter(names))
+    if found is None:
+        return ()
+    layers = _OnnxLayers(checkpoint.tree, found.calls)
+    below = layers.group(range(len(found.calls)), 0)
+    root = _sum_layers("", str(checkpoint.details.get("name") or "graph"), below)
+    assumed = ("extents that are not fixed are 1",) if found.assumed else ()
+    return (Architecture("ONNX graph", root, found.inputs, batch=True, assumed=assumed),)
+
+
+def _sum_layers(path: str, kind: str, below: Sequence[ArchitectureLayer]) -> ArchitectureLayer:
+    """Return a group of layers in their recorded order."""
+    macs = [layer.macs for layer in below]
+    linked = any(layer.inputs or layer.flow == "graph" for layer in below)
+    return ArchitectureLayer(
+        path=path,
+        kind=kind,
+        cls="",
+        parameters=sum(layer.parameters for layer in below),
+        output=below[-1].output if below else None,
+        macs=None if None in macs else sum(each or 0 for each in macs),
+        flow="graph" if linked else "chain",
+        below=tuple(below),
+    )
+
+
+class _OnnxLayers:
+    """The operators of a graph as layers, grouped by the folders in their names (`/layer1/conv1/Conv`)."""
+
+    def __init__(self, tree: Tree, calls: Sequence[TracedCall]) -> None:
+        self.tree, self.calls = tree, calls
+        names = (call.name.strip("/") or f"{call.kind}_{number}" for number, call in enumerate(calls))
+        self.steps = [[step for step in name.split("/") if step][:_DEEPEST] for name in names]
+        self.names = ["/".join(steps[:-1] or steps) for steps in self.steps]
+
+    def group(self, numbers: Sequence[int], depth: int) -> list[ArchitectureLayer]:
+        """Return the operators with these positions as layers and groups of layers."""
+        found: list[ArchitectureLayer] = []
+        start = 0
+        while start < len(numbers):
+            steps = self.steps[numbers[start]]
+            end = start + 1
+            if len(steps) > depth + 1:
+                while end < len(numbers) and self.steps[numbers[end]][: depth + 1] == steps[: depth + 1]:
+                    end += 1
+            inside = numbers[start:end]
+            name = "/".join(steps[: depth + 1])
+            if len(inside) == 1:
+                found.append(self._layer(inside[0], name))
+            else:
+                found.append(_sum_layers(name, "block", self.group(inside, depth + 1)))
+            start = end
+        return found
+
+    def _layer(self, number: int, path: str) -> ArchitectureLayer:
+        call = self.calls[number]
+        held = (self.tree.get(weight) for weight in call.weights)
+        return ArchitectureLayer(
+            path=path,
+            kind=call.kind,
+            cls=call.kind,
+            parameters=sum(leaf.size for leaf in held if isinstance(leaf, Leaf) and leaf.role == "parameter"),
+            output=call.output,
+            macs=call.macs,
+            inputs=_sources(call.inputs, number, self.names),
+        )

@@ -280,6 +280,16 @@ def build_listed_strips(
         return ()  # commands that run the agent report the error
 
 
+def find_policy_sizes(strips: Sequence[FlowStrip]) -> tuple[int, int] | None:
+    """Return the sizes of the policy's observation and action; None for images and several inputs."""
+    for strip in strips:
+        first, last = strip.every[0].shape, strip.every[-1]
+        acts = last.kind == "output" and last.name == "action" and last.shape
+        if acts and not strip.streams and first is not None and len(first) == 1:
+            return first[0], acts[0]
+    return None
+
+
 def build_agent_strips(agent: Agent) -> tuple[FlowStrip, ...]:
     """Return the strips of a restored agent."""
     return build_strips(agent.binding, agent.checkpoint.tree, agent_facts(agent))

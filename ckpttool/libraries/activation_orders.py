@@ -330,7 +330,9 @@ def window_extents(
         left = size + pad - wide * (window - 1) - 1
         if step < 1:
             raise UntraceableError
-        found.append((-(-left // step) if ceil else left // step) + 1)
+        made = (-(-left // step) if ceil else left // step) + 1
+        # The last window begins inside the image or the padding before it.
+        found.append(made - (ceil and (made - 1) * step >= size + pad // 2))
     return tuple(found)
 
 
@@ -872,3 +874,126 @@ _OPERATIONS: dict[str, _Operation] = {
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _pixel_shuffle),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }
+
+
+# The operations of an ONNX model in order, for pictures of its layers.
+
+_FREE_OF_PRODUCTS = frozenset(_OPERATIONS) - {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
+_FREE_OF_PRODUCTS -= {"LSTM", "GRU", "RNN"}
+
+
+class TracedCall(NamedTuple):
+    """One operation of a model's graph or code; `output` and `macs` are None if unknown.
+
+    `inputs` are the positions of the operations whose results it takes, -1 for an input of the model;
+    `weights` are the constants that it is the first one to use.
+    """
+
+    name: str
+    kind: str
+    output: Shape | None
+    macs: int | None
+    inputs: tuple[int, ...]
+    weights: tuple[Path, ...] = ()
+
+
+class TracedModel(NamedTuple):
+    """The operations of a model for inputs of these shapes; `assumed` is set if an extent was not fixed."""
+
+    inputs: tuple[tuple[str, Shape], ...]
+    calls: tuple[TracedCall, ...]
+    assumed: bool = False
+
+
+def trace_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> TracedModel | None:
+    """Return the operations of an ONNX model; None if an input has no shape.
+
+    `shapes` are those of inputs by name, with the batch; extents that are not fixed are taken as 1.
+    """
+    from ckpttool.formats import onnx
+
+    graph = onnx.read_model(checkpoint.files[0]).graph
+    if len(graph.nodes) > _MOST_CALLS:
+        return None
+    reader = _OnnxOrderEvaluator(OrderTracer(checkpoint.tree, _CHANNEL, shapes_only=True))
+    known = {tensor.name for tensor in graph.initializers}
+    inputs, assumed = [], False
+    for value in graph.inputs:
+        if value.name in known:
+            continue
+        if value.name not in shapes and value.shape is None:
+            return None
+        listed = shapes.get(value.name, value.shape) or ()
+        shape = tuple(extent if isinstance(extent, int) and extent > 0 else 1 for extent in listed)
+        assumed = assumed or shape != tuple(listed)
+        inputs.append((value.name, shape))
+        reader.values[value.name] = reader.evaluation.given(shape)
+    calls = _OnnxCalls(reader, {name: -1 for name, _ in inputs})
+    for node in graph.nodes:
+        calls.add(node)
+    return TracedModel(tuple(inputs), tuple(calls.found), assumed)
+
+
+_MOST_CALLS = 20_000
+
+
+@dataclass
+class _OnnxCalls:
+    """The operations so far; `makers` are their positions by the names of results."""
+
+    reader: _OnnxOrderEvaluator
+    makers: dict[str, int]
+    found: list[TracedCall] = field(default_factory=list)
+    used: set[Path] = field(default_factory=set)
+
+    def add(self, node: OnnxNode) -> None:
+        """Evaluate a node; constants and shapes are not operations of the model."""
+        reader = self.reader
+        try:
+            reader.evaluation.step()
+            given = [reader.value(name) for name in node.inputs]
+            outputs = reader.outputs(node)
+        except (UntraceableError, TrackingLimitError, CkpttoolError):
+            given, outputs = [], []
+        rest = [UntracedActivation()] * len(node.outputs)
+        values = list(zip(node.outputs, [*outputs, *rest], strict=False))
+        reader.values.update(values)
+        if not values or isinstance(values[0][1], _OnnxOrderConstant):
+            return
+        made = values[0][1]
+        shape = made.shape if isinstance(made, TracedActivation) else None
+        inputs = dict.fromkeys(self.makers[name] for name in node.inputs if name in self.makers)
+        weights = [each.path for each in given if getattr(each, "path", None) is not None]
+        own = tuple(dict.fromkeys(path for path in weights if path not in self.used))
+        self.used.update(own)
+        macs = _count_products(node, given, shape)
+        self.makers.update((name, len(self.found)) for name in node.outputs if name)
+        name = node.name or next(iter(node.outputs), "")
+        self.found.append(TracedCall(name, node.title, shape, macs, tuple(inputs), own))
+
+
+def _count_products(node: OnnxNode, given: _Given, made: Shape | None) -> int | None:
+    """Return the multiply-accumulate operations of a node, None if unknown."""
+    if node.title in _FREE_OF_PRODUCTS:
+        return 0
+    shapes = [_value_shape(each) for each in given]
+    first, second = (*shapes, None, None)[:2]
+    if made is None or first is None or second is None:
+        return None
+    if node.title == "Conv":
+        return math.prod(made) * math.prod(second[1:])
+    if node.title == "ConvTranspose":
+        return math.prod(first) * math.prod(second[1:])
+    if node.title in ("MatMul", "Gemm"):
+        return math.prod(made) * first[-2 if node.get("transA", 0) else -1]
+    if node.title in ("LSTM", "GRU", "RNN") and len(shapes) > 2 and shapes[2] is not None:
+        return math.prod(first[:2]) * (math.prod(second) + math.prod(shapes[2]))
+    return None
+
+
+def _value_shape(value: Any) -> Shape | None:
+    if isinstance(value, _OnnxOrderConstant):
+        return tuple(value.array.shape)
+    if isinstance(value, _OnnxOrderWeight):
+        return value.shape[::-1] if value.turned else value.shape
+    return value.shape if isinstance(value, TracedActivation) else None

@@ -429,6 +429,12 @@ def list_zoo_files(location: str) -> list[str]:
     return [*own, *(os.path.join(each, file) for file in names for each in folders)]
 
 
+def names_environment(location: str) -> bool:
+    """Return whether a file beside the agent records its environment."""
+    files = (each for each in list_zoo_files(location) if os.path.basename(each) == _SETTINGS[1])
+    return any(filesystem.isfile(each) for each in files)
+
+
 def _list_folders(folder: str, stem: str) -> Iterator[str]:
     yield os.path.join(folder, stem)
     # Example: for logs/td3/Pendulum-v1_3/best_model.zip the statistics are in .../Pendulum-v1_3/Pendulum-v1.

@@ -897,3 +897,184 @@ _OPERATIONS: dict[str, _Operation] = {
         ("zeros_like", "ones_like", "randn_like", "empty_like", "rand_like", "full_like"), _new_tensor_like
     ),
 }
+
+
+# The modules that an archive's code calls, in order, for pictures of its layers.
+
+_TORCH_MODULES = f"{_ATTENTION.rpartition('.')[0]}."
+# Results that are no values of the model's own: sizes, copies, casts.
+_SILENT = frozenset(("size", "dim", "contiguous", "detach", "to", "type_as", "clone", "alias", "numel"))
+_SILENT |= {
+    "__getitem__",
+    "len",
+    "NumToTensor",
+    "tensor",
+    "int",
+    "Int",
+    "append",
+    "list",
+    "__is__",
+    "__isnot__",
+}
+
+
+@dataclass
+class ScriptCall:
+    """A call of a module, or of a function in the code of one; as TracedCall, with the calls inside."""
+
+    path: Path
+    kind: str
+    cls: str
+    output: Shape | None = None
+    macs: int | None = 0
+    inputs: tuple[int, ...] = ()
+    below: list[ScriptCall] = field(default_factory=list)
+    makers: dict[int, int] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
+
+
+def trace_script(
+    checkpoint: Checkpoint, shapes: Sequence[Shape]
+) -> tuple[tuple[Shape, ...], ScriptCall] | None:
+    """Return the input shapes and the calls of a TorchScript archive's `forward`; None if not evaluated.
+
+    `shapes` replace the input shapes with which the archive was traced.
+    """
+    texts = read_code(checkpoint)
+    inputs = tuple(shapes) or (traced_inputs(checkpoint) if texts is not None else ())
+    if texts is None or not inputs:
+        return None
+    tracer = OrderTracer(checkpoint.tree, _CHANNEL, shapes_only=True)
+    run = _ScriptCallRecorder(checkpoint.tree, texts, evaluation=tracer)
+    try:
+        run.run(inputs)
+    except _FAILURES:
+        return None
+    return inputs, run.stack[0].below[0]
+
+
+@dataclass
+class _ScriptCallRecorder(_ScriptOrderEvaluator):
+    """Evaluates the code and records the calls of modules and functions."""
+
+    stack: list[ScriptCall] = field(default_factory=lambda: [ScriptCall((), "", "")])
+
+    def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        container = self.tree.containers.get(module)
+        cls = (container.name if container is not None else None) or ""
+        if not name.startswith("forward") and cls.startswith(_TORCH_MODULES):
+            return super()._method(module, name, given)
+        call = self._begin(ScriptCall(module, _short(cls), cls), given)
+        try:
+            made = super()._method(module, name, given)
+            if not call.below and _short(cls) in _WITH_PRODUCTS:
+                self._count(self._recurrent(module, given))
+        finally:
+            self.stack.pop()
+        return self._end(call, made)
+
+    def _count(self, macs: int | None) -> None:
+        """Add operations to all calls that are not finished."""
+        for outer in self.stack:
+            outer.macs = None if outer.macs is None or macs is None else outer.macs + macs
+
+    def _recurrent(self, module: Path, given: Sequence[Any]) -> int | None:
+        """Return the operations of a recurrent layer that is not evaluated, None for another module."""
+        matrices = [
+            leaf.size
+            for path, leaf in self.tree.tensors()
+            if path[:-1] == module and str(path[-1].value).startswith("weight_")
+        ]
+        first = given[0] if given else None
+        if not matrices or not isinstance(first, TracedActivation):
+            return None
+        return math.prod(first.shape[:-1]) * sum(matrices)
+
+    def _applied(self, called: str, given: list[Any]) -> Any:
+        made = super()._applied(called, given)
+        name = called.removeprefix("torch.").removeprefix("ops.prim.").removesuffix("_")
+        taken = [
+            each for each in _iterate_flat(given) if isinstance(each, TracedActivation | UntracedActivation)
+        ]
+        if not taken or name in _SILENT or called.startswith("__torch__."):
+            return made
+        if not isinstance(made, TracedActivation | UntracedActivation | list):
+            return made
+        macs = self._products(name, given, made)
+        self._count(macs)
+        call = self._begin(ScriptCall((), name, called, macs=macs), given)
+        self.stack.pop()
+        return self._end(call, made)
+
+    def _begin(self, call: ScriptCall, given: Sequence[Any]) -> ScriptCall:
+        """Enter a call; the values given to it are its own inputs."""
+        here = self.stack[-1]
+        taken = [each for each in _iterate_flat(given) if id(each) in here.makers]
+        call.inputs = tuple(dict.fromkeys(here.makers[id(each)] for each in taken))
+        for each in _iterate_flat(given):
+            if isinstance(each, TracedActivation | UntracedActivation):
+                call.makers[id(each)] = -1
+        self.stack.append(call)
+        return call
+
+    def _end(self, call: ScriptCall, made: Any) -> Any:
+        """Record a call with its result, which is another object than its inputs."""
+        values = made if isinstance(made, list) else [made]
+        values = [self._renewed(each) if id(each) in call.makers else each for each in values]
+        first = values[0] if values else None
+        call.output = first.shape if isinstance(first, TracedActivation) else None
+        here = self.stack[-1]
+        for each in values:
+            here.makers[id(each)] = len(here.below)
+        here.values += values  # kept, so that no other object gets the identity of one
+        here.below.append(call)
+        return values if isinstance(made, list) else values[0]
+
+    def _renewed(self, value: Any) -> Any:
+        if isinstance(value, TracedActivation):
+            return TracedActivation(value.shape, lambda: value.entries, is_image=value.is_image)
+        return UntracedActivation(value.features) if isinstance(value, UntracedActivation) else value
+
+    def _products(self, name: str, given: Sequence[Any], made: Any) -> int | None:
+        """Return the multiply-accumulate operations of a function, None if unknown."""
+        if name not in _PRODUCTS:
+            return 0 if name in _OPERATIONS and name not in _CELLS_OF_CODE else None
+        try:
+            first, second = (self.activation(each).shape for each in _operands(name, given))
+        except _FAILURES:
+            return None
+        if not isinstance(made, TracedActivation):
+            return None
+        if name == "scaled_dot_product_attention":
+            return math.prod(first[:-1]) * second[-2] * (first[-1] + made.shape[-1])
+        if "conv" in name:
+            turned = "transpose" in name or (name.endswith("convolution") and bool(given[6]))
+            return math.prod(first if turned else made.shape) * math.prod(second[1:])
+        return math.prod(made.shape) * first[-1]
+
+
+# Modules and functions with products that the evaluation leaves out.
+_WITH_PRODUCTS = frozenset(("MultiheadAttention", "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
+_CELLS_OF_CODE = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"))
+_PRODUCTS = frozenset(
+    (*(f"conv{how}{n}d" for how in ("", "_transpose") for n in (1, 2, 3)), "_convolution", "convolution")
+) | {"linear", "addmm", "matmul", "mm", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+
+
+def _operands(name: str, given: Sequence[Any]) -> Sequence[Any]:
+    """Return the two factors of a product; a transposed weight has its own shape."""
+    if name == "einsum":
+        raise UnsupportedScriptError
+    first, second = given[1:3] if name in ("addmm", "baddbmm") else given[:2]
+    if isinstance(second, _TransposedWeight):
+        second = ScriptTensor(second.path)
+    return first, second
+
+
+def _short(cls: str) -> str:
+    return cls.rpartition(".")[2]
+
+
+def is_own_module(cls: str) -> bool:
+    """Return whether a class of an archive is one of torch's modules."""
+    return cls.startswith(_TORCH_MODULES)
