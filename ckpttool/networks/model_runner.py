@@ -246,8 +246,9 @@ class TorchRunner(ModelRunner):
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs; several go by name first if the model has these parameters."""
         by_place, by_name, as_dict = super().styles(names, given)
-        known = {*inspect.signature(self.model.forward).parameters} if len(names) > 1 else set()
-        return [by_name, by_place, as_dict] if known.issuperset(names) and known else [by_place, by_name, as_dict]
+        if len(names) > 1 and {*inspect.signature(self.model.forward).parameters}.issuperset(names):
+            return [by_name, by_place, as_dict]
+        return [by_place, by_name, as_dict]
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs without gradients."""
