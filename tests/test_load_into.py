@@ -153,7 +153,9 @@ def test_what_fits_is_filled_where_that_is_wanted() -> None:
     document = done.document()
     assert document["different"][0]["target"] == "l1"
     assert document["matched"][0]["confidence"] == "high"
-    assert {**document, "loaded": False} == told.document()
+    reason = {"verified": False, "reason": "a part of the checkpoint was used"}
+    assert document["verification"] == reason
+    assert {**document, "loaded": False, "verification": None} == told.document()
 
 
 def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path, golden: Golden) -> None:

@@ -45,7 +45,7 @@ from tests.trees import leaf, torch_tree
 @pytest.fixture(autouse=True)
 def _numpy_only(monkeypatch: pytest.MonkeyPatch, shared_workers: None) -> None:
     """Run few observations, by numpy: what is tested here is the comparison."""
-    monkeypatch.setattr(verify, "_backend", lambda _: "numpy")
+    monkeypatch.setattr(verify, "available_backend", lambda _: "numpy")
     draw = network_outputs.make_observations
     monkeypatch.setattr(verify, "make_observations", lambda network: draw(network, 30))
 

@@ -15,14 +15,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ckpttool.cli import common, usage
+from ckpttool.cli import common
 from ckpttool.cli.common import show_fetch_progress
 from ckpttool.core import limits
 from ckpttool.core.errors import CkpttoolError, from_system_error
 from ckpttool.version import __version__
 
 # Fixed, however the program was started: usage lines and the shell completion variable use this name.
-_NAME = usage.NAME
+_NAME = "ckpttool"
 _TRACEBACK = "CKPTTOOL_TRACEBACK"
 _REPEATABLE = frozenset(
     ("--match", "--kind", "--flatten", "--unflatten", "--input-shape", "--l2", "--optimizer", "--wrapper")
@@ -415,6 +415,8 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
 
 def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     """Complete a hint that repeats this command with one more option, keeping the options in use."""
+    from ckpttool.cli import usage
+
     given = sys.argv[1:]
     usage.complete_not_found(error, given)
     try:
@@ -476,6 +478,8 @@ def _convert_error(error: BaseException) -> CkpttoolError:
     # typer's usage errors carry their own text; their class moved between its versions.
     message = getattr(error, "format_message", None)
     if callable(message):
+        from ckpttool.cli import usage
+
         return usage.convert_usage_error(error, sys.argv[1:], [each.name for each in COMMANDS], _load_command)
     if os.environ.get(_TRACEBACK):
         raise error

@@ -103,7 +103,7 @@ class GraphOptions(OptionPanel, title="Graph"):
         list[str] | None,
         typer.Option(
             metavar="[LAYER=]3,32,32",
-            help="Input shape without batch, for output shapes of a model's layers; repeatable.",
+            help="Input shape without batch, for layers' shapes; repeatable.",
         ),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from operator import mul
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import text as documents
 from ckpttool.core.activations import MOST_FEATURES, UNKNOWN, AxisOrder, framework_order
@@ -19,8 +19,10 @@ from ckpttool.core.source import Shape
 from ckpttool.core.tree import Role
 from ckpttool.encodings.pickle_reader import is_stdlib_name
 from ckpttool.encodings.pickle_values import Global
-from ckpttool.formats.hdf5 import Hdf5Index
 from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
+
+if TYPE_CHECKING:
+    from ckpttool.formats.hdf5 import Hdf5Index
 
 # Check what loading a Keras configuration would run or open: code, files, classes of other modules.
 #

@@ -1187,7 +1187,7 @@ def _compact_changes(
     paths: dict[int, str] = {}
     for row in rows:
         if "change" in row:
-            paths.setdefault(row["change"], row["path"])
+            paths.setdefault(row["change"], row.get("path", ""))
     made = []
     for number, each in enumerate(changes):
         shared = {"path": paths.get(number), "what": "values"} if each["share"] is not None else {}
@@ -1200,13 +1200,14 @@ def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
     above: list[str] = []
     for row in rows:
         del above[row["level"] :]
-        made = {key: value for key, value in row.items() if key not in ("size", "stats")}
-        if row["path"] == "/".join([*above[-1:], row["name"]]):
-            del made["path"]
+        path = row.get("path", "")  # of the only tensor of a file
+        made = {key: value for key, value in row.items() if key not in ("path", "size", "stats")}
+        if path != "/".join([*above[-1:], row["name"]]):
+            made["path"] = path
         for key, value in row.get("stats", {}).items():
             if (key, value) != ("elements", row.get("size")):
                 made[f"stats.{key}"] = value
-        above.append(row["path"])
+        above.append(path)
         yield made
 
 
