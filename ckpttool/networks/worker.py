@@ -25,7 +25,7 @@ from ckpttool.core import filesystem, plugins, search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
 from ckpttool.networks import policy_training
-from ckpttool.networks.messages import Message, decode_error, encode_line, message_pipes, serve
+from ckpttool.networks.messages import Message, decode_error, encode_line, end_process, message_pipes, serve
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
 from ckpttool.networks.policy_training import (
     Learner,
@@ -540,18 +540,13 @@ def _train_policy(session: WorkerSession, message: Message) -> Message:
     return policy_training.write_trained(trained, session.folder)
 
 
-def _close(_session: WorkerSession, _: Message) -> Message:
-    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
-    os._exit(0)
-
-
 HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
     "hello": _hello,
     "build": _build,
     "step": _step,
     "train": _train,
     "train_policy": _train_policy,
-    "close": _close,
+    "close": end_process,
 }
 
 
