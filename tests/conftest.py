@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from ckpttool.networks import Worker
     from tests.golden_texts import Golden
 
+# The tests start hundreds of processes: compiled files are kept for all of them, which saves a second each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
 # How long an example takes says more of the machine than of the law.
 settings.register_profile(

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import plots
-from ckpttool.cli.plots import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
+from ckpttool.cli import drawings
+from ckpttool.cli.drawings import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
 from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.save import save
@@ -356,14 +356,14 @@ def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str, golden: Gold
 def test_what_cannot_be_drawn(tmp_path: Path, golden: Golden) -> None:
     found = summary(str(TF_SAMPLE))
     with pytest.raises(UsageError) as caught:
-        plots.write_drawing(found, str(tmp_path / "x.png"))
+        drawings.write_drawing(found, str(tmp_path / "x.png"))
     golden(caught.value)
     with pytest.raises(UsageError) as caught:
-        plots.write_drawing(found, str(tmp_path / "none" / "x.svg"))
+        drawings.write_drawing(found, str(tmp_path / "none" / "x.svg"))
     golden(caught.value)
     (tmp_path / "d.svg").mkdir()
     with pytest.raises(TargetExistsError):
-        plots.write_drawing(found, str(tmp_path / "d.svg"), force=True)
+        drawings.write_drawing(found, str(tmp_path / "d.svg"), force=True)
     save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.svg"), "torch")
     before = (tmp_path / "x.svg").read_bytes()
     ran = in_process("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")

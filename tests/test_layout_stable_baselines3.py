@@ -595,6 +595,7 @@ def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
 ALGORITHMS = """
 import json, sys
 import gymnasium, numpy as np, stable_baselines3 as sb3
+from stable_baselines3.common.logger import configure
 folder = sys.argv[1]
 net = lambda: dict(policy_kwargs=dict(net_arch=[5, 4]))  # SAC changes what it is given
 on = dict(n_steps=16, device="cpu", seed=0)
@@ -614,6 +615,7 @@ made = {
 }
 answer = {}
 for name, model in made.items():
+    model.set_logger(configure(folder, []))
     model.learn(16)
     model.save(f"{folder}/{name}.zip")
     policy, found = model.policy, {}

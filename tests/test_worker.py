@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import Activation, Concat, Dense, Network, Node, StateSlot, Worker
 from ckpttool.networks import worker as module
+from ckpttool.networks.messages import remove_generated_files
 from tests.golden_texts import Golden
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(3, 2) / 10
@@ -201,3 +203,15 @@ def test_threads_and_log_level_reach_the_process(monkeypatch: pytest.MonkeyPatch
             pytest.skip("no /proc here")
         values = environment.read_bytes().split(b"\0")
     assert {b"OMP_NUM_THREADS=1", b"TF_NUM_INTRAOP_THREADS=1", b"TF_CPP_MIN_LOG_LEVEL=3"} <= set(values)
+
+
+def test_generated_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, other = tmp_path / "__autograph_generated_filex.py", tmp_path / "model.py"
+    for path in (file, other):
+        path.write_text("", encoding="utf-8")
+        made = types.ModuleType(path.stem)
+        made.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, path.stem, made)
+    monkeypatch.setitem(sys.modules, "__autograph_generated_file", types.ModuleType("x"))
+    remove_generated_files()
+    assert list(tmp_path.iterdir()) == [other]

@@ -23,7 +23,9 @@ from typing import NoReturn
 
 TIMEOUT_S = 600
 # What nearly all programs for it import besides: a second, every time.
-BESIDES = {"tensorflow": ("hypothesis", "ckpttool.commands.convert", "tests.conftest")}
+BESIDES = {
+    "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest")
+}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
@@ -98,6 +100,9 @@ def _run(program: str, folder: str, env: dict[str, str]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        messages = sys.modules.get("ckpttool.networks.messages")
+        if messages is not None:
+            messages.remove_generated_files()
         os._exit(status)
 
 

@@ -215,11 +215,11 @@ def draw_modules(
     found: CheckpointSummary | CheckpointFolder, target: str, depth: int | None, *, force: bool
 ) -> dict[str, Any]:
     """Draw the modules into a new file; return the JSON object that describes the drawing."""
-    from ckpttool.cli import plots
+    from ckpttool.cli import drawings
 
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
-    return plots.write_drawing(found, target, depth, force=force)
+    return drawings.write_drawing(found, target, depth, force=force)
 
 
 def find_architecture(
@@ -245,13 +245,13 @@ def draw_dataflow(
     models: Sequence[Architecture],
 ) -> dict[str, Any]:
     """Draw an agent's networks or a model's layers into a new file; return its JSON object."""
-    from ckpttool.cli import plots
+    from ckpttool.cli import drawings
 
     if drawing.graph is None:
         raise UsageError("--dataflow needs --graph FILE.svg", hint="add --graph dataflow.svg")
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
-    return plots.write_dataflow(found, drawing.graph, layout, models, force=drawing.force)
+    return drawings.write_dataflow(found, drawing.graph, layout, models, force=drawing.force)
 
 
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:

@@ -21,6 +21,7 @@ from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Concat, Dense, Network, Node
 from ckpttool.networks.policy_training import (
     A2C,
+    DISCOUNT,
     FAMILIES,
     LOG_STD,
     PPO,
@@ -30,7 +31,6 @@ from ckpttool.networks.policy_training import (
     PolicyBatch,
     PolicyLearner,
 )
-from ckpttool.networks.train_step import DISCOUNT
 
 BATCH = 64
 MISSING = (

@@ -82,15 +82,17 @@ from ckpttool.mapping.rules import Settings, ToValue
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Network
-from ckpttool.networks.policy_training import PolicyBatch, PolicyLearner, train_policy
-from ckpttool.networks.train_step import (
+from ckpttool.networks.policy_training import (
     DISCOUNT,
     AdamState,
     Dtype,
     Learner,
+    PolicyBatch,
+    PolicyLearner,
     TrainedWeights,
     TransitionBatch,
     train_learner,
+    train_policy,
 )
 from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
 
@@ -525,7 +527,7 @@ def _is_equal(one: Entry, other: Entry | None) -> bool:
 
 # Prepares an agent for training: its networks, targets, and optimizers as stored in its checkpoint.
 
-_WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of networks.train_step.TRAINED
+_WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of networks.policy_training.TRAINED
 _SETTINGS = ("learning_rate", "beta_1", "beta_2", "epsilon")
 _UPDATES = (attr("total_it"),)
 

@@ -60,10 +60,7 @@ if TYPE_CHECKING:
         value_shapes,
     )
     from ckpttool.networks.numpy_backend import backpropagate, forward_values
-    from ckpttool.networks.torch_backend import Float32Precision, TorchPolicy, device_error, is_out_of_memory
-    from ckpttool.networks.torch_programs import capture_graph
-    from ckpttool.networks.tracing import Trace
-    from ckpttool.networks.train_step import (
+    from ckpttool.networks.policy_training import (
         AdamState,
         Learner,
         TrainedWeights,
@@ -71,6 +68,9 @@ if TYPE_CHECKING:
         train_learner,
         trained_arrays,
     )
+    from ckpttool.networks.torch_backend import Float32Precision, TorchPolicy, device_error, is_out_of_memory
+    from ckpttool.networks.torch_programs import capture_graph
+    from ckpttool.networks.tracing import Trace
     from ckpttool.networks.worker import ModelSpec, Worker
 
 __all__ = [
@@ -144,7 +144,7 @@ __all__ = [
 _HOMES = {
     "Activation": "network",
     "ActivationName": "network",
-    "AdamState": "train_step",
+    "AdamState": "policy_training",
     "Add": "network",
     "Affine": "network",
     "Backend": "network",
@@ -158,7 +158,7 @@ _HOMES = {
     "InputAdapter": "network",
     "Layer": "network",
     "LayerNorm": "network",
-    "Learner": "train_step",
+    "Learner": "policy_training",
     "LiveWalk": "live_trees",
     "ModelSpec": "worker",
     "Multiply": "network",
@@ -173,8 +173,8 @@ _HOMES = {
     "StateSlot": "network",
     "TorchPolicy": "torch_backend",
     "Trace": "tracing",
-    "TrainedWeights": "train_step",
-    "TransitionBatch": "train_step",
+    "TrainedWeights": "policy_training",
+    "TransitionBatch": "policy_training",
     "Transpose": "network",
     "Worker": "worker",
     "add_gru": "build",
@@ -203,8 +203,8 @@ _HOMES = {
     "state_dict": "live_trees",
     "submodules": "live_trees",
     "tensor_identity": "live_trees",
-    "train_learner": "train_step",
-    "trained_arrays": "train_step",
+    "train_learner": "policy_training",
+    "trained_arrays": "policy_training",
     "value_network": "build",
     "value_shapes": "network",
 }

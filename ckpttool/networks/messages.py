@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Callable, Dict, Iterator, Mapping, Tuple, Type  # noqa: UP035 - as above
 
 from ckpttool.core.errors import CkpttoolError, WorkerError
@@ -64,3 +65,20 @@ def message_pipes() -> Iterator[Tuple[IO[bytes], IO[bytes]]]:  # noqa: UP006 - a
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         yield requests, answers
+
+
+def remove_generated_files() -> None:
+    """Remove the temporary files of AutoGraph's modules (tensorflow/python/autograph/pyct/loader.py)."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__autograph_generated_file"):
+            with suppress(OSError):
+                os.remove(getattr(module, "__file__", ""))
+
+
+def end_process(_session: object, _message: Message) -> Message:
+    """End this process at once: some frameworks abort while an interpreter shuts down.
+
+    No data is left to save, and no answer is sent.
+    """
+    remove_generated_files()
+    os._exit(0)

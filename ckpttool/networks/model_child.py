@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.core import search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks.messages import Message
+from ckpttool.networks.messages import Message, end_process
 from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
 
 # Evidence from one call of a model: the layers that flatten an image before a dense layer.
@@ -1146,16 +1146,11 @@ def _load(session: ModelSession, message: Message) -> Message:
     return {}
 
 
-def _close(_session: ModelSession, _: Message) -> Message:
-    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
-    os._exit(0)
-
-
 HANDLERS = {
     "build": _build,
     "describe": _describe,
     "save": _save,
     "number": _number,
     "load": _load,
-    "close": _close,
+    "close": end_process,
 }

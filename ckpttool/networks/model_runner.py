@@ -19,7 +19,7 @@ import numpy as np
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
-from ckpttool.networks.messages import Message, message_pipes, serve
+from ckpttool.networks.messages import Message, end_process, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
@@ -1481,11 +1481,6 @@ def _repeat(session: RunnerSession, message: Message) -> Message:
     return {"made": len(arrays), "reason": ""}
 
 
-def _close(_session: RunnerSession, _: Message) -> Message:
-    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
-    os._exit(0)
-
-
 HANDLERS = {
     "open": _open,
     "prepare": _prepare,
@@ -1495,7 +1490,7 @@ HANDLERS = {
     "capture": _capture,
     "tensors": _read_tensors,
     "repeat": _repeat,
-    "close": _close,
+    "close": end_process,
     **model_training.HANDLERS,
 }
 

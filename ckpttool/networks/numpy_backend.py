@@ -36,8 +36,17 @@ from ckpttool.networks.network import (
     is_chain,
     look_up,
 )
-from ckpttool.networks.policy_training import GradientEngine, NumpyOptimizer, PolicyLearner, clip_factor
-from ckpttool.networks.train_step import TRAINED, AdamState, Learner, TrainingEngine, trained_arrays
+from ckpttool.networks.policy_training import (
+    TRAINED,
+    AdamState,
+    GradientEngine,
+    Learner,
+    NumpyOptimizer,
+    PolicyLearner,
+    TrainingEngine,
+    clip_factor,
+    trained_arrays,
+)
 
 # Layer chains in numpy that reuse memory: hidden values have fixed buffers that are overwritten.
 #

@@ -36,8 +36,7 @@ from ckpttool.networks.network import (
     assemble,
     look_up,
 )
-from ckpttool.networks.policy_training import GradientEngine, PolicyLearner
-from ckpttool.networks.train_step import Learner, TrainingEngine
+from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLearner, TrainingEngine
 
 NAME = "tensorflow"
 

@@ -13,9 +13,15 @@ import tensorflow as tf
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Layer, Network, assemble, look_up
-from ckpttool.networks.policy_training import OptimizerSetup, PolicyLearner, clip_factor
+from ckpttool.networks.policy_training import (
+    TRAINED,
+    AdamState,
+    Learner,
+    OptimizerSetup,
+    PolicyLearner,
+    clip_factor,
+)
 from ckpttool.networks.tensorflow_backend import LAYERS, Function, Tensor
-from ckpttool.networks.train_step import TRAINED, AdamState, Learner
 
 
 class TensorFlowEngine:

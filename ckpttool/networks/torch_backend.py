@@ -39,8 +39,7 @@ from ckpttool.networks.network import (
     look_up,
     value_shapes,
 )
-from ckpttool.networks.policy_training import GradientEngine, PolicyLearner
-from ckpttool.networks.train_step import Learner, TrainingEngine
+from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLearner, TrainingEngine
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,15 @@ import torch
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Layer, Network, assemble, look_up
-from ckpttool.networks.policy_training import OptimizerSetup, PolicyLearner, clip_factor
+from ckpttool.networks.policy_training import (
+    TRAINED,
+    AdamState,
+    Learner,
+    OptimizerSetup,
+    PolicyLearner,
+    clip_factor,
+)
 from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
-from ckpttool.networks.train_step import TRAINED, AdamState, Learner
 
 # Steps on a CUDA device: page-locked host buffers, one captured graph per batch shape.
 #

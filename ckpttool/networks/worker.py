@@ -24,11 +24,17 @@ import ckpttool
 from ckpttool.core import filesystem, plugins, search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
-from ckpttool.networks import policy_training, train_step
-from ckpttool.networks.messages import Message, decode_error, encode_line, message_pipes, serve
+from ckpttool.networks import policy_training
+from ckpttool.networks.messages import Message, decode_error, encode_line, end_process, message_pipes, serve
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
-from ckpttool.networks.policy_training import PolicyBatch, PolicyLearner
-from ckpttool.networks.train_step import Learner, TrainedWeights, TransitionBatch, train_learner
+from ckpttool.networks.policy_training import (
+    Learner,
+    PolicyBatch,
+    PolicyLearner,
+    TrainedWeights,
+    TransitionBatch,
+    train_learner,
+)
 
 # One child process with a line protocol: started in isolation, with timeouts and explained exits.
 
@@ -429,13 +435,13 @@ class Worker:
 
     def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
         """Make one update per batch in the worker's framework, in the learner's float type."""
-        document = train_step.write_learner(learner, batches, self.folder)
-        return train_step.read_trained(self.request("train", learner=document), self.folder)
+        document = policy_training.write_learner(learner, batches, self.folder)
+        return policy_training.read_trained(self.request("train", learner=document), self.folder)
 
     def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
         """Make one update of a Gaussian policy per batch, in the learner's float type."""
         document = policy_training.write_policy_learner(learner, batches, self.folder)
-        return train_step.read_trained(self.request("train_policy", learner=document), self.folder)
+        return policy_training.read_trained(self.request("train_policy", learner=document), self.folder)
 
     @property
     def folder(self) -> Path:
@@ -518,11 +524,11 @@ def _step(session: WorkerSession, message: Message) -> Message:
 
 
 def _train(session: WorkerSession, message: Message) -> Message:
-    learner, batches = train_step.read_learner(message["learner"], session.folder)
+    learner, batches = policy_training.read_learner(message["learner"], session.folder)
     learn = getattr(session.backend, "learn", None)
     if learn is None:
         raise UnsupportedError(f"backend {session.name} does not support training")
-    return train_step.write_trained(train_learner(learn(learner), learner, batches), session.folder)
+    return policy_training.write_trained(train_learner(learn(learner), learner, batches), session.folder)
 
 
 def _train_policy(session: WorkerSession, message: Message) -> Message:
@@ -531,12 +537,7 @@ def _train_policy(session: WorkerSession, message: Message) -> Message:
     if learn is None:
         raise UnsupportedError(f"backend {session.name} does not support training")
     trained = policy_training.train_policy(learn(learner), learner, batches)
-    return train_step.write_trained(trained, session.folder)
-
-
-def _close(_session: WorkerSession, _: Message) -> Message:
-    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
-    os._exit(0)
+    return policy_training.write_trained(trained, session.folder)
 
 
 HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
@@ -545,7 +546,7 @@ HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
     "step": _step,
     "train": _train,
     "train_policy": _train_policy,
-    "close": _close,
+    "close": end_process,
 }
 
 
