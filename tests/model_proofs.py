@@ -23,7 +23,7 @@ from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
 from ckpttool.mapping.flattening import FeatureReordering
 from ckpttool.networks import ModelSpec, model_host, model_runner
-from tests import pair_models
+from tests import pair_models, replayed_faults
 
 # Processes in this one.
 
@@ -204,7 +204,8 @@ def write_sources(names: Iterable[str]) -> None:
 
 def converted(source: str, target: str, factory: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return what `convert --like` makes of a source."""
-    done = convert(source, target, like=f"model_proofs:{factory}", **options)
+    like = factory if ":" in factory else f"model_proofs:{factory}"
+    done = convert(source, target, like=like, **options)
     assert done.proof is not None, done.report
     proof = done.proof.document()
     with contextlib.suppress(FileNotFoundError):
@@ -239,10 +240,7 @@ def filled(source: str, factory: str, options: dict[str, Any]) -> dict[str, Any]
 
 def main(folder: str) -> None:
     """Convert every case in both ways; write the outcomes."""
-    os.chdir(folder)
-    sys.path.insert(0, str(Path(__file__).parent))
-    load_into.ModelProcess = LocalHost  # type: ignore[assignment,misc]
-    model_comparison.ChildProcess = LocalRunner  # type: ignore[assignment,misc]
+    _run_here(folder)
     write_sources({name for name, *_ in CASES.values()})
     found: dict[str, Any] = {}
     for number, (title, (name, factory, options, switch)) in enumerate(CASES.items()):
@@ -251,6 +249,29 @@ def main(folder: str) -> None:
             if title in LOADED:
                 found[title]["load_into"] = filled(f"{name}.keras", factory or name, options)
     Path("outcomes.json").write_text(json.dumps(found))
+
+
+def replay(folder: str, *, slow: bool) -> None:
+    """Convert the models of replayed_faults.py, then each fault; write the outcomes."""
+    _run_here(folder)
+    cases = {name: each for name, each in replayed_faults.FAULTS.items() if each.slow == slow}
+    names = dict.fromkeys(each.model for each in cases.values())
+    found: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        replayed_faults.write_keras(name)
+        like = f"replayed_faults:{name}"
+        found[f"right {name}"] = converted(f"{name}-replayed.keras", f"right{number}.pt", like, {})
+    for number, (name, case) in enumerate(cases.items()):
+        with case.switch():
+            found[name] = converted(f"{case.model}-replayed.keras", f"wrong{number}.pt", case.like, {})
+    Path("outcomes.json").write_text(json.dumps(found))
+
+
+def _run_here(folder: str) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, str(Path(__file__).parent))
+    load_into.ModelProcess = LocalHost  # type: ignore[assignment,misc]
+    model_comparison.ChildProcess = LocalRunner  # type: ignore[assignment,misc]
 
 
 mlp, cnn, gru = pair_models.mlp, pair_models.cnn, pair_models.gru

@@ -16,7 +16,7 @@ from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.verify import verify
 from ckpttool.core import UsageError
 from ckpttool.networks import ModelSpec
-from tests import model_proofs, pair_models, schemas, warm
+from tests import model_proofs, pair_models, replayed_faults, schemas, warm
 from tests.conftest import ROOT
 from tests.conftest import in_process as run
 from tests.golden_texts import Golden
@@ -79,6 +79,51 @@ def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any
     number = [*outcomes].index(name)
     assert not [file for file in found["files"] if file.startswith(f"out{number}.")]
     assert not [file for file in found["files"] if "tmp" in file]
+
+
+def replayed(folder: Path, *, slow: bool) -> dict[str, Any]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    program = f"from tests import model_proofs; model_proofs.replay('.', slow={slow})"
+    status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
+    assert status == 0, output[-4000:]
+    found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return replayed(tmp_path_factory.mktemp("replays"), slow=False)
+
+
+@pytest.fixture(scope="module")
+def slow_replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return replayed(tmp_path_factory.mktemp("replays"), slow=True)
+
+
+def refuse_replay(name: str, outcomes: dict[str, Any]) -> None:
+    found, case = outcomes[name], replayed_faults.FAULTS[name]
+    right = outcomes[f"right {case.model}"]
+    assert right["written"]
+    assert right["verified"]
+    assert not found["written"]
+    assert not found["verified"]
+    assert not found["within"]
+    assert "receipt" not in found
+    assert (found["first_difference"]["a"], found["first_difference"]["b"]) == (case.a, case.b)
+    assert not [file for file in found["files"] if file.startswith("wrong")]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", [name for name, each in replayed_faults.FAULTS.items() if not each.slow])
+def test_a_replayed_fault_writes_nothing(name: str, replays: dict[str, Any]) -> None:
+    refuse_replay(name, replays)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", [name for name, each in replayed_faults.FAULTS.items() if each.slow])
+def test_every_replayed_fault_writes_nothing(name: str, slow_replays: dict[str, Any]) -> None:
+    refuse_replay(name, slow_replays)
 
 
 @pytest.mark.tensorflow

@@ -17,7 +17,7 @@ import pytest
 from ckpttool.commands import model_comparison
 from ckpttool.commands.training_comparison import TensorMatcher, find_reordering
 from ckpttool.commands.verify import verify
-from ckpttool.core import UsageError
+from ckpttool.core import CkpttoolError, UsageError
 from ckpttool.networks import ModelSpec, model_runner
 from tests import schemas, tensorflow_child, warm
 from tests.conftest import ROOT
@@ -143,6 +143,127 @@ FAULTS = {
 }
 
 
+# Optimizers of both sides, and what is planted in B's; equal updates hide some of these faults.
+
+
+def _grouped(parameters: list[Any]) -> Any:
+    import torch
+
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 1e-3, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+
+
+def _made(name: str, **settings: Any) -> Callable[[list[Any]], Any]:
+    def make(parameters: list[Any]) -> Any:
+        import torch
+
+        return getattr(torch.optim, name)(parameters, **{"lr": 0.01, **settings})
+
+    return make
+
+
+def _without(state: State) -> None:
+    state["state"] = {}
+
+
+def _second_group(**settings: Any) -> Callable[[State], None]:
+    return lambda state: state["param_groups"][1].update(settings)
+
+
+@dataclass(frozen=True)
+class StateFault:
+    """A change of B's optimizer, and words of the cause: none if the pair is right, the error's otherwise."""
+
+    make: Callable[[list[Any]], Any]
+    change: Callable[[State], None] | None = None
+    words: str = ""
+    error: str = ""
+    scale: float = 1.0
+    """the factor of the outputs in training: small gradients before, large ones in the comparison"""
+    model: str = "first_model"
+    other: str = ""
+    confirmed: bool = True
+
+
+_AMSGRAD, _MOMENTUM = _made("Adam", amsgrad=True), _made("SGD", momentum=0.9, nesterov=True)
+_GONE = "max_exp_avg_sq"
+STATE_FAULTS = {
+    "right groups": StateFault(_grouped),
+    "right amsgrad": StateFault(_AMSGRAD),
+    "right nesterov": StateFault(_MOMENTUM),
+    "right centered": StateFault(_made("RMSprop", centered=True, momentum=0.5)),
+    "right adagrad": StateFault(_made("Adagrad")),
+    "rate of a group": StateFault(
+        _grouped, _second_group(lr=2e-3), "learning rate of 2.weight", confirmed=False
+    ),
+    "mask of the decay": StateFault(
+        _grouped, _second_group(weight_decay=0.1), "weight decay of 2.weight", confirmed=False
+    ),
+    "largest moment": StateFault(_AMSGRAD, _state(_GONE, lambda v: v * 0), "vhat, a moment", scale=1e-3),
+    "amsgrad": StateFault(_AMSGRAD, _group(amsgrad=False), "amsgrad is True", scale=1e-3),
+    "buffer": StateFault(_MOMENTUM, _state("momentum_buffer", lambda each: each * 0), "buffer"),
+    "no buffer": StateFault(_MOMENTUM, _without, "only A contains buffer"),
+    "nesterov": StateFault(_MOMENTUM, _group(nesterov=False), "nesterov is True"),
+    "maximize": StateFault(_made("Adam"), _group(maximize=True), "maximize is False"),
+    "state at rate 0": StateFault(_made("Adam", lr=0.0), _state("exp_avg", lambda m: m * 2), "m, a moment"),
+    "rate 0": StateFault(_made("Adam", lr=0.0), error="no weight of A or B moves"),
+    "no gradient": StateFault(_made("Adam"), error="gradients of all weights are 0", model="dead_model"),
+    "gradient of B only": StateFault(
+        _made("SGD"), words="gradients differ", model="cut", other="first_model"
+    ),
+    "other class": StateFault(
+        _made("Adam"), lambda state: state["param_groups"][0].pop("eps"), error="class"
+    ),
+}
+
+
+def dead_model() -> Any:
+    """Return a model whose outputs do not depend on its weights."""
+    model = first_model()
+
+    def forward(x: Any) -> Any:
+        return x[:, :3] + 0 * type(model).forward(model, x)
+
+    model.forward = forward
+    return model
+
+
+def cut() -> Any:
+    """Return a model that computes the same, but cuts the gradient of its first layer."""
+    model = first_model()
+
+    def forward(x: Any) -> Any:
+        return model[1:](model[0](x).detach())
+
+    model.forward = forward
+    return model
+
+
+def _compare_states(folder: Path, fault: StateFault) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    model = globals()[fault.model]()
+    optimizer = fault.make([*model.parameters()])
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((fault.scale * model(torch.randn(16, 6))) ** 2).mean().backward()
+        optimizer.step()
+    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(held, folder / "a.pt")
+    written = torch.load(folder / "a.pt", weights_only=True)
+    if fault.change is not None:
+        fault.change(written["optimizer"])
+    torch.save(written, folder / "b.pt")
+    like = [ModelSpec(f"test_train_models:{name}") for name in (fault.model, fault.other or fault.model)]
+    files = [str(folder / name) for name in ("a.pt", "b.pt")]
+    try:
+        done = verify(*files, like_a=like[0], like_b=like[1], input_shapes=("6",), steps=1)
+    except CkpttoolError as error:
+        return {"error": str(error)}
+    return json.loads(json.dumps(done.document()))
+
+
 def in_torch(folder: Path) -> dict[str, Any]:
     """Compare the right pair, and each fault, in this process."""
     import torch
@@ -168,6 +289,8 @@ def in_torch(folder: Path) -> dict[str, Any]:
     found["lost"] = _compare(folder, "second_model", None, steps=2, state=False)
     for name, fault in FAULTS.items():
         found[name] = _compare(folder, fault.model, fault.change, steps=2)
+    for name, planted in STATE_FAULTS.items():
+        found[f"state: {name}"] = _compare_states(folder, planted)
     return found
 
 
@@ -272,6 +395,22 @@ def test_a_fault_is_named(outcomes: dict[str, Any], name: str) -> None:
     assert all(each["within"] for each in found["networks"])
     assert fault.words in training["cause"]
     assert training["confirmed"] == fault.confirmed
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", STATE_FAULTS)
+def test_lost_state_and_settings_are_named_even_if_updates_agree(outcomes: dict[str, Any], name: str) -> None:
+    found, fault = outcomes[f"state: {name}"], STATE_FAULTS[name]
+    if fault.error:
+        assert fault.error in found["error"]
+        return
+    training = found["models"]["training"]
+    assert found["within"] == training["within"] == (not fault.words)
+    assert fault.words in (training["cause"] or "")
+    assert training["confirmed"] == (fault.confirmed and bool(fault.words))
+    if fault.scale < 1:
+        assert all(each["within"] for each in training["updates"])
 
 
 # How tensors are paired.

@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckpttool.commands.restore import canonical_tree
-from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
+from ckpttool.commands import options
+from ckpttool.commands.restore import canonical_tree, read_any_sidecar
+from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.tree import Leaf, Path, Tree, attr, display, index
+from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.tf_object_graph import slot_path
 from ckpttool.libraries import optimizers_read, optimizers_write, schema
 from ckpttool.libraries.optimizers_read import (
@@ -674,3 +676,81 @@ def slot_top(path: Path, leaf: Leaf) -> Path:
         if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
             return path[:short]
     return path[:-2]
+
+
+# The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
+
+KERAS_ARGUMENTS = {
+    "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad", "weight_decay"),
+    "RMSprop": ("rho", "momentum", "epsilon", "centered", "weight_decay"),
+    "SGD": ("momentum", "nesterov", "weight_decay"),
+    "Adagrad": ("initial_accumulator_value", "epsilon", "weight_decay"),
+    "Adamax": ("beta_1", "beta_2", "epsilon", "weight_decay"),
+    "Adadelta": ("rho", "epsilon", "weight_decay"),
+}
+
+
+class OptimizerDescription(NamedTuple):
+    """How Keras creates the optimizer of a file, and what had to be assumed."""
+
+    name: str
+    cls: str
+    arguments: Mapping[str, Any]
+    assumed: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object for the model's process."""
+        return {"name": self.name, "class": self.cls, "arguments": dict(self.arguments)}
+
+
+def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
+    """Return the only optimizer of a TensorFlow checkpoint or weights file, None if there is none."""
+    checkpoint = open_checkpoint(path)
+    tree = checkpoint.tree
+    known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
+    settings = OptimizerSettings(known)
+    rows = [
+        (source, tuple(str(step.value) for step in source), KEEP)
+        for source, leaf in tree.tensors()
+        if leaf.role == "parameter"
+    ]
+    states = KerasStates(tree, settings)
+    states.root = states.is_root([source for source, _, _ in rows])
+    bound, notes = states.bind_states(rows)
+    if len(bound) > 1:
+        raise UnsupportedError(
+            f"the file has {len(bound)} optimizers; a training step of a model uses one", file=path
+        )
+    if not bound:
+        if notes:
+            raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)
+        return None
+    (state,) = bound
+    weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
+    agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
+    title = display(state.top) or OPTIMIZER
+    canonical = CanonicalOptimizer(
+        state.name, agent, settings.of(state.name, title, OPTIMIZER), state.moves.defaults
+    )
+    return _as_keras(canonical, title, state.top)
+
+
+def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDescription:
+    cls = known.family.name
+    arguments: dict[str, Any] = {}
+    assumed = []
+    for name in KERAS_ARGUMENTS.get(cls, ()):
+        value = known.exact(name) if known.exact(name) is not None else known.value(name)
+        if value is None or (name == "weight_decay" and not value):
+            continue
+        # Keras refuses integers.
+        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if not known.has(name) and name in known.family.keras_defaults:
+            assumed.append(known.assumed(name))
+    if known.family.name in ("SGD", "RMSprop") and known.momentum_unknown:
+        raise UsageError(
+            f"{title} has momentum, but no file records its value",
+            hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
+        )
+    del top
+    return OptimizerDescription(title, cls, arguments, tuple(assumed))

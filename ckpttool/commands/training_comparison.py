@@ -12,17 +12,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ckpttool.commands import options
 from ckpttool.commands.model_causes import Cause
 from ckpttool.commands.network_outputs import OWN_ERROR
-from ckpttool.commands.optimizer_states import OPTIMIZER, KerasStates, OptimizerSettings
-from ckpttool.commands.restore import canonical_tree, read_any_sidecar
+from ckpttool.commands.optimizer_states import (
+    KERAS_ARGUMENTS,
+    OptimizerDescription,
+    describe_keras_optimizer,
+)
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
-from ckpttool.core.tree import Path, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.optimizers_read import CanonicalOptimizer
-from ckpttool.mapping.rules import KEEP, Move, MoveList
 
 # Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
 
@@ -279,85 +277,6 @@ def _chained(
     return lambda array: second(first(array))
 
 
-# The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
-
-_BETWEEN = frozenset(("step", "learning_rate"))
-_ARGUMENTS = {
-    "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad", "weight_decay"),
-    "RMSprop": ("rho", "momentum", "epsilon", "centered", "weight_decay"),
-    "SGD": ("momentum", "nesterov", "weight_decay"),
-    "Adagrad": ("initial_accumulator_value", "epsilon", "weight_decay"),
-    "Adamax": ("beta_1", "beta_2", "epsilon", "weight_decay"),
-    "Adadelta": ("rho", "epsilon", "weight_decay"),
-}
-
-
-class OptimizerDescription(NamedTuple):
-    """How Keras creates the optimizer of a file, and what had to be assumed."""
-
-    name: str
-    cls: str
-    arguments: Mapping[str, Any]
-    assumed: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object for the model's process."""
-        return {"name": self.name, "class": self.cls, "arguments": dict(self.arguments)}
-
-
-def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
-    """Return the only optimizer of a TensorFlow checkpoint or weights file, None if there is none."""
-    checkpoint = open_checkpoint(path)
-    tree = checkpoint.tree
-    known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
-    settings = OptimizerSettings(known)
-    rows = [
-        (source, tuple(str(step.value) for step in source), KEEP)
-        for source, leaf in tree.tensors()
-        if leaf.role == "parameter"
-    ]
-    states = KerasStates(tree, settings)
-    states.root = states.is_root([source for source, _, _ in rows])
-    bound, notes = states.bind_states(rows)
-    if len(bound) > 1:
-        raise UnsupportedError(
-            f"the file has {len(bound)} optimizers; a training step of a model uses one", file=path
-        )
-    if not bound:
-        if notes:
-            raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)
-        return None
-    (state,) = bound
-    weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
-    agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
-    title = display(state.top) or OPTIMIZER
-    canonical = CanonicalOptimizer(
-        state.name, agent, settings.of(state.name, title, OPTIMIZER), state.moves.defaults
-    )
-    return _as_keras(canonical, title, state.top)
-
-
-def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDescription:
-    cls = known.family.name
-    arguments: dict[str, Any] = {}
-    assumed = []
-    for name in _ARGUMENTS.get(cls, ()):
-        value = known.exact(name) if known.exact(name) is not None else known.value(name)
-        if value is None or (name == "weight_decay" and not value):
-            continue
-        # Keras refuses integers.
-        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not known.has(name) and name in known.family.keras_defaults:
-            assumed.append(known.assumed(name))
-    if known.family.name in ("SGD", "RMSprop") and known.momentum_unknown:
-        raise UsageError(
-            f"{title} has momentum, but no file records its value",
-            hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
-        )
-    del top
-    return OptimizerDescription(title, cls, arguments, tuple(assumed))
-
-
 # The comparison.
 
 STEPS = 100
@@ -391,6 +310,8 @@ _FIXES = {
     "RMSprop": "use RMSpropTFLike of Stable-Baselines3, which adds epsilon under the root",
 }
 _TINY = 1e-30
+# Settings that need state of their own.
+_WITH_STATE = ("amsgrad", "centered", "momentum", "use_ema")
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +433,10 @@ class EpsilonEffect:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraining:
-    """Both models after equal training steps: per pair of tensors the first update and all of them."""
+    """Both models after equal training steps: per pair of tensors the first update and all of them.
+
+    `hidden` means that settings or state differ, which these updates do not show; `cause` names it.
+    """
 
     loss: str
     steps: int
@@ -522,15 +446,17 @@ class ModelTraining:
     only_b: tuple[str, ...] = ()
     epsilon: EpsilonEffect | None = None
     cause: Cause | None = None
+    hidden: bool = False
     missing: tuple[str, ...] = MISSING
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def within(self) -> bool:
-        """Whether every trained tensor has a counterpart and moved as that does."""
+        """Whether every trained tensor has a counterpart that moved alike, and settings and state agree."""
         placed = self.epsilon is None or self.epsilon.worst.within
-        return placed and not (self.only_a or self.only_b) and all(each.within for each in self.updates)
+        alone = self.only_a or self.only_b or self.hidden
+        return placed and not alone and all(each.within for each in self.updates)
 
     @property
     def worst(self) -> TensorUpdate | None:
@@ -759,10 +685,11 @@ class _TrainingComparison:
         rows: list[TensorUpdate] = []
         gradients: dict[str, tuple[_Arrays, _Arrays]] = {}
         reference: dict[int, _Arrays] | None = None
+        unmoved: list[str] = []
         if self.a.process.exact and not exact:
             reference = self.a.train("float64", steps, self.tiny)
         for dtype in ("float64", "float32") if exact else ("float32",):
-            gradients[dtype] = self.a.gradients(dtype)[1], self.b.gradients(dtype)[1]
+            gradients[dtype] = self._gradients(dtype)
             changes = self._changes(dtype)
             updates = (
                 self.a.train(dtype, steps, changes),
@@ -770,7 +697,8 @@ class _TrainingComparison:
             )
             if dtype == "float64":
                 reference = updates[0]
-            noise = _noise(self.pairs.pairs, gradients[dtype][0], _NOISE[dtype])
+            noise = _noise(self.pairs.pairs, gradients[dtype], _NOISE[dtype])
+            unmoved = [pair.title for pair in self.pairs.pairs if not _moves(pair, updates, self.steps)]
             rows += self._rows(dtype, updates, reference if dtype == "float32" else None, noise)
         strict = tuple(rows)
         rows.sort(key=lambda row: (row.within, -row.relative))
@@ -783,13 +711,51 @@ class _TrainingComparison:
             self.pairs.only_a,
             self.pairs.only_b,
         )
-        cause = None if found.within else self._find_cause(found, gradients)
+        if found.within:
+            cause = self._hidden_cause(still=len(unmoved) == len(self.pairs.pairs))
+            found = replace(found, hidden=cause is not None)
+        else:
+            cause = self._find_cause(found, gradients)
         effect = self._epsilon_effect(steps, strict, noise)
         if effect is not None and cause is None and not effect.worst.within:
             cause = Cause(effect.text, effect.fix, confirmed=found.within)
+        if unmoved:
+            named = abbreviate_list(unmoved, 4)
+            self.notes.append(f"neither side moves {named}: only the optimizer's state is compared")
         return replace(
-            found, epsilon=effect, cause=cause, assumed=tuple(self.assumed), notes=tuple(self.notes)
+            found,
+            epsilon=effect,
+            cause=cause,
+            missing=(*MISSING, *(each.text for each in self._lone_settings())),
+            assumed=tuple(self.assumed),
+            notes=tuple(self.notes),
         )
+
+    def _gradients(self, dtype: str) -> tuple[_Arrays, _Arrays]:
+        """Return both gradients before the first update; raise UsageError if all are zero."""
+        found = self.a.gradients(dtype)[1], self.b.gradients(dtype)[1]
+        if not any(each.any() for side in found for each in side.values()):
+            raise UsageError(
+                "the gradients of all weights are 0 in A and B, so that their training steps show nothing",
+                hint="use other inputs (--inputs FILE.npz) or your own loss (--loss MODULE:FUNCTION)",
+            )
+        return found
+
+    def _hidden_cause(self, *, still: bool) -> Cause | None:
+        """Return a difference of settings or state that equal updates do not show.
+
+        Raise UsageError if there is none and no weight moves.
+        """
+        found = next((cause for cause, _ in self._different_settings()), None) or self._state_cause()
+        if found is not None:
+            return replace(found, confirmed=True)
+        if still:
+            raise UsageError(
+                "no weight of A or B moves, so that their training steps show nothing",
+                found=f"learning rate {self.a.state.settings.get('learning_rate')}",
+                hint="compare checkpoints from before the learning rate reached 0",
+            )
+        return None
 
     def _changes(self, dtype: str) -> dict[str, Any]:
         """Return the settings of both sides that replace those of the files."""
@@ -839,7 +805,8 @@ class _TrainingComparison:
                 for pair in self.pairs.pairs
             ]
             # Rounding grows from step to step, and spreads from one tensor to the others.
-            largest = max((each for each in owns if each is not None), default=0.0)
+            judged = [own for place, own in enumerate(owns) if own is not None and place not in noise]
+            largest = max(judged, default=0.0)
             both = self.a.process.exact and self.b.process.exact
             allowed = max(bound, min(OWN_ERROR * largest, _MOST_ROUNDING if both else _ROUNDING_ALONE))
             for place, (pair, own) in enumerate(zip(self.pairs.pairs, owns, strict=True)):
@@ -883,7 +850,7 @@ class _TrainingComparison:
 
     def _gradient_cause(self, gradients: Mapping[str, tuple[_Arrays, _Arrays]]) -> Cause | None:
         for dtype, (one, other) in gradients.items():
-            noise = _noise(self.pairs.pairs, one, _NOISE[dtype])
+            noise = _noise(self.pairs.pairs, (one, other), _NOISE[dtype])
             judged = [pair for place, pair in enumerate(self.pairs.pairs) if place not in noise]
             errors = {pair.title: relative_distance(*_gradient_pair(pair, one, other)) for pair in judged}
             name = max(errors, key=errors.__getitem__, default=None)
@@ -937,12 +904,25 @@ class _TrainingComparison:
         if a.step != b.step:
             text = f"the number of updates is {a.step} in A and {b.step} in B: the bias correction differs"
             yield Cause(text), {"step": a.step}
+        yield from self._different_settings()
+        yield from ((cause, None) for cause in self._lone_settings())
+
+    def _different_settings(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
+        """Yield the settings that differ, with the change of B that tests each, None if none does."""
+        a, b = self.a.state, self.b.state
         for name in sorted(set(a.settings) & set(b.settings)):
             one, other = a.settings[name], b.settings[name]
+            if name == "nesterov" and not (a.settings.get("momentum") or b.settings.get("momentum")):
+                continue  # without momentum it changes nothing
             if not _is_equal(one, other):
-                flag = isinstance(one, bool)
+                untested = one is None or (name in _WITH_STATE and not other)
                 text = f"{name} is {one} in A and {other} in B"
-                yield Cause(text, f"set {name}={one} in B"), None if flag else {name: one}
+                yield Cause(text, f"set {name}={one} in B"), None if untested else {name: one}
+        rates = [(pair.title, a.rates[pair.a], b.rates[pair.b]) for pair in self.pairs.pairs]
+        apart = [row for row in rates if not _is_equal(*row[1:])]
+        if apart and _is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
+            name, one, other = apart[0]
+            yield Cause(f"the learning rate of {name} is {one:g} in A and {other:g} in B"), None
         decays = [
             (pair.title, a.decays[pair.a], b.decays[pair.b])
             for pair in self.pairs.pairs
@@ -956,17 +936,27 @@ class _TrainingComparison:
         elif any(a.decays.values()) and a.decoupled != b.decoupled:
             yield Cause("weight decay is decoupled from the gradient on one side only"), None
 
+    def _lone_settings(self) -> Iterator[Cause]:
+        """Yield the settings of one side that the other side's optimizer does not have."""
+        a, b = self.a.state, self.b.state
+        for word, other, own, theirs in (("A", "B", a, b), ("B", "A", b, a)):
+            for name in sorted(set(own.settings) - set(theirs.settings)):
+                if own.family == theirs.family and own.settings[name]:
+                    yield Cause(
+                        f"{name} is {own.settings[name]} in {word}; {other}'s {theirs.title} has none"
+                    )
+
     def _state_cause(self) -> Cause | None:
         """Return which part of the optimizer's state differs."""
         one, other = self.a.slots(), self.b.slots()
-        for kind in dict.fromkeys((*one, *other)):
+        a, b = self.a.state, self.b.state
+        unread = {"vhat"} if not (a.settings.get("amsgrad") or b.settings.get("amsgrad")) else set()
+        for kind in [each for each in dict.fromkeys((*one, *other)) if each not in unread]:
             for pair in self.pairs.pairs:
                 x, y = one.get(kind, {}).get(pair.a), other.get(kind, {}).get(pair.b)
-                if pair.more is not None or (x is None and y is None):
+                if pair.more is not None or not any(each is not None and each.any() for each in (x, y)):
                     continue
                 if x is None or y is None:
-                    if {"velocity", "buffer"} & {kind}:
-                        continue
                     word = "A" if y is None else "B"
                     return Cause(f"only {word} contains {kind} of {pair.title}", confirmed=True)
                 error = relative_distance(pair.part(x), pair.bring(y))
@@ -1009,11 +999,18 @@ def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
     return found
 
 
-def _noise(pairs: Sequence[TensorPair], gradients: _Arrays, limit: float) -> frozenset[int]:
-    """Return the places of pairs whose gradient is tiny relative to the largest one."""
-    sizes = [float(np.sqrt(np.mean(np.square(pair.part(gradients[pair.a]))))) for pair in pairs]
+def _noise(pairs: Sequence[TensorPair], gradients: tuple[_Arrays, _Arrays], limit: float) -> frozenset[int]:
+    """Return the places of pairs whose gradients are tiny on both sides, relative to the largest one."""
+    sizes = [
+        max(float(np.sqrt(np.mean(np.square(each)))) for each in _gradient_pair(pair, *gradients))
+        for pair in pairs
+    ]
     largest = max(sizes, default=0.0)
     return frozenset(place for place, size in enumerate(sizes) if size <= limit * largest)
+
+
+def _moves(pair: TensorPair, updates: tuple[dict[int, _Arrays], dict[int, _Arrays]], step: int) -> bool:
+    return bool(pair.of_a(updates[0][step]).any() or pair.of_b(updates[1][step]).any())
 
 
 def relative_distance(right: np.ndarray, other: np.ndarray) -> float:
@@ -1034,9 +1031,9 @@ def _translated(state: OptimizerState, framework: str) -> tuple[str, dict[str, A
     if framework == "torch":
         decoupled = state.family == "Adam" and state.decoupled and settings.get("weight_decay")
         return ("AdamW" if decoupled else state.family), settings
-    if state.family not in _ARGUMENTS:
+    if state.family not in KERAS_ARGUMENTS:
         raise UnsupportedError(f"Keras has no optimizer like {state.title}")
-    names = ("learning_rate", *_ARGUMENTS[state.family])
+    names = ("learning_rate", *KERAS_ARGUMENTS[state.family])
     return state.family, {name: settings[name] for name in names if name in settings}
 
 

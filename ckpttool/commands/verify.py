@@ -555,6 +555,7 @@ def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
             "a training step needs an actor and a critic",
             file=agent.checkpoint.path,
             found=", ".join(parts),
+            hint="train the networks as models: --like-a MODULE:FACTORY --like-b MODULE:FACTORY",
         )
     notes: list[str] = []
     networks: dict[str, Network] = {}
@@ -1008,7 +1009,7 @@ def verify(
     if options.of_models and options.whole:
         raise UsageError("--all compares agents, not models that your code builds")
     sides = _model_sides(first, second, options)
-    if options.of_models or (not options.whole and _are_models(sides)):
+    if options.of_models or (not options.whole and _are_models(sides, train=options.steps is not None)):
         return _verify_models(sides, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)
@@ -1031,9 +1032,15 @@ def _model_sides(first: str, second: str, options: VerificationOptions) -> tuple
     return ModelSide("A", first, likes[0], pythons[0]), ModelSide("B", second, likes[1], pythons[1])
 
 
-def _are_models(sides: tuple[ModelSide, ModelSide]) -> bool:
-    """Return whether a side is a model that runs, and a side is no recognised agent."""
-    return any(side.own_kind is not None for side in sides) and any(side.agent is None for side in sides)
+def _are_models(sides: tuple[ModelSide, ModelSide], *, train: bool) -> bool:
+    """Return whether a side is a model that runs, and a side is no recognised agent.
+
+    An actor alone, e.g. a chain of dense layers, trains as a model if both run.
+    """
+    run = [side.own_kind is not None for side in sides]
+    parts = [() if side.agent is None else side.agent.parts for side in sides]
+    alone = all(part.component.startswith("actor") for each in parts for part in each)
+    return any(run) and (not all(parts) or (train and all(run) and alone))
 
 
 def _verify_models(

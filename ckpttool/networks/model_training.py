@@ -151,7 +151,10 @@ def epsilon_factor(placement: str, wanted: str, beta_2: float, step: int) -> flo
 # PyTorch.
 
 _TORCH_SETTINGS = {"lr": "learning_rate", "eps": "epsilon", "alpha": "rho"}
-_TORCH_PLAIN = ("weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "lr_decay", "rho")
+_TORCH_PLAIN = (
+    *("weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "lr_decay", "rho"),
+    *("maximize", "momentum_decay"),
+)
 _TORCH_SLOTS = {
     "exp_avg": "m",
     "exp_avg_sq": "v",
@@ -161,18 +164,45 @@ _TORCH_SLOTS = {
     "momentum_buffer": "buffer",
     "sum": "squares",
     "exp_inf": "u",
+    "acc_delta": "deltas",
 }
 _TORCH_NAMES = {ours: theirs for theirs, ours in _TORCH_SETTINGS.items()}
 _BETAS = ("beta_1", "beta_2")
+# State of each class of torch.optim that `torch_optimizer_class` names, besides the number of updates.
+_TORCH_STATE = {
+    "Adam": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    "AdamW": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    "NAdam": {"exp_avg", "exp_avg_sq", "mu_product"},
+    "RAdam": {"exp_avg", "exp_avg_sq"},
+    "Adamax": {"exp_avg", "exp_inf"},
+    "RMSprop": {"square_avg", "grad_avg", "momentum_buffer"},
+    "Adagrad": {"sum"},
+    "Adadelta": {"square_avg", "acc_delta"},
+    "SGD": {"momentum_buffer"},
+}
+# Keys of groups that are no settings of a class, e.g. those of torch/optim/lr_scheduler.py.
+_GROUP_KEYS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 
 
-def torch_optimizer_class(group: Message) -> str | None:
+def torch_optimizer_class(group: Message, stored: set[str] | None = None) -> str | None:
     """Return the class of torch.optim whose settings a group of parameters has, None if unknown.
 
-    Source: the `defaults` of each class in torch/optim/*.py.
+    `stored` names the state of its parameters, which must be that of the class. Source: the `defaults` of
+    each class in torch/optim/*.py.
     """
+    found = _class_by_settings(group)
+    if found == "Adamax" and stored and "exp_avg_sq" in stored:
+        found = "RAdam"  # PyTorch before 2.1 has the same settings for both
+    if found is None or (stored or set()) - _TORCH_STATE[found] - {STEP}:
+        return None
+    return found
+
+
+def _class_by_settings(group: Message) -> str | None:
     if "momentum_decay" in group:
         return "NAdam"
+    if "betas" in group and "eps" not in group:
+        return None
     if "betas" in group and "amsgrad" in group:
         return "AdamW" if group.get("decoupled_weight_decay") else "Adam"
     if "betas" in group:
@@ -224,10 +254,14 @@ class TorchTrainer(ModelTrainer):
         if not found:
             return False
         name, state = found[0]
-        cls = torch_optimizer_class(state["param_groups"][0])
+        stored = {str(key) for each in state["state"].values() for key in each}
+        cls = torch_optimizer_class(state["param_groups"][0], stored)
         if cls is None:
             raise UnsupportedError(
-                "no class of torch.optim has this optimizer's settings", file=file, path=name
+                "no class of torch.optim has this optimizer's settings and state",
+                file=file,
+                path=name,
+                found=", ".join(sorted({*state["param_groups"][0], *stored} - _GROUP_KEYS)),
             )
         decays = any(group.get("weight_decay") for group in state["param_groups"])
         if cls == "Adam" and decays and "decoupled_weight_decay" not in state["param_groups"][0]:
@@ -237,7 +271,12 @@ class TorchTrainer(ModelTrainer):
             )
         self._class, self._state = cls, state
         self._groups = self._match_groups(state, file)
-        self._make(self._parameters(exact=False))
+        known = {*_GROUP_KEYS, *self._make(self._parameters(exact=False)).defaults}
+        others = sorted({str(key) for group in state["param_groups"] for key in group} - known)
+        if others:
+            self.assumed.append(
+                f"the optimizer is {cls}: it does not read the settings {', '.join(others)} of its groups"
+            )
         self.stored = True
         return True
 
@@ -443,7 +482,14 @@ _KERAS_SLOTS = {
     "_accumulators": "squares",
     "_u": "u",
     "_m": "m",
+    "_accumulated_grads": "rms",
+    "_accumulated_delta_vars": "deltas",
 }
+# Settings of Keras that change gradients or weights beside the update rule; None if they are off.
+_KERAS_EXTRAS = (
+    *("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency"),
+    *("loss_scale_factor", "gradient_accumulation_steps"),
+)
 _PLAIN_NUMBERS = ("beta_1", "beta_2", "epsilon", "rho", "momentum", "weight_decay")
 
 
@@ -562,6 +608,8 @@ class KerasTrainer(ModelTrainer):
 
     def _copy_state(self, source: Any, target: Any) -> None:
         one, other = list(_optimizer_variables(source)), list(_optimizer_variables(target))
+        if len(other) == len(one) + 1:  # a number that replaces a schedule
+            other = [each for each in other if not str(each.name).endswith("learning_rate")]
         if len(one) != len(other):
             raise WorkerError("the optimizer has other variables than its copy")
         for value, variable in _paired(one, other):
@@ -583,6 +631,10 @@ class KerasTrainer(ModelTrainer):
         }
         rate = float(_array(held.learning_rate))
         settings["learning_rate"] = rate
+        averaged = bool(getattr(held, "use_ema", False))
+        for name in _KERAS_EXTRAS:
+            value = getattr(held, name, None)
+            settings[name] = value if value and (averaged or not name.startswith("ema_")) else None
         if not _is_variable(getattr(held, "_learning_rate", None)):
             self.notes.append("the learning rate follows the schedule that the file contains")
         decay = getattr(held, "weight_decay", None)
@@ -615,6 +667,10 @@ class KerasTrainer(ModelTrainer):
             arrays = getattr(held, attribute, None)
             if isinstance(arrays, (list, tuple)) and arrays:
                 found[kind] = [_array(each) for each in arrays]
+        rate = float(_array(held.learning_rate)) * (-1 if cls == "SGD" else 1)
+        if "velocity" in found and rate:
+            # Keras's momentum includes the learning rate, that of PyTorch does not.
+            found["buffer"] = [each / rate for each in found.pop("velocity")]
         return found
 
     def _copy(self, job: TrainingJob) -> Any:
@@ -625,7 +681,10 @@ class KerasTrainer(ModelTrainer):
         if job.exact:
             keras.backend.set_floatx(dtype)
         try:
-            made = type(self._optimizer).from_config(self._optimizer.get_config())
+            config = self._optimizer.get_config()
+            if "learning_rate" in job.changes:  # a schedule cannot be set
+                config["learning_rate"] = float(job.changes["learning_rate"])
+            made = type(self._optimizer).from_config(config)
             made.build(self._variables(exact=job.exact))
         finally:
             keras.backend.set_floatx(before)
