@@ -590,6 +590,12 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
     return [("convert", path, *other), _eval_command(path, found)]
 
 
+def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:
+    """Suggest what `inspect` suggests, except `doctor`, which has run."""
+    steps = after_inspect(found)
+    return [("report", *step[1:]) if step[0] == "doctor" else step for step in steps]
+
+
 def after_digest(path: str) -> Steps:
     """Suggest comparing with this digest later; nothing for stdin."""
     if urls.is_copy(path):
