@@ -981,6 +981,11 @@ class _TreeRows:
         return _entry_line(level, name, entry, self.view, self.scalars)
 
 
+def list_rows(found: CheckpointSummary, *, whole: bool) -> list[ColumnLine]:
+    """Return all rows of the tree, with aliases; without `whole`, alike siblings share a row."""
+    return list(_TreeRows(found, TreeView(aliases=whole, whole=whole), None).lines())
+
+
 def _leave_out(lines: list[ColumnLine], over: int) -> list[ColumnLine]:
     """Return the lines without the last `over`: plain values first, then tensors, then modules."""
     ranks = [2 if line.module else 1 if line.nbytes else 0 for line in lines]
