@@ -423,6 +423,8 @@ def _svg_text(text: TextLine) -> str:
 _MOST_LISTED = 20_000
 # Modules are open at first as far as this many rows are visible.
 _FIRST_ROWS = 40
+# Width and height up to which the text of a drawing that is scaled to a window can be read.
+_LEGIBLE = (1700.0, 1000.0)
 
 
 def render_page(
@@ -518,10 +520,10 @@ def _render_module_page(found: CheckpointSummary, made: ModuleGraph, depth: int 
         f"{format_size(totals.nbytes)}; "
         f"format {found.checkpoint.format}, layout {found.layout or 'none recognised'}"
     )
+    drawing = lay_out_graph(made)
     # A note names modules that have no box.
-    return render_page(
-        lay_out_graph(made), list_rows(found, whole=whole), remark, depth, drawing_first=not made.notes
-    )
+    legible = not made.notes and drawing.width <= _LEGIBLE[0] and drawing.height <= _LEGIBLE[1]
+    return render_page(drawing, list_rows(found, whole=whole), remark, depth, drawing_first=legible)
 
 
 # Output of `inspect --graph`: SVG, an HTML page around it, or Graphviz's language.
