@@ -763,7 +763,8 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
         found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
         raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
-        _write_stderr([f"using {choice.location}"])
+        beside = f" (also in this folder: {abbreviate_list([*choice.beside], _CANDIDATES)})"
+        _write_stderr([wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)])
     return choice.path
 
 

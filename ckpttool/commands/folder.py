@@ -219,6 +219,7 @@ class CheckpointChoice:
     candidates: tuple[CheckpointRow, ...] = ()
     folders: int = 0
     deeper: bool = False  # whether there are deeper folders, which were not searched
+    beside: tuple[str, ...] = ()  # other checkpoints in the folder, if no name has a step
 
     @property
     def problem(self) -> str:
@@ -250,7 +251,8 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
     if urls.is_url(path) or not filesystem.isdir(path):
         return given
     try:
-        return replace(given, location=resolve(path).location)
+        location = resolve(path).location
+        return replace(given, location=location, beside=_components_beside(location, path))
     except NotACheckpointError:
         found, deeper = _nearest_checkpoints(path)
     except (CkpttoolError, OSError):
@@ -270,6 +272,19 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
     if taken is not None:
         return CheckpointChoice(taken.path, taken.path)
     return CheckpointChoice(path, path, tuple(rows), 1, deeper)
+
+
+def _components_beside(latest: str, folder: str) -> tuple[str, ...]:
+    """Return the other TensorFlow checkpoints in the folder, if no name has a step: `actor` beside `critic`.
+
+    They are parts of one agent rather than earlier checkpoints of the latest one.
+    """
+    if not _is_directly_in(latest, folder) or _last_step(os.path.basename(latest)) is not None:
+        return ()
+    stems = [name.removesuffix(".index") for name in sorted(list_names(folder)) if name.endswith(".index")]
+    if os.path.basename(latest) not in stems:
+        return ()
+    return tuple(stem for stem in stems if stem != os.path.basename(latest) and _last_step(stem) is None)
 
 
 def _latest_row(folder: str, rows: list[CheckpointRow]) -> CheckpointRow:
