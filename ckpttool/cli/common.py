@@ -764,7 +764,9 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
         raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
         beside = f" (also in this folder: {abbreviate_list([*choice.beside], _CANDIDATES)})"
-        _write_stderr([wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)])
+        _write_stderr(
+            [wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)]
+        )
     return choice.path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -474,10 +475,10 @@ def doctor(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Find problems in a checkpoint, or in its later use, and suggest fixes.
+    """Find problems in a checkpoint or in its use, and suggest fixes.
 
     Exits with 1 on a finding: names that would run code, NaNs, dead units, vanished moments, missing
-    agent facts, an environment that does not fit, tensors of your model that stay unfilled.
+    agent facts, an environment that does not fit, tensors of your model that the checkpoint does not fill.
     """
     from ckpttool.commands import doctor
 
@@ -555,6 +556,7 @@ def report(
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
+    _require_page_name(options.out)
     if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
         common.print_text(
             common.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
@@ -581,6 +583,16 @@ def report(
         )
     common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))
     return 0
+
+
+# Kinds of files that people expect --out to choose.
+_NO_PAGES = (".csv", ".docx", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
+
+
+def _require_page_name(out: str | None) -> None:
+    if out is not None and out.lower().endswith(_NO_PAGES):
+        hint = f"--out {shlex.quote(os.path.splitext(out)[0] + '.html')}"
+        raise UsageError("a report is an HTML page", file=out, hint=hint)
 
 
 def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport | None:
@@ -677,7 +689,7 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Check for what must not be committed: code in pickles, damage, NaNs, unexpected shapes.
+    """Check checkpoints before they are committed or loaded: code in pickles, damage, NaNs, shapes.
 
     For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
     In a folder, checks every file that is a checkpoint by its suffix or content.
