@@ -591,7 +591,7 @@ _NO_PAGES = (".csv", ".docx", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
 
 def _require_page_name(out: str | None) -> None:
     if out is not None and out.lower().endswith(_NO_PAGES):
-        hint = f"--out {shlex.quote(os.path.splitext(out)[0] + '.html')}"
+        hint = f"use --out {shlex.quote(os.path.splitext(out)[0] + '.html')}"
         raise UsageError("a report is an HTML page", file=out, hint=hint)
 
 
