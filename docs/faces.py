@@ -11,9 +11,10 @@ from typing import Any
 
 HEAD = """# Python API
 
-Made by `python docs/generate.py` from the names in `ckpttool.__all__`; do not edit it by hand. All else may
-change without notice. Tasks: [use from Python](howto/use_from_python.md),
-[live models](howto/live_objects.md). `help(ckpttool.NAME)` has types, errors and examples.
+<!-- Made by `python docs/generate.py` from the names in `ckpttool.__all__`; do not edit it by hand. -->
+The public names of the package; all others may change without notice. Tasks:
+[use from Python](howto/use_from_python.md), [live models](howto/live_objects.md).
+`help(ckpttool.NAME)` has types, errors and examples.
 
 """
 WIDTH = 100

@@ -37,8 +37,8 @@ for arguments in json.loads(sys.argv[1]):
 
 HEAD = """# Commands
 
-Made by `python docs/generate.py` from `ckpttool COMMAND --help`; do not edit it by hand.
-See also [exit statuses](exit_codes.md) and [JSON documents](json.md).
+<!-- Made by `python docs/generate.py` from `ckpttool COMMAND --help`; do not edit it by hand. -->
+The help of every command. See also [exit statuses](exit_codes.md) and [JSON documents](json.md).
 """
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,69 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return page
 
     return write
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the page of an agent's modules."""
+    page = tmp_path_factory.mktemp("modules") / "agent.html"
+    assert in_process("inspect", TF_SAMPLE, "--graph", page).status == 0
+    return page
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("wide", "dark"), ("narrow", "light")])
+def test_the_page_of_modules_can_be_used_by_all(
+    size: str, scheme: str, browser: Browser, modules: Path
+) -> None:
+    assert violations(browser, modules, size, scheme) == []
+    browser.run("document.getElementById('show-drawing').click()")
+    browser.run(OPENED)
+    browser.run(axe_source())
+    assert browser.driver.execute_async_script(CHECK) == []
+    assert browser.complaints() == []
+
+
+def test_the_page_of_modules_needs_no_mouse(browser: Browser, modules: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    def focused() -> str:
+        return str(browser.run("return document.activeElement.firstElementChild?.firstChild.data ?? ''"))
+
+    def visible() -> list[str]:
+        shown = "each => each.checkVisibility()"
+        names = f"[...document.querySelectorAll('#tree li .row')].filter({shown})"
+        return list(browser.run(f"return {names}.map(each => each.firstElementChild.firstChild.data)"))
+
+    browser.open(modules)
+    browser.run("document.getElementById('show-drawing').click()")
+    assert visible() == []
+    browser.press("/")
+    assert browser.run("return document.activeElement.id") == "search"
+    browser.press(*"critic/q1/l2")
+    deadline = time.monotonic() + 5
+    while not (count := browser.text("count")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert count.startswith("3 of ")
+    assert visible() == ["policy", "critic", "q1", "l2"]
+    browser.press(Keys.ESCAPE)
+    assert len(visible()) > 20
+    browser.run("document.querySelector('#tree summary').focus()")
+    assert focused() == "policy"
+    everything = len(visible())
+    browser.press(Keys.ARROW_LEFT)
+    assert visible() == ["save_counter", "policy"]
+    browser.press(Keys.ARROW_UP)
+    assert focused() == "save_counter"
+    browser.press(Keys.END, Keys.ENTER)
+    assert focused() == "policy"
+    assert len(visible()) == everything
+    browser.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    assert focused() == "actor"
+    browser.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert focused() == "kernel"
+    browser.press(Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert focused() == "actor"
+    assert browser.requests() <= {modules.as_uri()}
 
 
 def test_a_report_can_be_used_by_all(browser: Browser, reports: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import drawings
+from ckpttool.cli.common import ColumnLine
 from ckpttool.cli.drawings import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
 from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from ckpttool.commands.inspect import summary
@@ -296,7 +297,9 @@ class Page(html.parser.HTMLParser):
 
 
 def test_a_page_needs_nothing_and_runs_only_its_own_script() -> None:
-    text = render_page(lay_out_graph(hostile()))
+    strange = "</script><img src=x onerror=alert(1)>\"'"
+    rows = [ColumnLine(level, strange, strange, "1", "4 B", strange, below=(strange,)) for level in (0, 1, 0)]
+    text = render_page(lay_out_graph(hostile()), rows, strange)
     found = Page(text)
     names = [tag for tag, _ in found.tags]
     assert names.count("script") == 1

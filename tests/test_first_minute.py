@@ -8,6 +8,8 @@ import os
 import re
 import shlex
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +223,66 @@ def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
     missing = in_process("agnt.pt", cwd=tmp_path)
     refused(missing)
     assert missing.err.endswith("agent.pt\n")
+
+
+def test_modules_come_before_values_where_not_all_fit(tmp_path: Path) -> None:
+    content = {**{f"setting{n}" + "x" * n: n for n in range(30)}, "model.weight": np.ones(3, np.float32)}
+    save(torch_tree(content), str(tmp_path / "training.pt"))
+    seen = on_terminal("inspect", "training.pt", NO_COLOR="1", cwd=tmp_path).out
+    assert len(seen.splitlines()) <= 23
+    names = [line.split()[0] for line in seen.splitlines() if line.strip()]
+    assert "model" in names
+    assert "setting0" in names
+
+
+def test_files_of_one_agent_are_one_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    """TD3's authors' code writes several files per checkpoint."""
+    found = in_process("inspect", corpus / "torch" / "fujimoto" / "bmcnns" / "models", "--json").json()
+    names = [os.path.basename(row["path"]) for row in found["checkpoints"]]
+    assert names == ["TD3_HalfCheetah-v3_0", "TD3_HalfCheetah-v3_1"]
+    sizes = [
+        sum(
+            file.stat().st_size
+            for file in (corpus / "torch" / "fujimoto" / "bmcnns" / "models").glob(f"{name}_*")
+        )
+        for name in names
+    ]
+    assert [row["nbytes"] for row in found["checkpoints"]] == sizes
+
+
+def test_logged_returns_are_no_checkpoint(tmp_path: Path) -> None:
+    """EvalCallback of Stable-Baselines3 writes them beside the agent."""
+    (tmp_path / "run").mkdir()
+    np.savez(tmp_path / "run" / "evaluations.npz", timesteps=np.arange(3), results=np.ones((3, 2)))
+    refused(in_process("stats", tmp_path / "run"))
+    shutil.copy(TORCH_SAMPLE, tmp_path / "run" / "agent.pt")
+    assert in_process("stats", tmp_path / "run").err.startswith(f"using {tmp_path / 'run' / 'agent.pt'}")
+    assert in_process("inspect", tmp_path / "run" / "evaluations.npz").status == 0
+
+
+def test_deeper_folders_are_named(tmp_path: Path) -> None:
+    for name in ("a/one.pt", "a/two.pt", "b/deeper/three.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TORCH_SAMPLE, tmp_path / name)
+    found = in_process("inspect", tmp_path, "--json").json()
+    assert [os.path.basename(row["path"]) for row in found["checkpoints"]] == ["one.pt", "two.pt"]
+    assert any(f"ckpttool check {tmp_path}" in note for note in found["notes"])
+    assert "3 checkpoints" in in_process("check", tmp_path).out
+
+
+@pytest.mark.parametrize(("scheme", "suffix"), [("zip", "zip"), ("tar", "tgz")])
+def test_the_hint_of_an_archive_opens_it(scheme: str, suffix: str, tmp_path: Path) -> None:
+    shutil.copy(TORCH_SAMPLE, tmp_path / "agent.pt")
+    if scheme == "zip":
+        with zipfile.ZipFile(tmp_path / f"a.{suffix}", "w") as archive:
+            archive.write(tmp_path / "agent.pt", "agent.pt")
+    else:
+        with tarfile.open(tmp_path / f"a.{suffix}", "w:gz") as packed:
+            packed.add(tmp_path / "agent.pt", "agent.pt")
+    ran = in_process("inspect", f"a.{suffix}", cwd=tmp_path)
+    refused(ran)
+    hint = shlex.split(ran.err.rpartition("ckpttool ")[2])
+    assert in_process(*hint, cwd=tmp_path).out.startswith(f"{scheme}://agent.pt::")
 
 
 def test_help_of_a_command() -> None:

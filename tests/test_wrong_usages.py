@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import shlex
 import shutil
@@ -48,6 +49,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "picture.png": PNG,
         "zips.zip": zipped({"a.zip": zipped({"b.txt": b"text"})}),
         "photos.zip": zipped({"one.png": PNG, "two.png": PNG}),
+        "photos.tgz": gzip.compress(bytes(1024), mtime=0),
         "train.py": b"import torch\n",
         "returns.csv": b"episode,return\n0,-120.5\n",
         "pointer.pt": LFS.encode(),
@@ -59,6 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {"pi.weight": np.ones((2, 3), np.float32), "pi.bias": np.ones(2, np.float32)}
     for name in ("weights.npz", "old.npz"):
         save(torch_tree(arrays), str(folder / name))
+    save(torch_tree({"conv.weight": np.ones((2, 3, 3, 3), np.float32)}), str(folder / "vision.npz"))
     optimizer = {"state.0.exp_avg": np.ones(3, np.float32), "state.0.exp_avg_sq": np.ones(3, np.float32)}
     save(torch_tree(optimizer), str(folder / "optimizer.pt"))
     return folder

@@ -590,6 +590,12 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
     return [("convert", path, *other), _eval_command(path, found)]
 
 
+def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:
+    """Suggest what `inspect` suggests, except `doctor`, which has run."""
+    steps = after_inspect(found)
+    return [("report", *step[1:]) if step[0] == "doctor" else step for step in steps]
+
+
 def after_digest(path: str) -> Steps:
     """Suggest comparing with this digest later; nothing for stdin."""
     if urls.is_copy(path):
@@ -757,7 +763,10 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
         found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
         raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
-        _write_stderr([f"using {choice.location}"])
+        beside = f" (also in this folder: {abbreviate_list([*choice.beside], _CANDIDATES)})"
+        _write_stderr(
+            [wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)]
+        )
     return choice.path
 
 

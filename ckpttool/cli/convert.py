@@ -109,7 +109,7 @@ class MappingOptions(OptionPanel, title="Mapping"):
     optimizer: Annotated[
         Texts,
         typer.Option(
-            metavar="NAME/SETTING=VALUE", help="Hyperparameter missing from the checkpoint; none: no state."
+            metavar="NAME/SETTING=VALUE", help="Hyperparameter that SRC lacks; 'none' leaves out optimizers."
         ),
     ] = None
 
@@ -360,7 +360,7 @@ class ModelPairOptions(OptionPanel, title="Models"):
         bool | None,
         typer.Option(
             "--transpose-inputs/--no-transpose-inputs",
-            help="Whether B's channels are on the other side of A's.",
+            help="B's images have channels last where A's have them first, or the reverse.",
             show_default=False,
         ),
     ] = None
@@ -399,8 +399,8 @@ def verify(
     ONNX, SavedModel, TorchScript), or are built by your code (--like-a, --like-b); if their outputs
     differ, the first layer that differs is named.
 
-    The default tolerance is twice the error of A's own framework against float64, relative to the
-    output's scale, or rounding at the largest sum.
+    By default, B's error from float64 may be twice that of A in its own framework, or that of rounding
+    the largest sum in a layer.
     """
     from ckpttool.commands import verify
 

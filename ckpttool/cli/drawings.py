@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.cli.common import ColumnLine
+from ckpttool.cli.tables import list_rows
 from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
 from ckpttool.commands.inspect import CheckpointSummary, describe_module_kind
 from ckpttool.core.atomic_write import require_new, write_file
@@ -413,66 +417,121 @@ def _svg_text(text: TextLine) -> str:
     )
 
 
-# Drawing as a self-contained page: drag to move, scroll the wheel to zoom.
+# Page of a checkpoint's modules: the whole tree, whose modules fold, and the drawing, which moves and zooms.
 
-# Otherwise the page would scroll, and dragging would select the names.
-_SCRIPT = """
-const view = document.querySelector("svg"), whole = view.viewBox.baseVal;
-const full = [whole.x, whole.y, whole.width, whole.height];
-let held = null;
-const show = (x, y, w, h) => view.setAttribute("viewBox", [x, y, w, h].join(" "));
-view.removeAttribute("width"); view.removeAttribute("height");
-view.addEventListener("wheel", (event) => {
-  event.preventDefault();
-  const box = view.viewBox.baseVal, by = Math.exp(event.deltaY * 0.0015);
-  const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(view.getScreenCTM().inverse());
-  show(at.x - (at.x - box.x) * by, at.y - (at.y - box.y) * by, box.width * by, box.height * by);
-}, { passive: false });
-view.addEventListener("pointerdown", (event) => {
-  held = [event.clientX, event.clientY]; view.setPointerCapture(event.pointerId);
-});
-view.addEventListener("pointermove", (event) => {
-  if (!held) return;
-  const box = view.viewBox.baseVal, scale = view.getScreenCTM().a;
-  show(box.x - (event.clientX - held[0]) / scale, box.y - (event.clientY - held[1]) / scale,
-       box.width, box.height);
-  held = [event.clientX, event.clientY];
-});
-view.addEventListener("pointerup", () => { held = null; });
-view.addEventListener("dblclick", () => show(...full));
-document.body.classList.add("moves");
-"""
-_HTML_STYLE = """
-html, body { margin: 0; height: 100%; background: #ffffff }
-body.moves { overflow: hidden } body.moves svg { width: 100vw; height: 100vh; cursor: grab }
-p { position: fixed; right: 12px; bottom: 4px; margin: 0; display: none }
-p { font: 12px sans-serif; color: #59636e }
-body.moves p { display: block }
-@media (prefers-color-scheme: dark) { html, body { background: #0d1117 } p { color: #9198a1 } }
-"""
+# With more entries, alike siblings share a row, as in the terminal: the page stays below a few megabytes.
+_MOST_LISTED = 20_000
+# Modules are open at first as far as this many rows are visible.
+_FIRST_ROWS = 40
+# Width and height up to which the text of a drawing that is scaled to a window can be read.
+_LEGIBLE = (1700.0, 1000.0)
 
 
-def render_page(drawing: GraphDrawing) -> str:
-    """Return the page; its policy allows only our own script and no network requests."""
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+def render_page(
+    drawing: GraphDrawing,
+    rows: Sequence[ColumnLine] = (),
+    remark: str = "",
+    depth: int | None = None,
+    *,
+    drawing_first: bool = True,
+) -> str:
+    """Return the page; its policy allows only our own script and no network requests.
+
+    Args:
+        drawing: the drawing of the modules.
+        rows: the rows of the tree, from top to bottom.
+        remark: the line below the title.
+        depth: the levels that are open at first; by default those that fit a screen.
+        drawing_first: whether the page shows the drawing at first, not the tree.
+
+    """
+    folder = resources.files("ckpttool.report") / "templates"
+    script, style = ((folder / name).read_text(encoding="utf-8") for name in ("modules.js", "modules.css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     title = escape(drawing.texts[0].whole)
+    first = "drawing" if drawing_first else "tree"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width">\n'
-        f"<title>{title}</title><style>{_HTML_STYLE}</style></head>\n<body>\n{render_svg(drawing)}"
-        f"<p>drag to move, wheel to zoom, double click for the whole</p>\n"
-        f"<script>{_SCRIPT}</script>\n</body></html>\n"
+        f"<title>{title}</title><style>{style}</style></head>\n"
+        f'<body data-first="{first}">\n<header><h1>{title}</h1><p>{escape(remark)}</p>{_PAGE_BAR}</header>\n'
+        f'<main>\n<section id="tree" aria-label="Modules and tensors">{_PAGE_HEADS}'
+        f"<ul>{''.join(_tree_items(rows, depth or _fitting_level(rows)))}</ul></section>\n"
+        f'<section id="drawing" aria-label="Drawing">{render_svg(drawing)}</section>\n'
+        f"</main>\n<script>{script}</script>\n</body></html>\n"
     )
+
+
+_PAGE_BAR = (
+    '<div class="bar"><span role="group" aria-label="View">'
+    '<button type="button" id="show-tree">Tree</button>'
+    '<button type="button" id="show-drawing">Drawing</button></span>'
+    '<span id="tree-tools"><button type="button" id="unfold">Expand all</button>'
+    '<button type="button" id="fold">Collapse all</button>'
+    '<input type="search" id="search" placeholder="Search paths (/)" aria-label="Search paths" '
+    'autocomplete="off" spellcheck="false"><span id="count" role="status"></span></span>'
+    '<span id="drawing-tools"><button type="button" id="nearer" aria-label="Zoom in">+</button>'
+    '<button type="button" id="farther" aria-label="Zoom out">&minus;</button>'
+    '<button type="button" id="all">Whole drawing</button></span></div>'
+)
+_PAGE_HEADS = (
+    '<div class="row heads" aria-hidden="true"><span>name</span><span>type</span>'
+    "<span>parameters</span><span>size</span><span></span></div>"
+)
+
+
+def _fitting_level(rows: Sequence[ColumnLine]) -> int:
+    """Return the number of levels that fit a screen, at least one."""
+    visible = 0
+    for level in range(1, 1 + max((row.level for row in rows), default=0) + 1):
+        visible += sum(row.level == level - 1 for row in rows)
+        if visible > _FIRST_ROWS:
+            return max(level - 1, 1)
+    return level if rows else 1
+
+
+def _tree_items(rows: Sequence[ColumnLine], depth: int) -> Iterator[str]:
+    """Yield the list items of the rows; modules fold, and those above level `depth` are open."""
+    open_levels: list[int] = []
+    for row, following in itertools.zip_longest(rows, rows[1:]):
+        while open_levels and open_levels[-1] >= row.level:
+            open_levels.pop()
+            yield "</ul></details></li>"
+        cells = "".join(f"<span>{escape(text)}</span>" for text in (row.what, row.elements, row.nbytes))
+        also = "".join(f'<span class="also">{escape(line)}</span>' for line in row.below)
+        name = f"<span>{escape(row.name) or '(empty)'}{also}</span>"
+        cells = f"{name}{cells}<span>{escape(row.lead + row.note)}</span>"
+        if following is not None and following.level > row.level:
+            is_open = " open" if row.level + 1 < depth else ""
+            yield f'<li><details{is_open}><summary class="row">{cells}</summary><ul>'
+            open_levels.append(row.level)
+        else:
+            yield f'<li><div class="row" tabindex="-1">{cells}</div></li>'
+    yield "</ul></details></li>" * len(open_levels)
+
+
+def _render_module_page(found: CheckpointSummary, made: ModuleGraph, depth: int | None) -> str:
+    whole = len(found.tensors) + len(found.values) <= _MOST_LISTED
+    totals = found.totals
+    remark = (
+        f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}, "
+        f"{format_size(totals.nbytes)}; "
+        f"format {found.checkpoint.format}, layout {found.layout or 'none recognised'}"
+    )
+    drawing = lay_out_graph(made)
+    # A note names modules that have no box.
+    legible = not made.notes and drawing.width <= _LEGIBLE[0] and drawing.height <= _LEGIBLE[1]
+    return render_page(drawing, list_rows(found, whole=whole), remark, depth, drawing_first=legible)
 
 
 # Output of `inspect --graph`: SVG, an HTML page around it, or Graphviz's language.
 
-_WRITERS: dict[str, Callable[[ModuleGraph], str]] = {
-    ".svg": lambda made: render_svg(lay_out_graph(made)),
-    ".html": lambda made: render_page(lay_out_graph(made)),
-    ".dot": render_dot,
+_WRITERS: dict[str, Callable[[CheckpointSummary, ModuleGraph, int | None], str]] = {
+    ".svg": lambda _, made, __: render_svg(lay_out_graph(made)),
+    ".html": _render_module_page,
+    ".dot": lambda _, made, __: render_dot(made),
 }
 
 
@@ -489,7 +548,7 @@ def write_drawing(
         raise UsageError("cannot infer the drawing format from the file name", file=target, hint=f"{_NAMES}")
     require_new(target, found.checkpoint.files, force=force)
     made = build_module_graph(found, depth)
-    write_file(target, writer(made).encode(), force=force)
+    write_file(target, writer(found, made, depth).encode(), force=force)
     return {
         "file": target,
         "modules": len(made.nodes),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -172,7 +174,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
     if view.screen is not None:
         view = replace(view, screen=view.screen - verdict.count("\n") - 2)
     common.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
-    common.print_next_steps(common.after_inspect, found, quiet=quiet)
+    common.print_next_steps(common.after_overview, found, quiet=quiet)
     return 1 if diagnosis.findings else 0
 
 
@@ -269,7 +271,7 @@ def render_listing(
     if not isinstance(found, CheckpointSummary):
         head = f"{clean(urls.display_url(found.path))}: {format_count(len(found.checkpoints), 'checkpoint')}"
         notes = [wrap_sentence(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
-        table = _checkpoint_table(found.checkpoints, len(found.checkpoints))
+        table = _checkpoint_table(found.checkpoints, len(found.checkpoints), found.path)
         return "\n".join(table if view.quiet else [head, *table, *notes])
     if drawn is not None and "networks" in drawn:
         lines = [format_count(len(drawn["networks"]), "network")]
@@ -286,8 +288,11 @@ def render_listing(
     return "\n".join([*table, tables.render_tree(found, view)])
 
 
-def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
-    """Return one line for each of the last `most` checkpoints, ending with the path."""
+def _checkpoint_table(listed: Sequence[CheckpointRow], most: int, top: str | None = None) -> list[str]:
+    """Return one line for each of the last `most` checkpoints, ending with the path.
+
+    If a path is too long for the terminal, all are shown relative to the folder `top`, if given.
+    """
     left_out = len(listed) - most
     lines = [f"and {left_out} earlier (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
@@ -297,12 +302,18 @@ def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
     widths = {n: max(len(t), *(len(_format_count(own[n])) for own in counts)) for n, t in titles.items()}
     head = "".join(f"{title:>{widths[name]}}  " for name, title in titles.items())
     lines.append(f"{head}{'size':>7}  {'time (UTC)':<16}  checkpoint")
+    rows = []
     for each, own in zip(shown, counts, strict=True):
         sentence = "  latest" * each.latest + "  incomplete" * (not each.complete)
         start = "".join(f"{_format_count(own[name]):>{widths[name]}}  " for name in titles)
         start += f"{format_size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  "
-        where = clean(urls.display_url(each.path))
-        lines.append(f"{start}{fit_path(where, len(start) + len(sentence))}{sentence}")
+        rows.append((start, each.path, sentence))
+    paths = [clean(urls.display_url(path)) for _, path, _ in rows]
+    rooms = [len(start) + len(sentence) for start, _, sentence in rows]
+    if top is not None and not urls.is_url(top) and list(map(fit_path, paths, rooms)) != paths:
+        paths = [clean(os.path.relpath(path, top)) for _, path, _ in rows]
+    fitted = map(fit_path, paths, rooms)
+    lines += [f"{start}{path}{sentence}" for (start, _, sentence), path in zip(rows, fitted, strict=True)]
     return lines
 
 
@@ -464,10 +475,10 @@ def doctor(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Find problems in a checkpoint, or in its later use, and suggest fixes.
+    """Find problems in a checkpoint or in its use, and suggest fixes.
 
     Exits with 1 on a finding: names that would run code, NaNs, dead units, vanished moments, missing
-    agent facts, an environment that does not fit, tensors of your model that stay unfilled.
+    agent facts, an environment that does not fit, tensors of your model that the checkpoint does not fill.
     """
     from ckpttool.commands import doctor
 
@@ -545,6 +556,7 @@ def report(
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
+    _require_page_name(options.out)
     if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
         common.print_text(
             common.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
@@ -571,6 +583,16 @@ def report(
         )
     common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))
     return 0
+
+
+# Kinds of files that people expect --out to choose.
+_NO_PAGES = (".csv", ".docx", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
+
+
+def _require_page_name(out: str | None) -> None:
+    if out is not None and out.lower().endswith(_NO_PAGES):
+        hint = f"use --out {shlex.quote(os.path.splitext(out)[0] + '.html')}"
+        raise UsageError("a report is an HTML page", file=out, hint=hint)
 
 
 def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport | None:
@@ -667,7 +689,7 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Check for what must not be committed: code in pickles, damage, NaNs, unexpected shapes.
+    """Check checkpoints before they are committed or loaded: code in pickles, damage, NaNs, shapes.
 
     For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
     In a folder, checks every file that is a checkpoint by its suffix or content.
@@ -718,7 +740,7 @@ def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
             yield wrap_sentence(f"    fix: {clean(finding.fix)}")
     if not (quiet or each.findings or each.error):
         what = f"{each.format}, layout {each.layout or 'none recognised'}, {format_count(each.tensors, 'tensor')}"  # noqa: E501
-        yield f"{clean(each.path)}: {what}: no problems found"
+        yield wrap_sentence(f"{clean(each.path)}: {what}: no problems found")
 
 
 def textconv(

@@ -300,7 +300,8 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         *_discrepancy_lines(found),
     ]
     if not quiet:
-        lines += [*render_remarks(found.assumed, found.notes, found.ledger), f"tolerance: {found.tolerance}"]
+        lines += render_remarks(found.assumed, found.notes, found.ledger)
+        lines.append(wrap_sentence(f"tolerance: {clean(found.tolerance)}"))
         lines += [wrap_sentence(f"not compared: {clean(each)}") for each in found.not_compared]
         lines.append(_verification_verdict(found))
     return "\n".join(lines)
@@ -931,8 +932,9 @@ class _TreeRows:
         lines = list(self.lines())
         hidden = []
         if self.most is not None and len(lines) > self.most:
-            hidden = [f"{len(lines) - self.most + 1:,} more entries: --all shows them"]
-            del lines[self.most - 1 :]
+            over = len(lines) - self.most + 1
+            hidden = [f"{over:,} more entries: --all shows them"]
+            lines = _leave_out(lines, over)
         elif self.most is not None and self.depth is not None:
             deeper = f"--depth {self.depth + 1} or --all"
             hidden = [f"{format_count(self.depth, 'level')} shown: {deeper} shows more"]
@@ -977,6 +979,19 @@ class _TreeRows:
         if isinstance(entry, ModuleSummary):
             return _module_line(level, *skip_wrapping_modules(name, entry), folded=folded)
         return _entry_line(level, name, entry, self.view, self.scalars)
+
+
+def list_rows(found: CheckpointSummary, *, whole: bool) -> list[ColumnLine]:
+    """Return all rows of the tree, with aliases; without `whole`, alike siblings share a row."""
+    return list(_TreeRows(found, TreeView(aliases=whole, whole=whole), None).lines())
+
+
+def _leave_out(lines: list[ColumnLine], over: int) -> list[ColumnLine]:
+    """Return the lines without the last `over`: plain values first, then tensors, then modules."""
+    ranks = [2 if line.module else 1 if line.nbytes else 0 for line in lines]
+    order = sorted(range(len(lines)), key=lambda at: (ranks[at], -at))
+    dropped = set(order[:over])
+    return [line for at, line in enumerate(lines) if at not in dropped]
 
 
 _ROWS: tuple[tuple[type[TensorRow | ValueRow], str], ...] = ((TensorRow, "tensor"), (ValueRow, "value"))

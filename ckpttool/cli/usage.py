@@ -128,6 +128,8 @@ def _unknown_option(
         return UsageError(sentence, hint=_replace_word(words, option, [option.lstrip("-")]))
     if name in commands and f"-{written}" in _options(load(name)):
         return UsageError(sentence, hint=f"did you mean -{written}? see {_help(name)}")
+    if name in commands and {f"{option}-a", f"{option}-b"} <= _options(load(name)):
+        return UsageError(sentence, hint=f"did you mean {option}-a or {option}-b? see {_help(name)}")
     if others := [each for each in commands if name and option in _options(load(each))]:
         return UsageError(sentence, hint=f"{option} is an option of {', '.join(others)}; see {_help(name)}")
     return UsageError(sentence, hint=f"{f'did you mean {near[0]}? see ' if near else ''}{_help(name)}")

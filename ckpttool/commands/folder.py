@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ckpttool.core.errors import (
     UsageError,
     is_system_error,
 )
-from ckpttool.formats import tf_common
+from ckpttool.formats import tf_common, torch_zip
 from ckpttool.formats.common import Format, Probe
 from ckpttool.formats.detect import (
     CheckpointLocation,
@@ -50,6 +51,7 @@ COUNTED = 20
 _STEP = re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
 # tensorflow/core/util/tensor_bundle/naming.cc; V1 (tensorflow/python/training/saver.py) leaves out `.data`.
 _SHARD = re.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
+_EVALUATIONS = "evaluations.npz"  # returns: stable_baselines3/common/callbacks.py, EvalCallback
 # How TensorFlow writes the names of all shards of a V1 checkpoint.
 _PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
 
@@ -177,7 +179,13 @@ def _without_latest(
         listed = [replace(each, latest=each.path == choice.location) for each in listed]
         return replace(found, checkpoints=tuple(_add_training_counts(listed)))
     if len(listed) < 2 and choice.candidates:
-        return CheckpointFolder(path, tuple(_add_training_counts([*choice.candidates])), (), choice.hint)
+        notes = [f"deeper folders were not searched: ckpttool check {shlex.quote(path)} searches all"]
+        return CheckpointFolder(
+            path,
+            tuple(_add_training_counts([*choice.candidates])),
+            tuple(notes if choice.deeper else ()),
+            choice.hint,
+        )
     if len(listed) < 2 or not whole:
         raise error
     if state is not None:
@@ -210,6 +218,8 @@ class CheckpointChoice:
     location: str
     candidates: tuple[CheckpointRow, ...] = ()
     folders: int = 0
+    deeper: bool = False  # whether there are deeper folders, which were not searched
+    beside: tuple[str, ...] = ()  # other checkpoints in the folder, if no name has a step
 
     @property
     def problem(self) -> str:
@@ -241,9 +251,10 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
     if urls.is_url(path) or not filesystem.isdir(path):
         return given
     try:
-        return replace(given, location=resolve(path).location)
+        location = resolve(path).location
+        return replace(given, location=location, beside=_components_beside(location, path))
     except NotACheckpointError:
-        found = _nearest_checkpoints(path)
+        found, deeper = _nearest_checkpoints(path)
     except (CkpttoolError, OSError):
         return given
     if len(found) == 1 and next(iter(found)) != path:
@@ -255,12 +266,25 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
         return given
     if len(found) > 1:
         latest = tuple(_latest_row(folder, rows) for folder, rows in found.items())
-        return CheckpointChoice(path, path, latest, len(found))
+        return CheckpointChoice(path, path, latest, len(found), deeper)
     ((folder, rows),) = found.items()
     taken = rows[0] if len(rows) == 1 else _single_version(folder, rows)
     if taken is not None:
         return CheckpointChoice(taken.path, taken.path)
-    return CheckpointChoice(path, path, tuple(rows), 1)
+    return CheckpointChoice(path, path, tuple(rows), 1, deeper)
+
+
+def _components_beside(latest: str, folder: str) -> tuple[str, ...]:
+    """Return the other TensorFlow checkpoints in the folder, if no name has a step: `actor` beside `critic`.
+
+    They are parts of one agent rather than earlier checkpoints of the latest one.
+    """
+    if not _is_directly_in(latest, folder) or _last_step(os.path.basename(latest)) is not None:
+        return ()
+    stems = [name.removesuffix(".index") for name in sorted(list_names(folder)) if name.endswith(".index")]
+    if os.path.basename(latest) not in stems:
+        return ()
+    return tuple(stem for stem in stems if stem != os.path.basename(latest) and _last_step(stem) is None)
 
 
 def _latest_row(folder: str, rows: list[CheckpointRow]) -> CheckpointRow:
@@ -271,8 +295,11 @@ def _latest_row(folder: str, rows: list[CheckpointRow]) -> CheckpointRow:
     return rows[-1]
 
 
-def _nearest_checkpoints(top: str) -> dict[str, list[CheckpointRow]]:
-    """Return the complete checkpoints of the folder, else of the nearest level below it, by folder."""
+def _nearest_checkpoints(top: str) -> tuple[dict[str, list[CheckpointRow]], bool]:
+    """Return the complete checkpoints of the folder, else of the nearest level below it, by folder.
+
+    The second result is whether folders of that level without checkpoints contain further folders.
+    """
     level, left = [top], _MOST_BELOW
     while level and left > 0:
         found: dict[str, list[CheckpointRow]] = {}
@@ -289,9 +316,9 @@ def _nearest_checkpoints(top: str) -> dict[str, list[CheckpointRow]]:
             inner = (os.path.join(folder, name) for name in names if not name.startswith("."))
             below += [each for each in inner if filesystem.isdir(each) and not os.path.islink(each)]
         if found:
-            return found
+            return found, any(os.path.dirname(each) not in found for each in below)
         level = below
-    return {}
+    return {}, False
 
 
 def _single_version(folder: str, listed: list[CheckpointRow]) -> CheckpointRow | None:
@@ -358,6 +385,8 @@ def _list_by_step(folder: str, state: CheckpointState | None, latest: str | None
         if (home := folder if filesystem.samefile(within, folder) else within) not in homes:
             homes[home] = _FolderNames(frozenset(filesystem.listdir(home)))
         own = homes[home].own(name)
+        if place.format == torch_zip.SET_NAME:
+            own = [os.path.basename(file) for file in torch_zip.set_members(place.path)]
         nbytes, changed = _measure_paths([os.path.join(within, each) for each in own])
         found.append(
             CheckpointRow(
@@ -378,14 +407,24 @@ def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
     found: dict[str, _CheckpointPath] = {}
     for name in sorted(names)[:MAX_NAMES]:
         inner = Probe(os.path.join(folder, name))
-        if is_hidden_name(name) or name.startswith(".") or name == tf_common.NAME:
+        if is_hidden_name(name) or name.startswith(".") or name in (tf_common.NAME, _EVALUATIONS):
             continue
         if inner.kind == "file":
             inner.names = names  # set here to avoid listing the folder for each file
         elif inner.kind != "folder":
             continue
         found |= {each.path: each for each in _claim_name(inner) if each.path not in found or each.format}
-    return list(found.values())
+    return _join_sets(list(found.values()))
+
+
+def _join_sets(places: list[_CheckpointPath]) -> list[_CheckpointPath]:
+    """Return the places; files of one agent (`PREFIX_actor`, `PREFIX_critic`, ...) are one: the prefix."""
+    joined: dict[str, _CheckpointPath] = {}
+    for place in places:
+        prefix = torch_zip.set_prefix(place.path)
+        for file in () if prefix is None else torch_zip.set_members(prefix):
+            joined[file] = _CheckpointPath(str(prefix), torch_zip.SET_NAME)
+    return list(dict.fromkeys(joined.get(place.path, place) for place in places))
 
 
 def _claim_name(inner: Probe) -> Iterator[_CheckpointPath]:
@@ -528,7 +567,7 @@ def _list_below(path: str) -> tuple[CheckpointRow, ...]:
     try:
         resolve(path)
     except NotACheckpointError:
-        found = _nearest_checkpoints(path)
+        found, _ = _nearest_checkpoints(path)
         return tuple(next(iter(found.values()))) if len(found) == 1 else ()
     except (CkpttoolError, OSError):
         return ()

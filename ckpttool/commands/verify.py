@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -1013,8 +1014,8 @@ def verify(
         return _verify_models(sides, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)
-    a = restore_agent(sides[0].checkpoint, options.layout, options.facts)
-    b = restore_agent(sides[1].checkpoint, facts=options.facts)
+    a = _restore_side(sides, 0, options.layout, options)
+    b = _restore_side(sides, 1, None, options)
     found = _compare_networks(a, b, (first, second), options, progress)
     trained = options.steps is not None
     left = [list(_untested_parts(agent, trained=trained)) for agent in (a, b)]
@@ -1041,6 +1042,25 @@ def _are_models(sides: tuple[ModelSide, ModelSide], *, train: bool) -> bool:
     parts = [() if side.agent is None else side.agent.parts for side in sides]
     alone = all(part.component.startswith("actor") for each in parts for part in each)
     return any(run) and (not all(parts) or (train and all(run) and alone))
+
+
+def _restore_side(
+    sides: tuple[ModelSide, ModelSide], index: int, layout: str | None, options: VerificationOptions
+) -> Agent:
+    """Return a side as an agent; raise UsageError for weights that only the user's code can use."""
+    side = sides[index]
+    try:
+        return restore_agent(side.checkpoint, layout, options.facts)
+    except (UnsupportedError, UsageError) as error:
+        if layout is not None or options.facts or side.agent is not None or side.own_kind is not None:
+            raise
+        bare = [each.word.lower() for each in sides if each.agent is None and each.own_kind is None]
+        factories = (word for name in bare for word in (f"--like-{name}", "MODULE:FACTORY"))
+        raise UsageError(
+            f"{side.word} contains weights without the model that uses them, and is no recognised agent",
+            file=side.path,
+            hint=shlex.join(("ckpttool", "verify", *(each.path for each in sides), *factories)),
+        ) from error
 
 
 def _verify_models(

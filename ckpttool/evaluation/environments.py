@@ -721,7 +721,9 @@ def _gymnasium_builder(
 
 def _require_names(engine: str, adapter: str | None) -> None:
     if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r}", hint=suggest_choice(engine, ENGINES))
+        # "fast" is what people call the engines that "auto" prefers.
+        meant = AUTO if difflib.get_close_matches(engine, ("fast", "fastest"), 1) else engine
+        raise UsageError(f"unknown engine {engine!r}", hint=suggest_choice(meant, ENGINES))
     if adapter is not None and adapter not in ADAPTERS:
         raise UsageError(f"unknown adapter {adapter!r}", hint=suggest_choice(adapter, ADAPTERS))
 

@@ -446,7 +446,6 @@ _TEXTS = {
     **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
     **dict.fromkeys((".csv", ".tsv"), "a table"),
     **dict.fromkeys((".py", ".sh", ".ipynb"), "a program"),
-    **dict.fromkeys((".log", ".txt", ".md"), "text"),
     ".xml": "XML, e.g. an OpenVINO model description",
     ".prototxt": "a Caffe model description",
 }
@@ -467,7 +466,8 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
         hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
         return NotACheckpointError("this is a gzip-compressed pickle", file=probe.path, hint=hint)
     if wrong is not None:
-        return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=wrong.hint)
+        advice = _archive_hint("tar", probe) if wrong.hint == _TAR_HINT else wrong.hint
+        return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=advice)
     if probe.damage is not None:
         return probe.damage
     if head.startswith(b"PK"):
@@ -550,7 +550,16 @@ def _zip_error(probe: Probe) -> CkpttoolError:
     if archive is not None:
         return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
     what = "a zip archive without a data.pkl or model.weights.h5"
-    return UnsupportedError(f"this is {what}, which cannot be read directly", file=probe.path, hint=_ZIP_HINT)
+    hint = _archive_hint("zip", probe)
+    return UnsupportedError(f"this is {what}, which cannot be read directly", file=probe.path, hint=hint)
+
+
+def _archive_hint(scheme: str, probe: Probe) -> str:
+    """Return the command that lists the checkpoints in an archive; inside another, the form of a path."""
+    if "::" in probe.path or "://" in probe.path:
+        return _ZIP_HINT if scheme == "zip" else _TAR_HINT
+    command = shlex.join(("ckpttool", "inspect", f"{scheme}://::{probe.path}"))
+    return command if scheme == "zip" else f"if it contains a tar archive: {command}"
 
 
 def _is_text(head: bytes) -> bool:

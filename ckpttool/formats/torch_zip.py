@@ -724,6 +724,16 @@ def set_members(location: str) -> tuple[str, ...]:
     return tuple(_member_files(location, Probe(location).names).values())
 
 
+def set_prefix(path: str) -> str | None:
+    """Return the prefix of the set whose actor the file is; None for any other file."""
+    folder, name = os.path.split(path)
+    match = _ACTOR.fullmatch(name)
+    if match is None:
+        return None
+    prefix = os.path.join(folder, match[1])
+    return prefix if set_claims(Probe(prefix)) == prefix else None
+
+
 def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
     """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
 

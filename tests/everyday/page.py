@@ -11,7 +11,7 @@ from tests.everyday.matrix import Cell, recorded
 
 HEAD = """# Everyday checkpoints
 
-Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand.
+<!-- Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand. -->
 
 {files} ordinary files, each written by its framework in a few lines, and what each command does with them. **{working} of {cells}
 cells work ({share:.1%})**. Every cell is in `tests/everyday/results.tsv`; `tests/everyday/cases.py` describes the files.
