@@ -27,9 +27,9 @@ from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_size
-from ckpttool.report import pages
+from ckpttool.report import rendering
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
-from ckpttool.report.pages import (
+from ckpttool.report.rendering import (
     EvaluationEntry,
     EvaluationSection,
     ReturnCurve,
@@ -530,11 +530,11 @@ _FLOW = 1120.0
 
 def render_run(found: RunContents) -> bytes:
     """Return the page of a run in UTF-8; the same contents give the same bytes."""
-    style, script = (pages.join_templates(names) for names in (_STYLES, _SCRIPTS))
+    style, script = (rendering.join_templates(names) for names in (_STYLES, _SCRIPTS))
     history, steps = found.history, step_labels(found.history.checkpoints)
-    strips, ends = pages.build_strips(found.results.results)
+    strips, ends = rendering.build_strips(found.results.results)
     findings, constant = split_findings(history.findings, history.checkpoints)
-    page = pages.template_environment().get_template("run.html").render(
+    page = rendering.template_environment().get_template("run.html").render(
         found=found,
         history=history,
         checkpoint=history.latest.checkpoint,
@@ -545,17 +545,17 @@ def render_run(found: RunContents) -> bytes:
         findings=findings,
         constant=constant,
         counters=_counter_columns(history.checkpoints),
-        chart=pages.build_chart(found.results.curves),
-        chart_width=pages.WIDTH,
-        chart_height=pages.HEIGHT,
+        chart=rendering.build_chart(found.results.curves),
+        chart_width=rendering.WIDTH,
+        chart_height=rendering.HEIGHT,
         strips=strips,
         strip_ends=ends,
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=history.latest.binding is not None,
-        most=pages.SHOWN,
+        most=rendering.SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
-        policy=pages.content_security_policy(style, script, images=found.film is not None),
+        policy=rendering.content_security_policy(style, script, images=found.film is not None),
         version=__version__,
     )  # fmt: skip
     return page.encode("utf-8", "backslashreplace")
