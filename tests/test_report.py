@@ -23,7 +23,7 @@ from ckpttool.report import pages, rendering
 from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
-from tests.report_pages import HOSTILE, Page, write_hostile
+from tests.report_pages import HOSTILE, Page, write_hostile, write_results
 from tests.test_architecture import keras_file, nested
 
 EARLY = TORCH_SAMPLE.with_name("ckpt-2500.pt")
@@ -410,6 +410,21 @@ def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     assert rendering.format_number(one["mean"]) in page.words
     circles = [attributes for tag, attributes in page.elements if tag == "circle"]
     assert len(circles) == 6 + 7 * 3
+    assert page.text.count("this checkpoint") == 2
+    results = rendering.read_evaluations([str(files[3])]).results
+    assert rendering.find_results([str(TORCH_SAMPLE)], results) == ({0: 0}, frozenset())
+    other, _ = made(tmp_path, "o.html", TF_SAMPLE, *files)
+    assert "this checkpoint" not in other.text
+    both, _ = made(tmp_path, "b.html", EARLY, TORCH_SAMPLE, *files[:2])
+    assert both.text.count("A") > other.text.count("A")
+
+
+def test_results_by_name_need_a_name_of_one_checkpoint(tmp_path: Path) -> None:
+    file = write_results(tmp_path, {1: -1.0, 2: -2.0}, run=Path("/gone"))
+    results = rendering.read_evaluations([str(file)]).results
+    paths = [str(tmp_path / name) for name in ("a/ckpt-1.pt", "b/ckpt-2.pt")]
+    assert rendering.find_results(paths, results) == ({0: 0, 1: 1}, frozenset({0, 1}))
+    assert rendering.find_results([*paths, str(tmp_path / "c" / "ckpt-1.pt")], results)[0] == {1: 1}
 
 
 def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:

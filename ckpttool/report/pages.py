@@ -61,6 +61,7 @@ from ckpttool.report.rendering import (
     build_strips,
     content_security_policy,
     embed_json,
+    find_results,
     format_exactly,
     format_name,
     format_path,
@@ -1006,6 +1007,7 @@ def render_page(found: ReportContents) -> bytes:
         chart_height=HEIGHT,
         strips=strips,
         strip_ends=ends,
+        owners=_mark_own_results(found),
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=found.summary.binding is not None,
         others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
@@ -1017,6 +1019,15 @@ def render_page(found: ReportContents) -> bytes:
         version=__version__,
     )  # fmt: skip
     return text.encode("utf-8", "backslashreplace")
+
+
+def _mark_own_results(found: ReportContents) -> dict[int, tuple[str, str]]:
+    """Return class and text of a mark for each result of a checkpoint of this page, by its number."""
+    words, paths = ["this checkpoint"], [found.summary.checkpoint.path]
+    if found.comparison is not None:
+        words, paths = ["A", "B"], [*paths, found.comparison.diff.right]
+    owners, _ = find_results(paths, found.results.results)
+    return {number: ("ok", words[at]) for number, at in owners.items()}
 
 
 def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,7 +7,9 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +21,7 @@ from markupsafe import Markup
 
 from ckpttool.commands import inspect
 from ckpttool.commands.inspect import ANY_UNIT, UNITS
-from ckpttool.core import text, urls
+from ckpttool.core import filesystem, text, urls
 from ckpttool.core.errors import FormatError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 
@@ -126,6 +128,7 @@ def template_environment() -> Environment:
         base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
         decimal=format_number,
         breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
+        quoted=lambda path: clean(shlex.quote(urls.display_url(path))),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )
     return made
@@ -205,6 +208,33 @@ def read_evaluations(files: Sequence[str]) -> EvaluationSection:
         notes += _clean_notes(whole.get("notes")) if "evaluations" in whole else []
     unit = UNITS.get(sources.pop(), ANY_UNIT) if len(sources) == 1 else ANY_UNIT
     return EvaluationSection(tuple(results), tuple(curves), tuple(notes), unit)
+
+
+def find_results(
+    checkpoints: Sequence[str], results: Sequence[EvaluationEntry]
+) -> tuple[dict[int, int], frozenset[int]]:
+    """Return the number of the checkpoint of each result, by the result's number; and those matched by name.
+
+    A path that exists must lead to the checkpoint; the same name elsewhere is another one's. A path that does
+    not exist here is matched by name.
+    """
+    places = {filesystem.realpath(path): at for at, path in enumerate(checkpoints)}
+    known = Counter(map(os.path.basename, checkpoints))
+    names = {name: at for at, path in enumerate(checkpoints) if known[name := os.path.basename(path)] == 1}
+    found, by_name = {}, set()
+    for number, each in enumerate(results):
+        at = places.get(filesystem.realpath(each.checkpoint))
+        if at is None and not _exists(each.checkpoint):
+            at = names.get(os.path.basename(each.checkpoint))
+            by_name |= {number} if at is not None else set()
+        if at is not None:
+            found[number] = at
+    return found, frozenset(by_name)
+
+
+def _exists(path: str) -> bool:
+    """Return whether a checkpoint is at a path: a file, a folder, or a TensorFlow prefix."""
+    return filesystem.lexists(path) or filesystem.lexists(f"{path}.index")
 
 
 def _is_evaluation(value: object) -> bool:
@@ -312,7 +342,7 @@ def _clean_notes(value: object) -> list[str]:
 
 # Chart size in its own units; the margins left and below hold the axis numbers.
 WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 28, 12, 40
 # Size of the strip that shows a checkpoint's returns.
 STRIP_WIDTH, STRIP_HEIGHT = 200, 22
 _TICKS = 5
@@ -432,7 +462,10 @@ def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip],
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers in the range, spaced by 1, 2 or 5 times a power of ten."""
+    """Return about five round numbers in the range, spaced by 1, 2, 2.5 or 5 times a power of ten.
+
+    All are whole numbers if the range has several.
+    """
     span = high - low
     if not span or not math.isfinite(span):
         return [low]
@@ -440,7 +473,8 @@ def round_ticks(low: float, high: float) -> list[float]:
     if raw < sys.float_info.min:
         return [low]
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * each for each in (1, 2, 5, 10) if power * each >= raw)
+    widths = (1, 2, 2.5, 5, 10) if power >= 10 else (1, 2, 5, 10)
+    step = next(power * each for each in widths if power * each >= raw)
     first = math.ceil(low / step)
     # For close numbers far from zero, rounding can move the product out of the range.
     return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]
