@@ -353,6 +353,8 @@ _MOST_ROWS = 300
 _SHADES, _SIDE = 10, 5
 # Rows of the table with all numbers.
 _MOST_NUMBERS = 4000
+# Cells of all strips of a table, about 100 bytes each, and the fewest of one strip.
+_MOST_CELLS, _FEWEST_CELLS = 30_000, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +380,7 @@ class DriftRow:
 
 @dataclass(frozen=True, slots=True)
 class DriftSection:
-    """The rows, and the ends of both scales as text."""
+    """The rows, and the ends of both scales as text; `grouped` is the most checkpoints that share a cell."""
 
     rows: tuple[DriftRow, ...]
     update_ends: tuple[str, str]
@@ -387,22 +389,47 @@ class DriftSection:
     broken: bool
     unknown: bool
     numbers: bool
+    grouped: int
 
 
 def build_drift(layers: Sequence[LayerHistory], steps: Sequence[str]) -> DriftSection:
     """Return the strips of all layers on two common scales."""
     updates = _UpdateScale([value for each in layers for value in each.updates])
     norms = _NormScale(layers)
-    rows = [_drift_row(each, steps, updates, norms) for each in layers]
+    most = _cells_per_strip(2 * len(layers))
+    rows = [_drift_row(each, steps, updates, norms, most) for each in layers]
     shades = {cell.shade for row in rows for cell in (*row.norms, *row.updates)}
     few = len(layers) * len(steps) <= _MOST_NUMBERS
     return DriftSection(
-        tuple(rows), updates.ends, norms.ends, "same" in shades, "broken" in shades, "unknown" in shades, few
+        tuple(rows),
+        updates.ends,
+        norms.ends,
+        "same" in shades,
+        "broken" in shades,
+        "unknown" in shades,
+        few,
+        -(-len(steps) // most),
     )
 
 
+def _cells_per_strip(strips: int) -> int:
+    return max(_FEWEST_CELLS, _MOST_CELLS // max(1, strips))
+
+
+def _thin_cells(cells: Sequence[HeatCell], most: int) -> tuple[HeatCell, ...]:
+    """Return at most `most` cells: of each group of neighbors a broken or found one, else the last known."""
+    size = -(-len(cells) // most)
+    groups = (cells[at : at + size] for at in range(0, len(cells), size))
+    return tuple(max(enumerate(group), key=_cell_rank)[1] for group in groups) if size > 1 else tuple(cells)
+
+
+def _cell_rank(numbered: tuple[int, HeatCell]) -> tuple[int, int]:
+    number, cell = numbered
+    return {"broken": 2, "found": 2, "unknown": 0}.get(cell.shade, 1), number
+
+
 def _drift_row(
-    layer: LayerHistory, steps: Sequence[str], updates: _UpdateScale, norms: _NormScale
+    layer: LayerHistory, steps: Sequence[str], updates: _UpdateScale, norms: _NormScale, most: int
 ) -> DriftRow:
     first = next((norm for norm in layer.norms if norm), None)
     sizes = [
@@ -416,8 +443,8 @@ def _drift_row(
     return DriftRow(
         format_path(layer.path) or "(top level)",
         layer.parameters,
-        tuple(sizes),
-        tuple(changes),
+        _thin_cells(sizes, most),
+        _thin_cells(changes, most),
         _ends(layer.norms),
         _ends(layer.updates[1:]),
         tuple((_short(norm), _short(value)) for norm, value in zip(layer.norms, layer.updates, strict=True)),
@@ -526,7 +553,7 @@ def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence
         found.topic,
         _join_alike(next(texts for texts in reversed(found.texts) if texts)),
         found.fix or "",
-        tuple(marks),
+        _thin_cells(marks, _cells_per_strip(rendering.SHOWN)),
         _describe_times(at, [steps[number] for number in readable]),
         tuple(_changing_texts(found.texts, steps)) if len({*found.texts} - {()}) > 1 else (),
     )
