@@ -81,6 +81,31 @@ def test_a_run_that_was_not_played_whole_is_left_out_and_said(golden: Golden) ->
     assert summarize_runs([TrainingRun("two", ("b", "c"))], [played("b", [2])], 2) is None
 
 
+def test_a_nan_is_never_the_best() -> None:
+    scored = [
+        played("broken", [np.nan, 9.0], 1),
+        played("poor", [1.0, 2.0], 2),
+        played("good", [3.0, 4.0], 3),
+    ]
+    places = sweep.rank_checkpoints(scored)
+    assert [place.checkpoint for place in places] == ["good", "poor", "broken"]
+    found = sweep.find_best(places)
+    assert found is not None
+    # Without a mean of its own, the broken one may be as good.
+    assert (found.checkpoint, found.certain) == ("good", False)
+    assert sweep.find_best(sweep.rank_checkpoints(scored[:1] * 2)) is None
+
+
+def test_profiles_of_undefined_scores_have_finite_thresholds() -> None:
+    runs = [
+        summarize_runs([TrainingRun("a", ("a",))], [played("a", [1.0, value])], 1) for value in (2, np.nan)
+    ]
+    found = algorithms.performance_profiles([each for each in runs if each is not None])
+    assert all(np.isfinite(each.thresholds).all() for each in found)
+    assert np.isnan(found[1].share).all()
+    assert not np.isnan(found[0].share).any()
+
+
 def both(a: dict[str, list[float]], b: dict[str, list[float]]) -> algorithms.AlgorithmComparison:
     scored = [played(name, returns) for name, returns in {**a, **b}.items()]
     one = summarize_runs([TrainingRun(name, (name,)) for name in a], scored, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
@@ -229,6 +231,98 @@ def test_a_profile_is_the_share_of_runs_above() -> None:
         "low": None,
         "high": None,
     }
+
+
+# --- the formulas of Agarwal et al. 2021, written out without numpy ------------------------------------
+
+Runs = list[list[float]]
+
+
+def slow_mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def slow_aggregates(runs: Runs) -> dict[str, float]:
+    """Return the aggregates of section 4.3 for lists of scores, one list per environment."""
+    means = sorted(map(slow_mean, runs))
+    pooled = sorted(score for each in runs for score in each)
+    middle = len(means) // 2
+    cut = int(0.25 * len(pooled))
+    return {
+        "mean": slow_mean(means),
+        "median": means[middle] if len(means) % 2 else (means[middle - 1] + means[middle]) / 2,
+        "iqm": slow_mean(pooled[cut : len(pooled) - cut]),
+        "optimality_gap": 1 - slow_mean([min(score, 1.0) for score in pooled]),
+    }
+
+
+def slow_improvement(a: Runs, b: Runs) -> float:
+    """Return the mean over environments of the share of pairs won, ties counting half."""
+    shares = []
+    for ours, theirs in zip(a, b, strict=True):
+        won = [1.0 if x > y else 0.5 if x == y else 0.0 for x, y in product(ours, theirs)]
+        shares.append(slow_mean(won))
+    return slow_mean(shares)
+
+
+def random_runs(random: Random, *, environments: int, few: bool, ties: bool) -> Runs:
+    """Return scores of unequal numbers of runs, negative ones and ones above 1 too."""
+    counts = [1 if few else random.randint(2, 9) for _ in range(environments)]
+    scores = [[random.gauss(0.6, 0.5) for _ in range(count)] for count in counts]
+    return [[round(score, 1) for score in each] for each in scores] if ties else scores
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_the_formulas_of_the_paper(number: int) -> None:
+    """Data sets with unequal numbers of runs, ties, single runs and a single environment."""
+    random = Random(number)
+    shape = {"environments": 1 if number % 5 == 0 else random.randint(2, 6), "few": number % 4 == 3}
+    a, b = (random_runs(random, ties=number % 2 == 0, **shape) for _ in range(2))
+    for statistic, expected in slow_aggregates(a).items():
+        found = statistics.aggregate_runs(a, statistic, resamples=400, seed=number)
+        assert found.value == pytest.approx(expected, abs=1e-12)
+        assert (found.ci95 is None) == (min(map(len, a)) < 2)
+        if found.ci95 is not None:
+            drawn = [
+                slow_aggregates([random.choices(each, k=len(each)) for each in a])[statistic]
+                for _ in range(400)
+            ]
+            ends = tuple(np.percentile(drawn, [2.5, 97.5]))
+            assert found.ci95 == pytest.approx(ends, abs=0.3 * np.ptp(drawn) + 1e-12)
+    assert statistics.stratified_improvement(a, b, resamples=50).value == pytest.approx(
+        slow_improvement(a, b), abs=1e-12
+    )
+    difference = slow_aggregates(a)["mean"] - slow_aggregates(b)["mean"]
+    assert statistics.stratified_difference(a, b, resamples=50).value == pytest.approx(difference, abs=1e-12)
+    taus = [-0.5, 0.0, 0.3, 0.6, 1.2]
+    pooled = [score for each in a for score in each]
+    shares = [sum(score > tau for score in pooled) / len(pooled) for tau in taus]
+    assert statistics.performance_profile(a, taus, resamples=50).share.tolist() == pytest.approx(shares)
+
+
+def test_a_nan_is_neither_cut_off_nor_a_win() -> None:
+    """NaN is sorted to the end: the IQM would drop it, and ranks would count it as the highest score."""
+    broken = [0.1, 0.2, 0.3, math.nan]
+    assert math.isnan(statistics.iqm(broken))
+    summary = statistics.summarize(broken)
+    assert all(math.isnan(getattr(summary, name)) for name in ("mean", "median", "iqm", "min", "max", "std"))
+    for statistic in statistics.AGGREGATES:
+        assert math.isnan(statistics.aggregate_runs([broken, [0.5, 0.6]], statistic).value)
+    for sides in ((broken, [0.0, 0.1]), ([0.0, 0.1], broken)):
+        assert math.isnan(probability_of_improvement(*sides).value)
+        assert math.isnan(difference_of_means(*sides).value)
+    profile = statistics.performance_profile([broken], [0.0, 0.5])
+    assert np.isnan(profile.share).all()
+    assert profile.low is profile.high is None
+
+
+def test_an_infinite_score_is_cut_off_by_the_iqm_alone() -> None:
+    assert statistics.iqm([1.0, 2.0, 3.0, math.inf]) == 2.5
+    assert statistics.aggregate_runs([[1.0, 2.0, 3.0, -math.inf]], "mean").value == -math.inf
+    assert probability_of_improvement([math.inf, 0.0], [-math.inf, 0.0]).value == pytest.approx(3.5 / 4)
+    both = statistics.summarize([math.inf, -math.inf, 1.0])
+    assert math.isnan(both.mean)
+    assert (both.min, both.max, both.median) == (-math.inf, math.inf, 1.0)
 
 
 @pytest.mark.parametrize("scores", [[], np.zeros((2, 2))])

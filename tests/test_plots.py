@@ -217,7 +217,11 @@ def test_two_algorithms_are_two_rows_with_intervals_over_runs(
     assert "sac" in joined
     assert any("0.00" in text for text in shown)
     assert not any("save_counter" in text for text in shown)
-    golden(re.sub(r"-?[\d,]+\.\d", "N", "\n".join(text for text in shown if re.search("[A-Za-z]{2}", text))))
+    golden(
+        re.sub(
+            r"[-\u2212]?[\d,]+\.\d", "N", "\n".join(text for text in shown if re.search("[A-Za-z]{2}", text))
+        )
+    )
 
 
 @needs_matplotlib
@@ -237,6 +241,56 @@ def test_runs_are_told_apart_and_the_best_is_marked(tmp_path: Path) -> None:
     assert {"seed1/ckpts", "seed2/ckpts", "training steps", "eval/mean_reward"} <= set(said)
     best = max(scored, key=lambda each: each.evaluation.statistics.mean)
     assert f"best mean {best.evaluation.statistics.mean:,.1f} at {best.step:,}" in said
+
+
+@needs_matplotlib
+def test_single_checkpoints_of_several_runs_are_side_by_side(tmp_path: Path) -> None:
+    """Their steps count different things, and an interval at one step would have no width."""
+    scored = [run(f"/{name}/seed_0", offset)[-1] for name, offset in (("ppo", 0.0), ("ddpg", 500.0))]
+    found, curve = [each.evaluation for each in scored], sweep.build_learning_curve(scored)
+    said = texts(drawn(tmp_path / "a.svg", found, curve))
+    assert {"mean with 95 % CI", "ppo/seed_0/ckpt-80000", "ddpg/seed_0/ckpt-80000"} <= set(said)
+    assert "training steps" not in said
+    # Beside a run of several steps, a single one has its interval as a bar.
+    mixed = [*run("/td3/seed_0", 900.0), scored[0]]
+    with figures._plot_style(figures.LIGHT):
+        from matplotlib.figure import Figure
+
+        axes = Figure().add_subplot()
+        figures.draw_learning_curve(
+            axes, [each.evaluation for each in mixed], sweep.build_learning_curve(mixed)
+        )
+    low, high = scored[0].evaluation.statistics.ci95 or (0, 0)
+    bars = [line.get_ydata() for line in axes.lines if list(line.get_xdata()) == [80_000] * 2]
+    assert [list(each) for each in bars] == [[low, high]]
+
+
+@needs_matplotlib
+def test_runs_named_by_numbers_have_the_folder_above(tmp_path: Path) -> None:
+    for path, name in (
+        ("/runs/td3/seed_0", "td3/seed_0"),
+        ("/runs/td3/3", "td3/3"),
+        ("/runs/td3/checkpoints", "td3/checkpoints"),
+        ("/runs/td3_lr3e-4", "td3_lr3e-4"),
+        ("/7", "7"),
+    ):
+        assert figures._run_name(path) == name
+    scored = run("/runs/td3/seed_0")
+    said = texts(
+        drawn(tmp_path / "a.svg", [e.evaluation for e in scored], sweep.build_learning_curve(scored))
+    )
+    assert "td3/seed_0 in Hopper-v5: 8 checkpoints" in said
+
+
+@needs_matplotlib
+def test_equal_lengths_need_no_panel(tmp_path: Path) -> None:
+    one = evaluation("a.pt", MIXED)
+    one.rollout.lengths[:] = 200
+    said = texts(drawn(tmp_path / "a.svg", [one]))
+    assert "episode length (steps)" not in said
+    assert any(text.startswith("80 episodes of 200 steps (seeds") for text in said)
+    one.rollout.lengths[0] = 199
+    assert "episode length (steps)" in texts(drawn(tmp_path / "b.svg", [one]))
 
 
 @needs_matplotlib

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.formats import open_checkpoint
-from ckpttool.report import pages
+from ckpttool.report import pages, rendering
 from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
-from tests.report_pages import HOSTILE, Page, write_hostile
+from tests.report_pages import HOSTILE, Page, write_hostile, write_results
 from tests.test_architecture import keras_file, nested
 
 EARLY = TORCH_SAMPLE.with_name("ckpt-2500.pt")
@@ -407,9 +407,24 @@ def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     assert document["evaluations"] == 7
     assert "7 checkpoints" in page.words
     one = json.loads((tmp_path / "one.json").read_text())
-    assert pages.format_number(one["mean"]) in page.words
+    assert rendering.format_number(one["mean"]) in page.words
     circles = [attributes for tag, attributes in page.elements if tag == "circle"]
     assert len(circles) == 6 + 7 * 3
+    assert page.text.count("this checkpoint") == 2
+    results = rendering.read_evaluations([str(files[3])]).results
+    assert rendering.find_results([str(TORCH_SAMPLE)], results) == ({0: 0}, frozenset())
+    other, _ = made(tmp_path, "o.html", TF_SAMPLE, *files)
+    assert "this checkpoint" not in other.text
+    both, _ = made(tmp_path, "b.html", EARLY, TORCH_SAMPLE, *files[:2])
+    assert both.text.count("A") > other.text.count("A")
+
+
+def test_results_by_name_need_a_name_of_one_checkpoint(tmp_path: Path) -> None:
+    file = write_results(tmp_path, {1: -1.0, 2: -2.0}, run=Path("/gone"))
+    results = rendering.read_evaluations([str(file)]).results
+    paths = [str(tmp_path / name) for name in ("a/ckpt-1.pt", "b/ckpt-2.pt")]
+    assert rendering.find_results(paths, results) == ({0: 0, 1: 1}, frozenset({0, 1}))
+    assert rendering.find_results([*paths, str(tmp_path / "c" / "ckpt-1.pt")], results)[0] == {1: 1}
 
 
 def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
@@ -421,7 +436,7 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
              "training_curves": [curve], "notes": ["\x1b[31m"], "protocol": 3}
         )
     )  # fmt: skip
-    found = pages.read_evaluations([str(file)])
+    found = rendering.read_evaluations([str(file)])
     assert found.curves[0].points == ((0.0, 1.0, 1.0, 1.0), (20.0, 3.0, 3.0, 3.0))
     page, _ = made(tmp_path, "p.html", TORCH_SAMPLE, "--eval", file)
     assert "<i>" in page.words
@@ -432,7 +447,7 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 @example(900719926.4726562, 1e-6)
 def test_an_axis_has_round_numbers_within_it(low: float, span: float) -> None:
-    found = pages.round_ticks(low, low + span)
+    found = rendering.round_ticks(low, low + span)
     assert len(found) <= 12
     assert all(low - span * 1e-6 <= value <= low + span * (1 + 1e-6) for value in found)
 
@@ -510,8 +525,8 @@ def test_documents_of_any_content_are_shown(option: str, content: dict[str, Any]
 
 
 def test_the_smallest_numbers_there_are_have_an_axis() -> None:
-    assert pages.round_ticks(0.0, 5e-324) == [0.0]
-    assert pages.round_ticks(0.0, 3e-322)
+    assert rendering.round_ticks(0.0, 5e-324) == [0.0]
+    assert rendering.round_ticks(0.0, 3e-322)
 
 
 def test_the_checkpoint_is_never_the_target(tmp_path: Path, golden: Golden) -> None:

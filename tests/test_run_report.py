@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,16 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands.run_history import LayerHistory, find_logs, find_run, fold_layers, follow_run
-from ckpttool.report.run_page import RunInputs, build_drift, gather_run
+from ckpttool.commands.run_history import (
+    FindingHistory,
+    LayerHistory,
+    RunCheckpoint,
+    find_logs,
+    find_run,
+    fold_layers,
+    follow_run,
+)
+from ckpttool.report.run_page import RunInputs, build_drift, gather_run, split_findings
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_gif, write_results
@@ -223,6 +232,21 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
     assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
 
 
+def test_findings_of_many_tensors_are_one_sentence() -> None:
+    alike = tuple(f"optimizer/{number}: negative mean of squared gradients" for number in range(30))
+    found = [FindingHistory("numbers", (alike[:1], alike, ()), None), FindingHistory("a", (("x",),) * 3, "y")]
+    assert found[0].sentences == (alike[0], "; ".join(alike), None)
+    checkpoints = [RunCheckpoint(f"{step}.pt", step, {}, 1, None, 1) for step in (10, 20, 30)]
+    (row,), (constant,) = split_findings(found, checkpoints)
+    assert (row.when, constant.when, constant.sentence) == ("until 20", "every checkpoint", "x")
+    assert [step for step, _ in row.texts] == ["10", "20"]
+    assert row.texts[0][1] == alike[0]
+    # The first one, and how many more.
+    assert row.texts[1][1].startswith(alike[0])
+    assert "29" in row.texts[1][1]
+    assert len(row.sentence) < 2 * len(alike[0])
+
+
 # --- Returns ----------------------------------------------------------------------------------------
 
 
@@ -255,6 +279,33 @@ def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     )
 
 
+def test_results_of_several_files_are_not_said_to_be_compared(tmp_path: Path) -> None:
+    """Each file compares its own checkpoints: the best of one may be worse than those of the other."""
+    files = []
+    for number, means in enumerate(({2500: -900.0, 12500: -150.0}, {15000: -160.0})):
+        (folder := tmp_path / str(number)).mkdir()
+        best = {"checkpoint": str(TORCH_SAMPLE.with_name("ckpt-12500.pt")), "certain": True}
+        files += ["--eval", write_results(folder, means, run=TORCH_SAMPLE.parent, best=best)]
+    one, document = written(TORCH_SAMPLE.parent, *files[:2], out=tmp_path / "one.html")
+    assert document["best"]["certain"] is True
+    both, document = written(TORCH_SAMPLE.parent, *files, out=tmp_path / "both.html")
+    assert document["best"]["certain"] is None
+    assert len(one.words) > 0 < len(both.words)
+
+
+def test_returns_in_several_environments_are_several_curves(tmp_path: Path) -> None:
+    file = write_results(tmp_path, dict.fromkeys((2500, 5000, 7500, 10000), -1.0), run=TORCH_SAMPLE.parent)
+    found = json.loads(file.read_text())
+    for each in found["evaluations"][:2]:
+        each["env"] = "Other-v1"
+    file.write_text(json.dumps(found))
+    page, document = written(TORCH_SAMPLE.parent, "--eval", file, out=tmp_path / "page.html")
+    assert document["best"] is None
+    lines = [attributes["d"] or "" for tag, attributes in page.elements if attributes.get("class") == "line"]
+    assert [line.count("L") for line in lines] == [1, 1]
+    assert {"evaluated in Other-v1", "evaluated in Pendulum-v1"} <= set(page.text)
+
+
 def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -263,14 +314,64 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     file = write_results(tmp_path, {2500: -1.0, 15000: -2.0}, run=TORCH_SAMPLE.parent)
     page, document = written(run, "--eval", file)
     assert document["best"] is None  # these files exist, elsewhere
+    assert page.text.count("not of this run") == 2
     gone = json.loads(file.read_text().replace(str(TORCH_SAMPLE.parent), "/gone"))
+    for each in gone["evaluations"]:
+        del each["updates"]
     file.write_text(json.dumps(gone))
     ran = in_process(
         "report", run, "--eval", file, "--out", tmp_path / "page.html", "--force", "--json"
     ).json()
     assert ran["run"]["best"]["checkpoint"].endswith("ckpt-2500.pt")
     assert any(note.startswith("assumed: 2 results") for note in ran["notes"])
-    assert page.words
+    assert "not of this run" not in Page.of(tmp_path / "page.html").text
+    shown = Page.of(tmp_path / "page.html").text
+    assert sum("Assumed to be of this run" in text for text in shown) == 1
+    assert sum(text.startswith("assumed: 2 results are of this run") for text in shown) == 2
+    # Counters that the checkpoint contradicts: a name is not enough.
+    for each in gone["evaluations"]:
+        each["updates"] = 77
+    file.write_text(json.dumps(gone))
+    ran = in_process(
+        "report", run, "--eval", file, "--out", tmp_path / "page.html", "--force", "--json"
+    ).json()
+    assert ran["run"]["best"] is None
+    assert Page.of(tmp_path / "page.html").text.count("not of this run") == 2
+
+
+def test_a_page_of_many_checkpoints_and_layers_stays_small() -> None:
+    """Cells are shared by neighbors; a broken one is never hidden by the others."""
+    steps = [str(step) for step in range(2000)]
+    norms = [1.0] * 2000
+    norms[777] = math.nan
+    layers = [LayerHistory(f"a/{n}", 1, 1, tuple(norms), (None, *[0.1] * 1999)) for n in range(300)]
+    drift = build_drift(layers, steps)
+    assert drift.grouped == 40
+    for row in drift.rows:
+        assert len(row.norms) == len(row.updates) == 50
+        broken = [at for at, cell in enumerate(row.norms) if cell.shade == "broken"]
+        assert broken == [777 // 40]
+        assert row.norms[broken[0]].title.startswith("777: ")
+        assert row.norms[0].title.startswith("39: ")
+    assert build_drift(layers[:1], steps).grouped == 1
+
+
+def test_other_architectures_in_the_middle_are_named(tmp_path: Path) -> None:
+    sizes = (2, 2, 3, 2)
+    run = run_of(tmp_path / "run", *({"a/weight": np.ones((size, 2), np.float32)} for size in sizes))
+    page, _ = written(run)
+    (note,) = {text for text in page.text if "differ in names or shapes" in text}
+    assert "ckpt-3.npz, ckpt-4.npz" in note
+    assert "ckpt-2.npz" not in note
+
+
+def test_commands_on_the_page_quote_names(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "$(touch owned) run", *[{"a": np.ones(3, np.float32)}] * 2)
+    page, _ = written(run)
+    commands = [text for text in page.text if text.startswith("ckpttool ") and "owned" in text]
+    assert len(commands) == 3
+    assert [shlex.split(each)[2] for each in commands[:2]] == [str(run)] * 2
+    assert shlex.split(commands[2])[2].startswith(str(run))
 
 
 def test_the_film_that_is_given(tmp_path: Path, golden: Golden) -> None:

@@ -378,7 +378,6 @@ REMAINING: dict[Rule, set[str]] = {
         "networks/model_training.py",  # Python 3.7 syntax, runs in the user's environment
         "networks/tensorflow_training.py",  # loaded by `verify --train-step` alone
         "networks/tracing.py",  # Python 3.7 syntax, runs in the user's environment
-        "report/verification.py",  # the section of verify, beside those of other commands in pages.py
     },
 }
 RULES: tuple[Rule, ...] = (

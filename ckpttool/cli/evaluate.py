@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -394,7 +395,8 @@ def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_ret
     if found.interrupted or shown.interrupted:
         return 130
     means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
-    low = min_return is not None and min(means) < min_return
+    # A NaN is not at least the required return.
+    low = min_return is not None and not all(mean >= min_return for mean in means)
     return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
 
 
@@ -769,8 +771,20 @@ def _note_lines(one: Evaluation) -> list[str]:
         *map(clean, sidecar.describe_entries(one.ledger)),
         *labeled_lines("assumed", one.assumed),
         *_hint_lines(one),
-        *labeled_lines("note", one.notes),
+        *labeled_lines("note", (*_undefined_returns(one), *one.notes)),
     ]
+
+
+def _undefined_returns(one: Evaluation) -> Iterator[str]:
+    """Yield a sentence about returns that are not finite, which make the mean undefined."""
+    played = one.rollout
+    broken = [at for at, value in enumerate(played.returns.tolist()) if not math.isfinite(value)]
+    if broken:
+        first = f" (first: seed {played.seeds[broken[0]]})" if len(played.seeds) else ""
+        yield (
+            f"{len(broken)} of {format_count(len(played.returns), 'return')} are NaN or infinite{first}; "
+            "no mean, interval or verdict can be computed"
+        )
 
 
 def _assumption_lines(one: Evaluation) -> list[str]:
@@ -871,7 +885,8 @@ def _record_best(
     """Record the checkpoint with the highest mean as a video and as a film strip."""
     from ckpttool.commands import evaluate
 
-    best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
+    known = [each for each in found.evaluations if not math.isnan(each.statistics.mean)]
+    best: Evaluation = max(known or found.evaluations, key=lambda each: each.statistics.mean)
     alone = len(found.scored) == 1
     if output.strip is not None:
         with show_progress("strip", quiet=quiet, unit="episodes") as moving:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import math
 import os
+import re
 import sys
 import textwrap
 import warnings
@@ -179,6 +180,8 @@ def require_theme(name: str | None) -> None:
 # Panels of a figure, each on separate axes.
 
 _MOST_BINS = 40
+# As the ticks have it.
+_MINUS = "\u2212"
 # Longest names in a title, and beside an axis.
 _LONGEST, _LONGEST_LABEL = 42, 20
 # Characters of all labels of an axis that fit beside each other.
@@ -187,8 +190,11 @@ _CROWDED = 90
 _ALIKE = 2.5
 
 
-def draw_returns(axes: Axes, one: Evaluation, theme: FigureTheme = LIGHT) -> None:
-    """Plot the distribution of the returns, each return, and the mean with its interval."""
+def draw_returns(axes: Axes, one: Evaluation, theme: FigureTheme = LIGHT, width: int = 82) -> None:
+    """Plot the distribution of the returns, each return, and the mean with its interval.
+
+    `width` is the room for the legend, in characters.
+    """
     values, result = one.rollout.returns, one.statistics
     if len(values) >= FEWEST and result.min < result.max:
         over = one.rollout.terminated
@@ -217,14 +223,14 @@ def draw_returns(axes: Axes, one: Evaluation, theme: FigureTheme = LIGHT) -> Non
         axes.set_yticks([])
     if result.ci95 is not None:
         axes.axvspan(
-            *result.ci95, color=theme.accent, alpha=0.18, linewidth=0, zorder=0.6, label="95 % CI of the mean"
+            *result.ci95, color=theme.accent, alpha=0.25, linewidth=0, zorder=0.6, label="95 % CI of the mean"
         )
     axes.axvline(result.mean, color=theme.accent, linewidth=1.8, label=f"mean {_format_return(result.mean)}")
     axes.axvline(
         result.iqm, color=theme.ink, linewidth=1.4, linestyle="--", label=f"IQM {_format_return(result.iqm)}"
     )
     axes.set_xlabel("return")
-    _legend_above(axes, width=82)
+    _legend_above(axes, width=width)
 
 
 def draw_lengths(axes: Axes, one: Evaluation, theme: FigureTheme = LIGHT) -> None:
@@ -260,7 +266,10 @@ def draw_learning_curve(
             places = np.full(len(values), point.step)
             axes.plot(places, values, ".", color=style["color"], alpha=0.25, markersize=4, markeredgewidth=0)
         low, high = zip(*(point.ci95 or (point.mean, point.mean) for point in points), strict=True)
-        axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        if len(points) > 1:
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        else:  # an area over one step would have no width
+            axes.plot(steps * 2, [*low, *high], color=style["color"], linewidth=5, alpha=0.4)
         label = names[number] if len(runs) > 1 else "mean with 95 % CI; dots are episodes"
         axes.plot(steps, means, markersize=4, linewidth=1.5, label=label, **style)
     best = max(curve, key=lambda point: point.mean)
@@ -310,6 +319,9 @@ def _label_checkpoints(axes: Axes, names: Sequence[str]) -> None:
     # Of many names, every second, third ... has room.
     every = -(-len(shown) // 30)
     crowded = sum(map(len, shown[::every])) > _CROWDED
+    lines = [name.replace("/", "/\n") for name in shown]
+    if crowded and len(shown) * max(len(part) for name in lines for part in name.splitlines()) <= _CROWDED:
+        shown, crowded = lines, False
     axes.set_xticks(
         range(0, len(shown), every),
         shown[::every],
@@ -378,6 +390,7 @@ def _draw_aggregates(figure: Figure, place: SubplotSpec, data: PlotData, theme: 
 
 
 _TITLES = {"mean": "mean", "median": "median", "iqm": "IQM", "optimality_gap": "optimality gap"}
+_SCALED = {"optimality_gap": "normalised score\n(lower is better)"}
 
 
 def _aggregate_panels(found: Sequence[Algorithm]) -> list[tuple[str, str, list[Estimate]]]:
@@ -394,10 +407,11 @@ def _aggregate_panels(found: Sequence[Algorithm]) -> list[tuple[str, str, list[E
     if len(normalized) < len(found):
         return panels
     names = AGGREGATES if several else ("optimality_gap",)
-    label = _wrap_unit(normalized[0].scale.label, 26)
-    scaled = [(_TITLES[name], label, [each.aggregates[name] for each in normalized]) for name in names]
-    # With several panels, the curve and the profile below have the room for the whole name.
-    return [(title, "normalised score", each) for title, _, each in scaled] if several else [*panels, *scaled]
+    scaled = [
+        (_TITLES[name], _SCALED.get(name, "normalised score"), [each.aggregates[name] for each in normalized])
+        for name in names
+    ]
+    return scaled if several else [*panels, *scaled]
 
 
 def _draw_intervals(axes: Axes, estimates: Sequence[Estimate], theme: FigureTheme) -> None:
@@ -427,9 +441,10 @@ def _draw_improvement(
     axes.axvline(0.5, color=theme.dim, linewidth=1, linestyle="--")
     _draw_intervals(axes, [compared.probability], theme)
     first, second = (name.partition("\n")[0] for name in algorithm_names(found))
-    short = len(first + second) <= 12
-    axes.set_title(f"P({first} > {second})" if short else "P(upper > lower)")
-    axes.set_xlabel(f"probability of\nimprovement: {compared.probability.value:.2f}")
+    if max(len(first), len(second)) > _LONGEST_LABEL - 6:
+        first, second = "upper", "lower"
+    axes.set_title("P(improvement)")
+    axes.set_xlabel(f"P({first} >\n{second}): {compared.probability.value:.2f}")
     axes.set_xlim(-0.04, 1.04)
     axes.set_xticks([0, 0.5, 1])
     axes.set_yticks([])
@@ -509,7 +524,7 @@ def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
     """Return a name for each algorithm: its runs' common folder or common name prefix."""
     paths = [[os.path.abspath(run.path) for run in each.runs] for each in found]
     folders = [os.path.commonpath(each) for each in paths]
-    names = [title_name(folder) for folder in folders]
+    names = [_run_name(folder) for folder in folders]
     if len(set(names)) < len(names) and all(len(each) > 1 for each in paths):
         names = [
             _common_prefix([os.path.basename(path) for path in each]) or title_name(each[0]) for each in paths
@@ -522,6 +537,16 @@ def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
     return [
         f"{name}\n({format_count(len(each.runs), 'run')})" for name, each in zip(names, found, strict=True)
     ]
+
+
+# Names of folders that do not identify what was trained.
+_NUMBERED = re.compile(r"(?:seed|run|exp|trial|rep|version)?[-_.]?[0-9]+|ckpts?|checkpoints?|models?", re.I)
+
+
+def _run_name(folder: str) -> str:
+    """Return the name of a run for titles: `td3/seed_0`, because `seed_0` exists for every algorithm."""
+    name, above = title_name(folder), title_name(os.path.dirname(os.path.abspath(folder)))
+    return f"{above}/{name}" if above and _NUMBERED.fullmatch(name) else name
 
 
 def _shorten_apart(names: Sequence[str], width: int) -> list[str]:
@@ -661,12 +686,12 @@ def _label_steps(axes: Axes, unit: str = ANY_UNIT) -> None:
 
 
 def _format_return(value: float) -> str:
-    return f"{value:,.1f}"
+    return f"{value:,.1f}".replace("-", _MINUS)
 
 
 def _format_score(value: float) -> str:
     """Return a return with one decimal, a normalised score with three."""
-    return _format_return(value) if abs(value) >= 10 else f"{value:.3g}"
+    return _format_return(value) if abs(value) >= 10 else f"{value:.3g}".replace("-", _MINUS)
 
 
 # Plot files of evaluations: the returns of one checkpoint, the learning curve of several, algorithms.
@@ -801,9 +826,13 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
     if compared:
         draw_algorithms(figure, grid[0, :], data, theme)
     elif len(data.found) == 1:
-        draw_returns(figure.add_subplot(grid[0, :3]), data.found[0], theme)
-        draw_lengths(figure.add_subplot(grid[0, 3]), data.found[0], theme)
-    elif data.curve:
+        equal = _equal_length(data) is not None
+        if equal:
+            draw_returns(figure.add_subplot(grid[0, :]), data.found[0], theme, width=112)
+        else:
+            draw_returns(figure.add_subplot(grid[0, :3]), data.found[0], theme)
+            draw_lengths(figure.add_subplot(grid[0, 3]), data.found[0], theme)
+    elif _has_lines(data.curve):
         above = draw_learning_curve(figure.add_subplot(grid[0, :]), data.found, data.curve, data.unit, theme)
     else:
         draw_checkpoints(figure.add_subplot(grid[0, :]), data.found, theme)
@@ -818,6 +847,17 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
     return figure
 
 
+def _equal_length(data: PlotData) -> int | None:
+    """Return the length of all episodes of the only checkpoint, None if they differ."""
+    lengths = {int(length) for one in data.found for length in one.rollout.lengths}
+    return lengths.pop() if len(data.found) == len(lengths) == 1 else None
+
+
+def _has_lines(curve: Sequence[LearningCurvePoint]) -> bool:
+    """Return whether any run has several steps; single steps of different runs form no curve."""
+    return len(curve) > len({point.run for point in curve})
+
+
 def _figure_title(data: PlotData, *, compared: bool) -> str:
     env = ", ".join(dict.fromkeys(clean(one.env) for one in data.found))
     if compared:
@@ -830,7 +870,10 @@ def _figure_title(data: PlotData, *, compared: bool) -> str:
         return f"{title}: {difference}" if len(title + difference) < 98 else f"{title}\n{difference}"
     if len(data.found) == 1:
         return f"{title_name(data.found[0].checkpoint)} in {env}"
-    return f"{format_count(len(data.found), 'checkpoint')} in {env}"
+    folders = {os.path.dirname(one.checkpoint) for one in data.found}
+    what = format_count(len(data.found), "checkpoint")
+    name = _run_name(folders.pop()) if len(folders) == 1 else ""
+    return f"{name} in {env}: {what}" if name else f"{what} in {env}"
 
 
 def _figure_caption(data: PlotData, *, compared: bool) -> str:
@@ -845,7 +888,9 @@ def _figure_caption(data: PlotData, *, compared: bool) -> str:
     if not compared:
         each = " per checkpoint" if len(data.found) > 1 else ""
         interval = f" 95 % CI: percentile bootstrap over episodes, {bootstrap}." if counts[0] > 1 else ""
-        return f"{episodes}{each}{spread}.{interval}"
+        length = _equal_length(data)
+        steps = "" if length is None else f" of {format_count(length, 'step')}"
+        return f"{episodes}{steps}{each}{spread}.{interval}"
     runs = ", ".join(name.replace("\n(", ": ").rstrip(")") for name in algorithm_names(data.algorithms))
     places = data.algorithms[0].environments
     strata = f", stratified by {len(places)} environments" if len(places) > 1 else ""
@@ -855,7 +900,9 @@ def _figure_caption(data: PlotData, *, compared: bool) -> str:
     interval = f"95 % CI: percentile bootstrap over {over}{strata}, {bootstrap}."
     if all(each.iqm.ci95 is None for each in data.algorithms):
         interval = "No CI: single runs."
-    return f"{runs}, each scored by {scored}; {episodes} per checkpoint{spread}. {interval}"
+    known = [each.normalized.scale.label for each in data.algorithms if each.normalized is not None]
+    label = f" {known[0][0].upper()}{known[0][1:]}." if known else ""
+    return f"{runs}, each scored by {scored}; {episodes} per checkpoint{spread}. {interval}{label}"
 
 
 def _import_matplotlib() -> Any:

@@ -632,6 +632,8 @@ def _run_text(made: RunReport, *, quiet: bool) -> str:
         format_count(len(found.history.layers), "layer"),
         format_count(len(found.history.findings), "finding"),
     ]
+    if broken := sum(each.error is not None for each in found.history.checkpoints):
+        text.insert(1, f"{broken:,} unreadable")
     if found.results.results:
         text.append(format_count(len(found.results.results), "evaluation"))
     return f"{', '.join(text)}\n{wrote}"

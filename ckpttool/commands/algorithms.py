@@ -363,6 +363,7 @@ def performance_profiles(found: Sequence[Algorithm]) -> tuple[PerformanceProfile
     single = all(len(each.runs) == 1 for each in found)
     strata = [_stratify(each.runs, each.scale, episodes=single) for each in found]
     scores = np.unique(np.concatenate([side for sides in strata for side in sides]))
+    scores = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
     if len(scores) > MOST_THRESHOLDS:
         scores = np.quantile(scores, np.linspace(0, 1, MOST_THRESHOLDS))
     ends = max(np.ptp(scores), 1e-9 * max(1.0, abs(scores[0]))) * 0.05

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,6 +203,8 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
 
 # Elements processed together.
 _PIECE = 1 << 18
+# Checkpoints named in a note.
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +284,23 @@ class _DriftRecorder:
         self.columns.append(None if checkpoint is None else self._current)
         self._before = checkpoint
 
+    def reshaped(self) -> list[int]:
+        """Return the columns whose parameters differ in names or shapes from those before."""
+        pairs = pairwise(self.columns)
+        return [
+            at
+            for at, (before, now) in enumerate(pairs, 1)
+            if before is not None and now is not None and _shapes(before) != _shapes(now)
+        ]
+
     def layers(self) -> tuple[LayerHistory, ...]:
         """Return the history of each layer, in the order of the checkpoints' tensors."""
         order = dict.fromkeys(layer for column in reversed(self.columns) for layer in column or ())
         return tuple(_layer_history(layer, self.columns) for layer in order)
+
+
+def _shapes(column: Mapping[str, _LayerSums]) -> dict[str, dict[str, Shape]]:
+    return {layer: sums.shapes for layer, sums in column.items()}
 
 
 def _layer_history(layer: str, columns: Sequence[Mapping[str, _LayerSums] | None]) -> LayerHistory:
@@ -370,19 +386,19 @@ _NUMBER = re.compile(r"[0-9][0-9,.]*|\b(?:is|are|its|their|was|were|has|have)\b|
 
 @dataclass(frozen=True, slots=True)
 class FindingHistory:
-    """One finding of doctor; `sentences` has its text at each checkpoint, None where there is none.
+    """One finding of doctor; `texts` has its sentences at each checkpoint, none where it does not occur.
 
-    Findings that differ only in numbers are one.
+    Findings that differ only in numbers are one: those of several tensors, and of several checkpoints.
     """
 
     topic: str
-    sentences: tuple[str | None, ...]
+    texts: tuple[tuple[str, ...], ...]
     fix: str | None
 
     @property
-    def sentence(self) -> str:
-        """The most recent text."""
-        return next(text for text in reversed(self.sentences) if text is not None)
+    def sentences(self) -> tuple[str | None, ...]:
+        """The text at each checkpoint, None where there is none."""
+        return tuple("; ".join(each) if each else None for each in self.texts)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -391,13 +407,13 @@ class FindingHistory:
 
 def _trace_findings(columns: Sequence[Sequence[Finding] | None]) -> tuple[FindingHistory, ...]:
     """Return each finding with its text at each checkpoint; None columns are unreadable checkpoints."""
-    found: dict[tuple[str, str], list[str | None]] = {}
+    found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     fixes: dict[tuple[str, str], str | None] = {}
     for at, column in enumerate(columns):
         for each in column or ():
             key = each.topic, _NUMBER.sub("#", each.sentence)
-            texts = found.setdefault(key, [None] * len(columns))
-            texts[at] = each.sentence if texts[at] is None else f"{texts[at]}; {each.sentence}"
+            texts = found.setdefault(key, [()] * len(columns))
+            texts[at] = (*texts[at], each.sentence)
             fixes[key] = each.fix
     return tuple(FindingHistory(key[0], tuple(texts), fixes[key]) for key, texts in found.items())
 
@@ -511,8 +527,19 @@ def follow_run(
         summary,
         sha256,
         tuple(file for each in columns if each is not None for file in each.files),
-        (*run.notes, *logs.notes, *summary.notes, *notes),
+        (*run.notes, *_reshaped_notes(run, drift.reshaped()), *logs.notes, *summary.notes, *notes),
     )
+
+
+def _reshaped_notes(run: RunFiles, columns: Sequence[int]) -> Iterator[str]:
+    """Yield a note on checkpoints of another architecture: their updates are unknown."""
+    if columns:
+        names = ", ".join(os.path.basename(run.members[at].path) for at in columns[:_NAMED])
+        more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
+        yield (
+            f"the parameters of {names}{more} differ in names or shapes from those of the checkpoint before: "
+            "their updates are unknown"
+        )
 
 
 def _read_member(

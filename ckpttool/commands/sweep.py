@@ -169,13 +169,13 @@ def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCu
 
 
 def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ...]:
-    """Return the checkpoints from highest to lowest mean; of equal means, the earlier first.
+    """Return the checkpoints from highest to lowest mean, NaN last; of equal means, the earlier first.
 
     Means of different environments are not comparable: then nothing is ranked.
     """
     if len(scored) < 2 or len({each.evaluation.env for each in scored}) > 1:
         return ()
-    first, *others = sorted(scored, key=lambda each: -each.evaluation.statistics.mean)
+    first, *others = sorted(scored, key=_descending_mean)
     best = first.evaluation
     places = [RankingRow(1, best.checkpoint, first.step, best.statistics.mean, None, tied=True)]
     for number, each in enumerate(others, 2):
@@ -183,15 +183,20 @@ def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ..
         behind, highest = _paired_difference(result, best, len(others))
         places.append(
             RankingRow(
-                number, result.checkpoint, each.step, result.statistics.mean, behind, tied=highest >= 0
+                number, result.checkpoint, each.step, result.statistics.mean, behind, tied=not highest < 0
             )
         )
     return tuple(places)
 
 
+def _descending_mean(each: ScoredCheckpoint) -> tuple[bool, float]:
+    mean = each.evaluation.statistics.mean
+    return math.isnan(mean), -mean
+
+
 def find_best(places: Sequence[RankingRow]) -> BestCheckpoint | None:
-    """Return the leader of a ranking and whether it is certain; None without a ranking."""
-    if not places:
+    """Return the leader of a ranking and whether it is certain; None without a ranking or only NaN means."""
+    if not places or math.isnan(places[0].mean):
         return None
     first, *others = places
     return BestCheckpoint(first.checkpoint, first.step, first.mean, not any(other.tied for other in others))

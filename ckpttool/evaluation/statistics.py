@@ -25,6 +25,8 @@ CHUNK = 1 << 20
 # For samples up to this size the draws are cached, at most 20 MiB: all checkpoints of a run use the same
 # ones.
 KEPT = 256
+# Infinite returns have undefined differences: the result is NaN, without a warning on stderr.
+_QUIET = np.errstate(invalid="ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Estimate:
         return {"value": self.value, "ci95": None if self.ci95 is None else list(self.ci95)}
 
 
+@_QUIET
 def summarize(values: Values, *, seed: int = 0) -> ReturnStatistics:
     """Return all statistics of the values; `seed` is the bootstrap's."""
     return ReturnStatistics(
@@ -61,17 +64,19 @@ def summarize(values: Values, *, seed: int = 0) -> ReturnStatistics:
         std=std(values),
         median=median(values),
         iqm=iqm(values),
-        min=float(_sort_values(values)[0]),
-        max=float(_sort_values(values)[-1]),
+        min=float(_sort_values(values).min()),
+        max=float(_sort_values(values).max()),
         ci95=mean_interval(values, seed=seed),
     )
 
 
+@_QUIET
 def mean(values: Values) -> float:
     """Return the arithmetic mean."""
     return float(_sort_values(values).mean())
 
 
+@_QUIET
 def std(values: Values) -> float | None:
     """Return the sample standard deviation (n - 1 in the denominator); None for one value."""
     return float(_sort_values(values).std(ddof=1)) if len(values) > 1 else None
@@ -86,13 +91,12 @@ def iqm(values: Values) -> float:
     """Return the interquartile mean: drop floor(n / 4) values at each end, average the rest.
 
     This equals scipy.stats.trim_mean(values, 0.25), used by rliable: whole values, no fractional
-    weights.
+    weights. Unlike there, a NaN is not dropped with the highest values: the result is NaN.
     """
-    ordered = _sort_values(values)
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
+    return float(_iqms(_sort_values(values)[None])[0])
 
 
+@_QUIET
 def mean_interval(
     values: Values, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float] | None:
@@ -158,6 +162,7 @@ def chunk_sizes(values: int, resamples: int) -> list[int]:
     return [min(rows, resamples - done) for done in range(0, resamples, rows)]
 
 
+@_QUIET
 def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """Return the percentile CI from a statistic's values over resamples."""
     tail = 50.0 * (1.0 - level)
@@ -202,7 +207,7 @@ def probability_of_improvement(
     """Return the probability that a run of `a` scores more than one of `b`, ties counting half.
 
     This is the Mann-Whitney statistic divided by the number of pairs, as in rliable/metrics.py
-    `probability_of_improvement`.
+    `probability_of_improvement`. With a NaN on either side, it is NaN.
     """
     return stratified_improvement([a], [b], resamples=resamples, seed=seed)
 
@@ -281,9 +286,11 @@ def performance_profile(
     """Return the share of runs, pooled over environments, that score more than each threshold.
 
     This is rliable/library.py `create_performance_profile` with `use_score_distribution`, the run-score
-    distribution of Agarwal et al. 2021, section 4.2.
+    distribution of Agarwal et al. 2021, section 4.2. With a NaN among the scores, all shares are NaN.
     """
     taus = np.asarray(thresholds, np.float64)
+    if any(np.isnan(runs).any() for runs in strata):
+        return PerformanceProfile(taus, np.full(taus.shape, np.nan), None, None)
     above = [(_sort_values(runs)[:, None] > taus).astype(np.float64) for runs in strata]
     total = sum(map(len, above))
     share = np.asarray(sum(runs.sum(axis=0) for runs in above) / total)
@@ -303,6 +310,7 @@ def _random_counts(random: np.random.Generator, n: int, resamples: int) -> np.nd
     return random.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
 
 
+@_QUIET
 def _bootstrap(statistic: Callable[..., np.ndarray], *samples: Values, resamples: int, seed: int) -> Estimate:
     """Return a statistic of separately resampled samples; it maps arrays float64 [size, n] to [size].
 
@@ -333,7 +341,9 @@ def _iqms(samples: np.ndarray) -> np.ndarray:
     """Return `iqm` of each row."""
     ordered = np.sort(samples, axis=1)
     cut = ordered.shape[1] // 4
-    return np.asarray(ordered[:, cut : ordered.shape[1] - cut].mean(axis=1))
+    middle = ordered[:, cut : ordered.shape[1] - cut].mean(axis=1)
+    # NaN is sorted to the end, where it would be cut off.
+    return np.where(np.isnan(ordered[:, -1]), np.nan, middle)
 
 
 _AGGREGATES: Mapping[Aggregate, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
@@ -353,7 +363,9 @@ def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     other = np.sort((rank[a.size :].reshape(b.shape) + row * (rank.size + 1)).ravel())
     lower, upper = (np.searchsorted(other, mine, side) for side in ("left", "right"))
     won = ((lower + upper) / 2).reshape(a.shape) - row * b.shape[1]
-    return np.asarray(won.mean(axis=1) / b.shape[1])
+    # A NaN has the highest rank, but is no win.
+    unknown = np.isnan(a).any(axis=1) | np.isnan(b).any(axis=1)
+    return np.where(unknown, np.nan, won.mean(axis=1) / b.shape[1])
 
 
 # Reference returns for normalised scores: 0 for a random policy, 100 for an expert.

@@ -17,6 +17,7 @@ from ckpttool.libraries.schema import RecognizedAgent
 # 0.602 of its size.
 
 FONT = 12
+DESCENT = 4.0
 ADVANCE = 0.61 * FONT
 LINE, PADDING, GAP, MARGIN = 17.0, 10.0, 28.0, 24.0
 BOX, PILL = 66.0, 28.0
@@ -57,7 +58,8 @@ class _Pen:
     def text(self, x: float, y: float, text: str, style: str) -> None:
         shown = shorten(text, _TITLE)
         self.parts.append(f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(shown)}</text>')
-        self.bottom = max(self.bottom, y)
+        # An underscore is below the line.
+        self.bottom = max(self.bottom, y + DESCENT)
         if "stage-m" not in style:
             self.right = max(self.right, x + len(shown) * ADVANCE * (14 / FONT if "title" in style else 1))
 

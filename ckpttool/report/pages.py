@@ -1,21 +1,16 @@
-"""HTML report pages."""
+"""Page of a checkpoint, or of two: tree of tensors, heat maps, differences, conversion, verification."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ckpttool.commands import inspect
@@ -24,8 +19,6 @@ from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignmen
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import (
-    ANY_UNIT,
-    UNITS,
     CheckpointSummary,
     ModuleSummary,
     TensorRow,
@@ -54,41 +47,35 @@ from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
-from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
-from ckpttool.report.verification import VerificationSection, read_verification
+from ckpttool.report.rendering import (
+    HEIGHT,
+    NAME_LENGTH,
+    SHOWN,
+    WIDTH,
+    EvaluationSection,
+    build_chart,
+    build_strips,
+    content_security_policy,
+    embed_json,
+    find_results,
+    format_exactly,
+    format_name,
+    format_path,
+    join_templates,
+    pack_objects,
+    parse_number,
+    read_evaluations,
+    template_environment,
+    typeset_minus,
+)
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-# Number formatting of the page, with a typographic minus sign.
-
-_MINUS, _NONE = "\u2212", "\u2013"
-
-
-def typeset_minus(text: str) -> str:
-    """Return a number's text with a minus sign as wide as a digit."""
-    return text.replace("-", _MINUS)
-
-
-def format_number(value: float) -> str:
-    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09; a dash for NaN and inf."""
-    if not math.isfinite(value):
-        return _NONE
-    if abs(value) >= 1e7:
-        return typeset_minus(f"{value:.4g}")
-    digits = 0 if value == int(value) else 2 if abs(value) >= 10 else 4
-    return typeset_minus(f"{value:,.{digits}f}")
-
-
-def format_exactly(value: float, digits: int = 6) -> str:
-    """Format a number with `digits` significant digits, or a whole number with all digits."""
-    whole = value == round(value) if math.isfinite(value) else False
-    return typeset_minus(f"{value:,.0f}" if whole and abs(value) < 1e9 else f"{value:.{digits}g}")
 
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
@@ -243,21 +230,11 @@ def _quantize_cells(cells: np.ndarray, scale: float) -> bytes:
 
 # Rows of the page's tree: modules, tensors and values in display order.
 
-# Maximum characters of a name and of a whole path, because a file may contain names of any length.
-_NAME, _PATH, _VALUE = 120, 400, 300
+# Maximum characters of a value.
+_VALUE = 300
 # Maximum number of aliases listed; the rest is counted.
 _ALIASES = 12
 _NUMBERS = ("min", "max", "mean", "std", "norm")
-
-
-def format_name(text: str) -> str:
-    """Return one step of a path as the page shows it."""
-    return shorten(clean(text), _NAME) or '""'
-
-
-def format_path(text: str) -> str:
-    """Return a path or a native key as the page shows it."""
-    return shorten(clean(text), _PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +291,7 @@ def _module_entries(
 
 
 def _module_row(module: ModuleSummary) -> dict[str, Any]:
-    what = shorten(describe_module_kind(module), _NAME)
+    what = shorten(describe_module_kind(module), NAME_LENGTH)
     return _drop_empty(
         {
             "path": format_path(module.path),
@@ -666,180 +643,213 @@ def _format_text(value: object) -> str:
     return shorten(clean(text), _TEXT)
 
 
-# Evaluations written by `eval --json` or `--out`; other files are rejected.
+# Verification section: outputs, layers, and where the models part.
 
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_RESULT_TEXT_LENGTH, _NOTES = 200, 20
+_LONG_SENTENCE = 600
+_MOST_LAYERS, _MOST_OUTPUTS = 2000, 200
+# Of a long table: layers before and after the first difference; the rest is folded.
+_WHOLE, _BEFORE, _AFTER = 40, 12, 8
+# Bars are logarithmic, from the smallest error of float64 to 1.
+_DECADES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationEntry:
-    """Returns of one checkpoint: NaN for a value missing from the document; `ci95` is then None.
+class OutputRow:
+    """One output or network: the difference, relative too, and each side's error from float64."""
 
-    `counts` are its training counters, by the titles of training_step.TITLES.
+    name: str
+    inputs: str
+    difference: str
+    relative: str
+    errors: tuple[str, str]
+    within: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """A layer of both sides: errors relative to A's largest number; `bar` is the output's, from 0 to 1."""
+
+    number: int
+    a: str
+    b: str
+    classes: str
+    inputs: str
+    outputs: str
+    bar: float
+    within: bool
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceBox:
+    """Where two models part, in sentences; `heading` is `cause` or `suspected cause`."""
+
+    where: str
+    heading: str
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationSection:
+    """Result of `verify --json`; `layers` are those next to the first difference, `every` is a long table.
+
+    `belongs` is whether one side is this page's checkpoint; `covers` are sentences on what was compared.
     """
 
-    checkpoint: str
-    env: str
-    counts: Mapping[str, int]
-    returns: tuple[float, ...]
-    mean: float
-    std: float
-    median: float
-    iqm: float
-    ci95: tuple[float, float] | None
-    how: str
-    notes: tuple[str, ...]
-    verdict: str = ""
-    """comparison with the references of the environment, as a sentence"""
-    references: str = ""
+    sides: tuple[str, str]
+    engines: tuple[str, str]
+    within: bool
+    belongs: bool
+    tolerance: str
+    outputs: tuple[OutputRow, ...]
+    layers: tuple[LayerRow, ...]
+    every: tuple[LayerRow, ...]
+    more: int
+    first: DivergenceBox | None
+    covers: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_compared: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnCurve:
-    """Returns over training steps: step, value, and the ends of its interval (equal if there is none)."""
-
-    label: str
-    points: tuple[tuple[float, float, float, float], ...]
-    logged: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationSection:
-    """Combined contents of the evaluation files."""
-
-    results: tuple[EvaluationEntry, ...]
-    curves: tuple[ReturnCurve, ...]
-    notes: tuple[str, ...]
-    unit: str = ANY_UNIT
-    """unit of the curves' steps"""
-
-    @property
-    def counted(self) -> tuple[str, ...]:
-        """Titles of all counters that any checkpoint has, one column each."""
-        titles = ("step", *inspect.TITLES.values())
-        return tuple(title for title in titles if any(title in each.counts for each in self.results))
-
-
-def read_evaluations(files: Sequence[str]) -> EvaluationSection:
-    """Read evaluation files; raise FormatError for a file that is not output of `eval`."""
-    results, curves, notes = [], [], []
-    sources = set()
-    for file in files:
-        whole = text.load_json(file, "the evaluation")
-        played = whole.get("evaluations", [whole])
-        if not isinstance(played, list) or not all(_is_evaluation(each) for each in played):
-            raise FormatError(
-                "not an evaluation", file=file, expected="the output of ckpttool eval --json or --out"
-            )
-        results += [_read_evaluation(each) for each in played]
-        curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
-        # The unit of a log's steps is not recorded.
-        sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
-        sources |= {"logged"} if whole.get("training_curves") else set()
-        notes += _clean_notes(whole.get("notes")) if "evaluations" in whole else []
-    unit = UNITS.get(sources.pop(), ANY_UNIT) if len(sources) == 1 else ANY_UNIT
-    return EvaluationSection(tuple(results), tuple(curves), tuple(notes), unit)
-
-
-def _is_evaluation(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("returns"), list) and "mean" in value
-
-
-def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
-    recorded_protocol = found.get("protocol")
-    protocol: dict[str, Any] = recorded_protocol if isinstance(recorded_protocol, dict) else {}
-    words = [
-        f"{_clean_text(protocol[key])}" for key in ("backend", "engine", "device", "dtype") if key in protocol
-    ]
-    noise = protocol.get("noise")
-    interval = found.get("ci95")
-    pair = [_parse_number(each) for each in interval] if isinstance(interval, list) else []
-    return EvaluationEntry(
-        _clean_text(found.get("checkpoint", "")),
-        _clean_text(found.get("env", "")),
-        _training_counts(found),
-        tuple(_parse_number(each) for each in found["returns"]),
-        _parse_number(found.get("mean")),
-        _parse_number(found.get("std")),
-        _parse_number(found.get("median")),
-        _parse_number(found.get("iqm")),
-        (pair[0], pair[1]) if len(pair) == 2 and all(map(math.isfinite, pair)) else None,
-        ", ".join([*words, *([f"noise {_clean_text(noise)}"] if noise is not None else [])]),
-        (
-            *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
-            *_clean_notes(found.get("notes")),
-        ),
-        *_read_judgement(found.get("judgement")),
+def read_verification(file: str, path: str) -> VerificationSection:
+    """Read the output of `verify --json` for this checkpoint; raise FormatError for other files."""
+    found = text.load_json(file, "the verification", "sidecar_bytes")
+    networks, sides = found.get("networks"), (found.get("a"), found.get("b"))
+    if not isinstance(networks, list) or not all(isinstance(each, str) for each in sides):
+        raise FormatError("not a verification", file=file, expected="the output of verify --json")
+    models = _as_object(found.get("models"))
+    first = _as_object(models.get("first_difference"))
+    every = _layer_rows(models.get("layers"), first)
+    layers = _near_first(every)
+    engines = [_format_word(each) for each in _as_list(models.get("engines") or found.get("backends"))]
+    return VerificationSection(
+        (_format_word(sides[0]), _format_word(sides[1])),
+        (engines[0], engines[1]) if len(engines) == 2 else ("", ""),
+        found.get("within") is True,
+        any(_is_same(str(each), path) for each in sides),
+        _format_word(found.get("tolerance", ""), _LONG_SENTENCE),
+        tuple(_output_row(_as_object(each)) for each in networks[:_MOST_OUTPUTS]),
+        layers,
+        every if len(layers) < len(every) else (),
+        max(0, len(_as_list(models.get("layers"))) - len(every)),
+        _divergence(first) if first else None,
+        tuple(_covered(found, models)),
+        _sentences(found.get("assumed")),
+        _sentences(found.get("not_compared")),
     )
 
 
-def _read_judgement(found: object) -> tuple[str, str]:
-    """Return the verdict of `eval`, and the references behind it."""
-    if not isinstance(found, dict) or not isinstance(found.get("sentence"), str):
-        return "", ""
-    numbers = []
-    for word, name, key in (("random policy", "random", "mean"), ("goal", "goal", "value")):
-        known = found.get(name)
-        value = _parse_number(known.get(key)) if isinstance(known, dict) else math.nan
-        if isinstance(known, dict) and math.isfinite(value):
-            source = f" ({_clean_text(known['source'])})" if isinstance(known.get("source"), str) else ""
-            numbers.append(f"{word} {format_number(value)}{source}")
-    return _clean_text(found["sentence"]), ", ".join(numbers)
+def _is_same(name: str, path: str) -> bool:
+    if urls.is_url(name) or urls.is_url(path):
+        return name == path
+    return os.path.abspath(name) == os.path.abspath(path) or (
+        os.path.basename(name) == os.path.basename(path) and not os.path.exists(name)
+    )
 
 
-def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
-    """Return the training counters of an evaluation; documents of older versions have only one step."""
-    given = {title: _parse_number(found.get(name)) for name, title in inspect.TITLES.items()}
-    counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
-    step = _parse_number(found.get("step"))
-    return counts if counts or not math.isfinite(step) else {"step": int(step)}
+def _layer_rows(found: object, first: Mapping[str, Any]) -> tuple[LayerRow, ...]:
+    rows: list[LayerRow] = []
+    marked = False
+    for number, each in enumerate(map(_as_object, _as_list(found)[:_MOST_LAYERS])):
+        here = (
+            not marked and bool(first) and (each.get("a"), each.get("b")) == (first.get("a"), first.get("b"))
+        )
+        marked = marked or here
+        error = parse_number(each.get("outputs"))
+        classes = dict.fromkeys(_format_word(each.get(name, "")) for name in ("class_a", "class_b"))
+        rows.append(
+            LayerRow(
+                number + 1,
+                _format_word(each.get("a", "")),
+                _format_word(each.get("b", "")),
+                " / ".join(classes),
+                _format_error(parse_number(each.get("inputs"))),
+                _format_error(error),
+                _bar(error),
+                each.get("within") is True,
+                here,
+            )
+        )
+    return tuple(rows)
 
 
-def _mean_curves(found: object) -> Iterator[ReturnCurve]:
-    """Yield a curve for each run among the points of `curve`."""
-    runs: dict[str, list[tuple[float, float, float, float]]] = {}
-    for each in found if isinstance(found, list) else ():
-        if not isinstance(each, dict):
-            continue
-        interval = each.get("ci95")
-        mean = _parse_number(each.get("mean"))
-        low, high = interval if isinstance(interval, list) and len(interval) == 2 else (mean, mean)
-        point = (_parse_number(each.get("step")), mean, _parse_number(low), _parse_number(high))
-        if all(map(math.isfinite, point)):
-            runs.setdefault(str(each.get("run") or ""), []).append(point)
-    for run, points in runs.items():
-        yield ReturnCurve(_clean_text(os.path.basename(run)) or "evaluated", tuple(sorted(points)))
+def _near_first(every: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
+    """Return all rows of a short table, else those next to the first difference or at the end."""
+    if len(every) <= _WHOLE:
+        return every
+    at = next((place for place, row in enumerate(every) if row.first or not row.within), len(every))
+    return every[max(0, at - _BEFORE) : at + _AFTER]
 
 
-def _logged_curves(found: object) -> Iterator[ReturnCurve]:
-    for each in found if isinstance(found, list) else ():
-        if not isinstance(each, dict):
-            continue
-        steps, values = each.get("steps"), each.get("values")
-        if isinstance(steps, list) and isinstance(values, list):
-            pairs = [(_parse_number(a), _parse_number(b)) for a, b in zip(steps, values, strict=False)]
-            points = tuple((x, y, y, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y))
-            yield ReturnCurve(f"logged: {_clean_text(each.get('tag'))}", points, logged=True)
+def _output_row(found: Mapping[str, Any]) -> OutputRow:
+    names = ("max_abs", "max_rel", "error_a", "error_b")
+    between, relative, *errors = (_format_error(parse_number(found.get(name))) for name in names)
+    count = found.get("n")
+    inputs = f"{count:,}" if isinstance(count, int) else ""
+    return OutputRow(
+        _format_word(found.get("name", "")),
+        inputs,
+        between,
+        relative,
+        (errors[0], errors[1]),
+        found.get("within") is True,
+    )
 
 
-def _parse_number(value: object) -> float:
-    if isinstance(value, str):
-        return _WORDS.get(value, math.nan)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:  # JSON integers have no size limit
-        return math.nan
+def _divergence(found: Mapping[str, Any]) -> DivergenceBox:
+    a, b = _format_word(found.get("a", "")), _format_word(found.get("b", ""))
+    pair = a if a == b else f"{a} of A and {b} of B"
+    after = found.get("after")
+    begin = _format_word(after) if isinstance(after, str) else "the inputs"
+    where = f"between {begin} and {pair}" if found.get("where") == "between" else f"in {pair}"
+    heading = "Cause" if found.get("confirmed") is True else "Suspected cause"
+    return DivergenceBox(
+        where, heading, *(_format_word(found.get(name) or "", _LONG_SENTENCE) for name in ("cause", "fix"))
+    )
 
 
-def _clean_text(value: object) -> str:
-    return shorten(clean(str(value)), _RESULT_TEXT_LENGTH)
+def _covered(found: Mapping[str, Any], models: Mapping[str, Any]) -> list[str]:
+    """Return what else was compared."""
+    sentences = []
+    if models:
+        both = "Both models also ran in float64." if models.get("float64") is True else ""
+        sentences += [both or "Only float32 was compared: not both models run in float64."]
+    updates = [_as_object(each) for each in _as_list(_as_object(found.get("training")).get("updates"))]
+    if updates:
+        right = sum(each.get("within") is True for each in updates)
+        sentences.append(f"Training steps: {right} of {len(updates)} updates within their bounds.")
+    contents = _as_object(found.get("contents"))
+    if contents:
+        wrong = len(_as_list(contents.get("discrepancies")))
+        sentences.append(
+            f"Contents: {_format_word(contents.get('equal', 0))} entries equal, {wrong} different."
+        )
+    return sentences
 
 
-def _clean_notes(value: object) -> list[str]:
-    return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
+def _sentences(found: object) -> tuple[str, ...]:
+    return tuple(_format_word(each, _LONG_SENTENCE) for each in _as_list(found)[:_MOST_OUTPUTS])
+
+
+def _bar(error: float) -> float:
+    if not error > 0:
+        return 0.0 if error == 0 else 1.0
+    return min(1.0, max(0.0, 1 + math.log10(error) / _DECADES)) if math.isfinite(error) else 1.0
+
+
+def _format_error(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "0" if value == 0 else ("∞" if math.isinf(value) else f"{value:.1e}")
+
+
+def _format_word(value: object, most: int = _TEXT) -> str:
+    return shorten(clean(str(value)), most)
+
+
+def _as_object(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 # Page contents: one listing, one read of every tensor, and the files about the checkpoint.
@@ -971,151 +981,11 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
     return None if found is None else conversion_from_sidecar(found, sha256)
 
 
-# Layout of charts: the template draws the lines, so that they follow the page's colors.
-
-# Chart size in its own units; the margins left and below hold the axis numbers.
-WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 12, 40
-# Size of the strip that shows a checkpoint's returns.
-STRIP_WIDTH, STRIP_HEIGHT = 200, 22
-_TICKS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class AxisTick:
-    """Axis tick: its position and its number."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChartLine:
-    """One curve: the path of its means, the area of its intervals, its points."""
-
-    label: str
-    path: str
-    band: str
-    points: tuple[tuple[float, float], ...]
-    logged: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Curves over training steps."""
-
-    lines: tuple[ChartLine, ...]
-    across: tuple[AxisTick, ...]
-    up: tuple[AxisTick, ...]
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    top: int = _TOP
-    bottom: int = HEIGHT - _BOTTOM
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnStrip:
-    """Returns of one checkpoint, on a scale shared by all checkpoints."""
-
-    dots: tuple[float, ...]
-    mean: float | None
-    low: float | None
-    high: float | None
-
-
-class _AxisScale:
-    """Map values to positions; equal values all map to the middle."""
-
-    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
-        self.low, self.high = min(values), max(values)
-        self._begin, self._length = begin, end - begin
-
-    def __call__(self, value: float) -> float:
-        span = self.high - self.low
-        share = (value - self.low) / span if span else 0.5
-        return round(self._begin + share * self._length, 1)
-
-    def ticks(self) -> tuple[AxisTick, ...]:
-        return tuple(
-            AxisTick(self(value), format_number(value)) for value in round_ticks(self.low, self.high)
-        )
-
-
-def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
-    """Return the layout of the chart, or None without points."""
-    points = [point for curve in curves for point in curve.points]
-    if not points:
-        return None
-    x = _AxisScale([each[0] for each in points], _LEFT + 8, WIDTH - _RIGHT - 8)
-    y = _AxisScale(_round_axis([value for each in points for value in each[1:]]), HEIGHT - _BOTTOM, _TOP)
-    return Chart(tuple(_chart_line(curve, x, y) for curve in curves if curve.points), x.ticks(), y.ticks())
-
-
-def _round_axis(values: Sequence[float]) -> list[float]:
-    """Return the ends of an axis, rounded outwards to ticks."""
-    low, high = min(values), max(values)
-    known = round_ticks(low, high)
-    apart = known[1] - known[0] if len(known) > 1 else 0.0
-    begin = known[0] - apart if known[0] > low else known[0]
-    return [begin, known[-1] + apart if known[-1] < high else known[-1], low, high]
-
-
-def _chart_line(curve: ReturnCurve, x: _AxisScale, y: _AxisScale) -> ChartLine:
-    middle = tuple((x(step), y(mean)) for step, mean, _, _ in curve.points)
-    upper = [(x(step), y(high)) for step, _, _, high in curve.points]
-    lower = [(x(step), y(low)) for step, _, low, _ in curve.points]
-    spread = any(low != high for _, _, low, high in curve.points)
-    band = _svg_path([*upper, *reversed(lower)]) + "Z" if spread else ""
-    return ChartLine(curve.label, _svg_path(middle), band, () if curve.logged else middle, curve.logged)
-
-
-def _svg_path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x} {y}" for x, y in points)
-
-
-def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip], tuple[str, str]]:
-    """Return a strip for each result, and the ends of their common scale as text."""
-    values = [v for each in results for v in (*each.returns, *(each.ci95 or ())) if math.isfinite(v)]
-    if not values:
-        return [ReturnStrip((), None, None, None) for _ in results], ("", "")
-    x = _AxisScale(values, 5, STRIP_WIDTH - 5)
-
-    def place(value: float | None) -> float | None:
-        return x(value) if value is not None and math.isfinite(value) else None
-
-    made = [
-        ReturnStrip(
-            tuple(x(value) for value in each.returns if math.isfinite(value)),
-            place(each.mean),
-            *((place(each.ci95[0]), place(each.ci95[1])) if each.ci95 else (None, None)),
-        )
-        for each in results
-    ]
-    return made, (format_number(x.low), format_number(x.high))
-
-
-def round_ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers in the range, spaced by 1, 2 or 5 times a power of ten."""
-    span = high - low
-    if not span or not math.isfinite(span):
-        return [low]
-    raw = span / _TICKS
-    if raw < sys.float_info.min:
-        return [low]
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * each for each in (1, 2, 5, 10) if power * each >= raw)
-    first = math.ceil(low / step)
-    # For close numbers far from zero, rounding can move the product out of the range.
-    return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]
-
-
 # Page rendering: templates, styles and scripts become one self-contained file.
 
 _STYLES = ("page.css", "tree.css", "verification.css", "print.css")
 # In dependency order.
 _SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
-# Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
-_TITLE, _SENTENCE, SHOWN = 200, 600, 100
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
 # Width of the networks' dataflow, in pixels.
@@ -1137,6 +1007,7 @@ def render_page(found: ReportContents) -> bytes:
         chart_height=HEIGHT,
         strips=strips,
         strip_ends=ends,
+        owners=_mark_own_results(found),
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=found.summary.binding is not None,
         others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
@@ -1144,10 +1015,19 @@ def render_page(found: ReportContents) -> bytes:
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
         policy=content_security_policy(style, script),
-        data=_embed_json(_page_data(found)),
+        data=embed_json(_page_data(found)),
         version=__version__,
     )  # fmt: skip
     return text.encode("utf-8", "backslashreplace")
+
+
+def _mark_own_results(found: ReportContents) -> dict[int, tuple[str, str]]:
+    """Return class and text of a mark for each result of a checkpoint of this page, by its number."""
+    words, paths = ["this checkpoint"], [found.summary.checkpoint.path]
+    if found.comparison is not None:
+        words, paths = ["A", "B"], [*paths, found.comparison.diff.right]
+    owners, _ = find_results(paths, found.results.results)
+    return {number: ("ok", words[at]) for number, at in owners.items()}
 
 
 def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -1155,24 +1035,6 @@ def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     flat = {**details, **(details["metadata"] if isinstance(details.get("metadata"), Mapping) else {})}
     plain = [(name, str(value)) for name, value in flat.items() if isinstance(value, str | int | float)]
     return plain[:_TOLD]
-
-
-def join_templates(names: Sequence[str]) -> str:
-    """Return the content of templates that are no pages: style sheets or scripts."""
-    folder = files("ckpttool.report") / "templates"
-    return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
-
-
-def content_security_policy(style: str, script: str, *, images: bool = False) -> str:
-    """Return the content security policy: no network requests, and only our own script runs.
-
-    `images` permits images inside the page.
-    """
-    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
-    return (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        f"{'img-src data:; ' if images else ''}base-uri 'none'; form-action 'none'"
-    )
 
 
 def _page_data(found: ReportContents) -> dict[str, Any]:
@@ -1209,45 +1071,3 @@ def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
                 made[f"stats.{key}"] = value
         above.append(path)
         yield made
-
-
-def pack_objects(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return objects as lists of values, each after the number of its keys in `keys`.
-
-    Pages of many tensors consist of such objects, and their keys would be half of the page.
-    """
-    known: dict[tuple[str, ...], int] = {}
-    items = [[known.setdefault(tuple(each), len(known)), *each.values()] for each in objects]
-    return {"keys": [list(keys) for keys in known], "items": items}
-
-
-def _embed_json(value: object) -> Markup:
-    """Return JSON that an HTML parser cannot mistake for markup."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704  # nothing of it is markup any more
-
-
-def template_environment() -> Environment:
-    """Return the environment of all pages, with the filters that templates use."""
-    made = Environment(
-        loader=PackageLoader("ckpttool.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(
-        size=format_size,
-        count=format_count,
-        number=lambda value: f"{value:,}",
-        clean=clean,
-        path=lambda text: shorten(clean(urls.display_url(text)), _TITLE),
-        sentence=lambda text: shorten(clean(text), _SENTENCE),
-        base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
-        decimal=format_number,
-        breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
-        when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
-    )
-    return made

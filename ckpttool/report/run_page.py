@@ -26,13 +26,14 @@ from ckpttool.core import filesystem, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
-from ckpttool.core.text import clean, format_size
-from ckpttool.report import pages
+from ckpttool.core.text import clean, format_count, format_size
+from ckpttool.report import rendering
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
-from ckpttool.report.pages import (
+from ckpttool.report.rendering import (
     EvaluationEntry,
     EvaluationSection,
     ReturnCurve,
+    find_results,
     format_exactly,
     format_number,
     format_path,
@@ -53,11 +54,15 @@ class RunInputs:
 
 @dataclass(frozen=True, slots=True)
 class BestResult:
-    """The result with the highest mean; `certain` if `eval` found every other one significantly lower."""
+    """The result with the highest mean; `certain` if `eval` found every other one significantly lower.
+
+    `by_name` if only its file name shows that it is of this run.
+    """
 
     number: int
     result: EvaluationEntry
     certain: bool | None
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,11 @@ def gather_run(
     scores, notes = _match_results(history.checkpoints, given.results)
     results = _run_curves(given, history, scores)
     best = _find_best(scores, choices)
+    _, by_name = _find_owners(history.checkpoints, given.results)
+    if by_name:
+        results = replace(results, notes=(*results.notes, *notes[:1]))
+    if best is not None and any(given.results[number] is best.result for number in by_name):
+        best = replace(best, by_name=True)
     film = _find_film(inputs.film, films, history, best)
     binding = history.latest.binding
     strips = find_page_strips(history.latest.checkpoint, binding, history.sha256)
@@ -151,7 +161,8 @@ def _read_results(
             for film in (whole.get("video"), whole.get("strip"))
             if isinstance(film, dict) and isinstance(film.get("file"), str)
         ]
-        if isinstance(best, dict):
+        # `eval` compared the checkpoints of one file.
+        if isinstance(best, dict) and len(files) == 1:
             choices[str(best.get("checkpoint"))] = best.get("certain") is True
     return read_evaluations(files), films, choices
 
@@ -175,55 +186,76 @@ def _read_film(file: str, film: dict[str, Any]) -> FilmRecord:
 def _match_results(
     checkpoints: Sequence[RunCheckpoint], results: Sequence[EvaluationEntry]
 ) -> tuple[dict[int, EvaluationEntry], list[str]]:
-    """Return the result of each checkpoint, that with the most episodes, and notes on all others.
-
-    A path that exists must lead to the checkpoint; the same name elsewhere is another run's. A path that
-    does not exist here is matched by name.
-    """
-    places = {filesystem.realpath(each.path): at for at, each in enumerate(checkpoints)}
-    names = {os.path.basename(each.path): at for at, each in enumerate(checkpoints)}
+    """Return the result of each checkpoint, that with the most episodes, and notes on all others."""
+    owners, by_name = _find_owners(checkpoints, results)
     found: dict[int, EvaluationEntry] = {}
-    by_name, others = 0, []
-    for each in results:
-        at = places.get(filesystem.realpath(each.checkpoint))
-        if at is None and not _exists(each.checkpoint):
-            at = names.get(os.path.basename(each.checkpoint))
-            by_name += at is not None
+    others = []
+    for number, each in enumerate(results):
+        at = owners.get(number)
         if at is None:
             others.append(os.path.basename(each.checkpoint) or "unnamed")
         elif at not in found or len(each.returns) > len(found[at].returns):
             found[at] = each
     notes = []
     if by_name:
-        notes.append(f"assumed: {by_name:,} results are of this run, because only the file names match")
+        notes.append(
+            f"assumed: {format_count(len(by_name), 'result is', 'results are')} of this run, because the "
+            "file names match and the recorded paths do not exist"
+        )
     if others:
         notes.append(f"results of other checkpoints are not part of the curve: {', '.join(others[:5])}")
     return found, notes
 
 
-def _exists(path: str) -> bool:
-    """Return whether a checkpoint is at a path: a file, a folder, or a TensorFlow prefix."""
-    return filesystem.lexists(path) or filesystem.lexists(f"{path}.index")
+def _mark_foreign_results(
+    checkpoints: Sequence[RunCheckpoint], results: Sequence[EvaluationEntry]
+) -> dict[int, tuple[str, str]]:
+    """Return class and text of a mark for each result that is not of this run, by its number."""
+    owners, _ = _find_owners(checkpoints, results)
+    return {number: ("not", "not of this run") for number in range(len(results)) if number not in owners}
+
+
+def _find_owners(
+    checkpoints: Sequence[RunCheckpoint], results: Sequence[EvaluationEntry]
+) -> tuple[dict[int, int], frozenset[int]]:
+    """Return the checkpoint of each result, and which are matched by name: those with the same counters."""
+    owners, by_name = find_results([each.path for each in checkpoints], results)
+    other = {number for number in by_name if _contradicts(results[number], checkpoints[owners[number]])}
+    return {number: at for number, at in owners.items() if number not in other}, by_name - other
+
+
+def _contradicts(result: EvaluationEntry, checkpoint: RunCheckpoint) -> bool:
+    known = {TITLES[name]: value for name, value in step_columns(checkpoint.counts).items()}
+    return any(known.get(title) not in (None, value) for title, value in result.counts.items())
 
 
 def _run_curves(
     given: EvaluationSection, history: RunHistory, scores: dict[int, EvaluationEntry]
 ) -> EvaluationSection:
-    """Return the section with one curve over the steps of the run, and the logged returns beside it."""
-    points = []
+    """Return the section with a curve over the steps of the run, and the logged returns beside it.
+
+    Returns in different environments form different curves.
+    """
+    points: dict[str, list[tuple[float, float, float, float]]] = {}
     for at, each in sorted(scores.items()):
         step = history.checkpoints[at].step
         if step is not None and math.isfinite(each.mean):
             low, high = each.ci95 or (each.mean, each.mean)
-            points.append((float(step), each.mean, low, high))
+            points.setdefault(each.env, []).append((float(step), each.mean, low, high))
     unit = UNITS.get(history.step_from or "", ANY_UNIT)
     logged = [*_logged_curves(history)] or [each for each in given.curves if each.logged]
     # A log counts in its own unit, usually environment steps.
     mixed = bool(points and logged) and unit != UNITS["num_timesteps"]
-    evaluated = [ReturnCurve(f"evaluated, by {unit}" if mixed else "evaluated", tuple(sorted(points)))]
+    evaluated = [
+        ReturnCurve(
+            f"evaluated{f' in {env}' if len(points) > 1 else ''}{f', by {unit}' if mixed else ''}",
+            tuple(sorted(of)),
+        )
+        for env, of in points.items()
+    ]
     if mixed:
         logged = [replace(each, label=f"{each.label}, by the steps of the log") for each in logged]
-    shown = (*(evaluated if points else ()), *logged)
+    shown = (*evaluated, *logged)
     return replace(given, curves=shown, unit=ANY_UNIT if mixed or not points else unit)
 
 
@@ -279,9 +311,7 @@ def _find_film(
 def _stem(name: str) -> str:
     """Return a checkpoint's name without the suffix of its format; a step is no suffix (`ckpt-2.5`)."""
     stem, suffix = os.path.splitext(name)
-    return (
-        stem if suffix.lower() in (".pt", ".pth", ".zip", ".npz", ".h5", ".keras", ".safetensors") else name
-    )
+    return stem if suffix.lower() in _SUFFIXES else name
 
 
 def _stem_owner(film: str, names: set[str]) -> str | None:
@@ -323,6 +353,8 @@ _MOST_ROWS = 300
 _SHADES, _SIDE = 10, 5
 # Rows of the table with all numbers.
 _MOST_NUMBERS = 4000
+# Cells of all strips of a table, about 100 bytes each, and the fewest of one strip.
+_MOST_CELLS, _FEWEST_CELLS = 30_000, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +380,7 @@ class DriftRow:
 
 @dataclass(frozen=True, slots=True)
 class DriftSection:
-    """The rows, and the ends of both scales as text."""
+    """The rows, and the ends of both scales as text; `grouped` is the most checkpoints that share a cell."""
 
     rows: tuple[DriftRow, ...]
     update_ends: tuple[str, str]
@@ -357,22 +389,47 @@ class DriftSection:
     broken: bool
     unknown: bool
     numbers: bool
+    grouped: int
 
 
 def build_drift(layers: Sequence[LayerHistory], steps: Sequence[str]) -> DriftSection:
     """Return the strips of all layers on two common scales."""
     updates = _UpdateScale([value for each in layers for value in each.updates])
     norms = _NormScale(layers)
-    rows = [_drift_row(each, steps, updates, norms) for each in layers]
+    most = _cells_per_strip(2 * len(layers))
+    rows = [_drift_row(each, steps, updates, norms, most) for each in layers]
     shades = {cell.shade for row in rows for cell in (*row.norms, *row.updates)}
     few = len(layers) * len(steps) <= _MOST_NUMBERS
     return DriftSection(
-        tuple(rows), updates.ends, norms.ends, "same" in shades, "broken" in shades, "unknown" in shades, few
+        tuple(rows),
+        updates.ends,
+        norms.ends,
+        "same" in shades,
+        "broken" in shades,
+        "unknown" in shades,
+        few,
+        -(-len(steps) // most),
     )
 
 
+def _cells_per_strip(strips: int) -> int:
+    return max(_FEWEST_CELLS, _MOST_CELLS // max(1, strips))
+
+
+def _thin_cells(cells: Sequence[HeatCell], most: int) -> tuple[HeatCell, ...]:
+    """Return at most `most` cells: of each group of neighbors a broken or found one, else the last known."""
+    size = -(-len(cells) // most)
+    groups = (cells[at : at + size] for at in range(0, len(cells), size))
+    return tuple(max(enumerate(group), key=_cell_rank)[1] for group in groups) if size > 1 else tuple(cells)
+
+
+def _cell_rank(numbered: tuple[int, HeatCell]) -> tuple[int, int]:
+    number, cell = numbered
+    return {"broken": 2, "found": 2, "unknown": 0}.get(cell.shade, 1), number
+
+
 def _drift_row(
-    layer: LayerHistory, steps: Sequence[str], updates: _UpdateScale, norms: _NormScale
+    layer: LayerHistory, steps: Sequence[str], updates: _UpdateScale, norms: _NormScale, most: int
 ) -> DriftRow:
     first = next((norm for norm in layer.norms if norm), None)
     sizes = [
@@ -386,8 +443,8 @@ def _drift_row(
     return DriftRow(
         format_path(layer.path) or "(top level)",
         layer.parameters,
-        tuple(sizes),
-        tuple(changes),
+        _thin_cells(sizes, most),
+        _thin_cells(changes, most),
         _ends(layer.norms),
         _ends(layer.updates[1:]),
         tuple((_short(norm), _short(value)) for norm, value in zip(layer.norms, layer.updates, strict=True)),
@@ -460,7 +517,7 @@ class _NormScale:
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """A finding that changes: a mark per checkpoint, when it occurs, and its texts where they change."""
+    """A finding: a mark per checkpoint, when it occurs, its latest text, and its texts where they change."""
 
     topic: str
     sentence: str
@@ -472,33 +529,40 @@ class FindingRow:
 
 def split_findings(
     found: Sequence[FindingHistory], checkpoints: Sequence[RunCheckpoint]
-) -> tuple[tuple[FindingRow, ...], tuple[FindingHistory, ...]]:
+) -> tuple[tuple[FindingRow, ...], tuple[FindingRow, ...]]:
     """Return a row for each finding that changes, and those that are equal at all readable checkpoints."""
     steps = step_labels(checkpoints)
     readable = [at for at, each in enumerate(checkpoints) if each.error is None]
-    constant = [len({each.sentences[at] for at in readable}) == 1 for each in found]
-    rows = [
-        _finding_row(each, steps, readable) for each, same in zip(found, constant, strict=True) if not same
-    ]
-    return tuple(rows), tuple(each for each, same in zip(found, constant, strict=True) if same)
+    changing: list[FindingRow] = []
+    constant: list[FindingRow] = []
+    for each in found:
+        same = len({each.texts[at] for at in readable}) == 1
+        (constant if same else changing).append(_finding_row(each, steps, readable))
+    return tuple(changing), tuple(constant)
 
 
 def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence[int]) -> FindingRow:
     words = {"found": "found", "none": "not found", "unknown": "unknown"}
+    known = frozenset(readable)
     shades = [
-        "unknown" if at not in readable else "found" if sentence else "none"
-        for at, sentence in enumerate(found.sentences)
+        "unknown" if at not in known else "found" if texts else "none" for at, texts in enumerate(found.texts)
     ]
     marks = [HeatCell(shade, f"{step}: {words[shade]}") for step, shade in zip(steps, shades, strict=True)]
-    at = [number for number, readable_at in enumerate(readable) if found.sentences[readable_at]]
+    at = [number for number, readable_at in enumerate(readable) if found.texts[readable_at]]
     return FindingRow(
         found.topic,
-        found.sentence,
+        _join_alike(next(texts for texts in reversed(found.texts) if texts)),
         found.fix or "",
-        tuple(marks),
+        _thin_cells(marks, _cells_per_strip(rendering.SHOWN)),
         _describe_times(at, [steps[number] for number in readable]),
-        tuple(_changing_texts(found.sentences, steps)) if len({*found.sentences} - {None}) > 1 else (),
+        tuple(_changing_texts(found.texts, steps)) if len({*found.texts} - {()}) > 1 else (),
     )
+
+
+def _join_alike(texts: Sequence[str]) -> str:
+    """Return the first of sentences that differ only in numbers, with the number of the others."""
+    more = f" (and {format_count(len(texts) - 1, 'more like it', 'more like it')})" if len(texts) > 1 else ""
+    return f"{texts[0]}{more}"
 
 
 def _describe_times(at: Sequence[int], steps: Sequence[str]) -> str:
@@ -513,12 +577,12 @@ def _describe_times(at: Sequence[int], steps: Sequence[str]) -> str:
     return f"{len(at)} of {len(steps)}"
 
 
-def _changing_texts(sentences: Sequence[str | None], steps: Sequence[str]) -> Iterator[tuple[str, str]]:
-    before: str | None = None
-    for step, sentence in zip(steps, sentences, strict=True):
-        if sentence != before and sentence is not None:
-            yield step, sentence
-        before = sentence
+def _changing_texts(found: Sequence[Sequence[str]], steps: Sequence[str]) -> Iterator[tuple[str, str]]:
+    before: Sequence[str] = ()
+    for step, texts in zip(steps, found, strict=True):
+        if texts != before and texts:
+            yield step, _join_alike(texts)
+        before = texts
 
 
 # The page.
@@ -530,11 +594,11 @@ _FLOW = 1120.0
 
 def render_run(found: RunContents) -> bytes:
     """Return the page of a run in UTF-8; the same contents give the same bytes."""
-    style, script = (pages.join_templates(names) for names in (_STYLES, _SCRIPTS))
+    style, script = (rendering.join_templates(names) for names in (_STYLES, _SCRIPTS))
     history, steps = found.history, step_labels(found.history.checkpoints)
-    strips, ends = pages.build_strips(found.results.results)
+    strips, ends = rendering.build_strips(found.results.results)
     findings, constant = split_findings(history.findings, history.checkpoints)
-    page = pages.template_environment().get_template("run.html").render(
+    page = rendering.template_environment().get_template("run.html").render(
         found=found,
         history=history,
         checkpoint=history.latest.checkpoint,
@@ -545,17 +609,18 @@ def render_run(found: RunContents) -> bytes:
         findings=findings,
         constant=constant,
         counters=_counter_columns(history.checkpoints),
-        chart=pages.build_chart(found.results.curves),
-        chart_width=pages.WIDTH,
-        chart_height=pages.HEIGHT,
+        chart=rendering.build_chart(found.results.curves),
+        chart_width=rendering.WIDTH,
+        chart_height=rendering.HEIGHT,
         strips=strips,
         strip_ends=ends,
+        owners=_mark_foreign_results(history.checkpoints, found.results.results),
         networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=history.latest.binding is not None,
-        most=pages.SHOWN,
+        most=rendering.SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
-        policy=pages.content_security_policy(style, script, images=found.film is not None),
+        policy=rendering.content_security_policy(style, script, images=found.film is not None),
         version=__version__,
     )  # fmt: skip
     return page.encode("utf-8", "backslashreplace")

@@ -1,0 +1,480 @@
+"""Shared parts of the pages: number formats, templates, security policy, returns and their charts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ckpttool.commands import inspect
+from ckpttool.commands.inspect import ANY_UNIT, UNITS
+from ckpttool.core import filesystem, text, urls
+from ckpttool.core.errors import FormatError
+from ckpttool.core.text import clean, format_count, format_size, shorten
+
+# Number formatting of the page, with a typographic minus sign.
+
+_MINUS, _NONE = "\u2212", "\u2013"
+
+
+def typeset_minus(text: str) -> str:
+    """Return a number's text with a minus sign as wide as a digit."""
+    return text.replace("-", _MINUS)
+
+
+def format_number(value: float) -> str:
+    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09; a dash for NaN and inf."""
+    if not math.isfinite(value):
+        return _NONE
+    if abs(value) >= 1e7:
+        return typeset_minus(f"{value:.4g}")
+    digits = 0 if value == int(value) else 2 if abs(value) >= 10 else 4
+    return typeset_minus(f"{value:,.{digits}f}")
+
+
+def format_exactly(value: float, digits: int = 6) -> str:
+    """Format a number with `digits` significant digits, or a whole number with all digits."""
+    whole = value == round(value) if math.isfinite(value) else False
+    return typeset_minus(f"{value:,.0f}" if whole and abs(value) < 1e9 else f"{value:.{digits}g}")
+
+
+# Names from files, which may have any length and any characters.
+
+# Maximum characters of a name and of a whole path.
+NAME_LENGTH, _PATH = 120, 400
+
+
+def format_name(text: str) -> str:
+    """Return one step of a path as the page shows it."""
+    return shorten(clean(text), NAME_LENGTH) or '""'
+
+
+def format_path(text: str) -> str:
+    """Return a path or a native key as the page shows it."""
+    return shorten(clean(text), _PATH)
+
+
+# Templates, styles and scripts become one self-contained file.
+
+# Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
+_TITLE, _SENTENCE, SHOWN = 200, 600, 100
+
+
+def join_templates(names: Sequence[str]) -> str:
+    """Return the content of templates that are no pages: style sheets or scripts."""
+    folder = files("ckpttool.report") / "templates"
+    return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
+
+
+def content_security_policy(style: str, script: str, *, images: bool = False) -> str:
+    """Return the content security policy: no network requests, and only our own script runs.
+
+    `images` permits images inside the page.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
+    return (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        f"{'img-src data:; ' if images else ''}base-uri 'none'; form-action 'none'"
+    )
+
+
+def pack_objects(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return objects as lists of values, each after the number of its keys in `keys`.
+
+    Pages of many tensors consist of such objects, and their keys would be half of the page.
+    """
+    known: dict[tuple[str, ...], int] = {}
+    items = [[known.setdefault(tuple(each), len(known)), *each.values()] for each in objects]
+    return {"keys": [list(keys) for keys in known], "items": items}
+
+
+def embed_json(value: object) -> Markup:
+    """Return JSON that an HTML parser cannot mistake for markup."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704  # nothing of it is markup any more
+
+
+def template_environment() -> Environment:
+    """Return the environment of all pages, with the filters that templates use."""
+    made = Environment(
+        loader=PackageLoader("ckpttool.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        size=format_size,
+        count=format_count,
+        number=lambda value: f"{value:,}",
+        clean=clean,
+        path=lambda text: shorten(clean(urls.display_url(text)), _TITLE),
+        sentence=lambda text: shorten(clean(text), _SENTENCE),
+        base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
+        decimal=format_number,
+        breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
+        quoted=lambda path: clean(shlex.quote(urls.display_url(path))),
+        when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
+    )
+    return made
+
+
+# Evaluations written by `eval --json` or `--out`; other files are rejected.
+
+_NUMBER_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_RESULT_TEXT_LENGTH, _NOTES = 200, 20
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEntry:
+    """Returns of one checkpoint: NaN for a value missing from the document; `ci95` is then None.
+
+    `counts` are its training counters, by the titles of training_step.TITLES.
+    """
+
+    checkpoint: str
+    env: str
+    counts: Mapping[str, int]
+    returns: tuple[float, ...]
+    mean: float
+    std: float
+    median: float
+    iqm: float
+    ci95: tuple[float, float] | None
+    how: str
+    notes: tuple[str, ...]
+    verdict: str = ""
+    """comparison with the references of the environment, as a sentence"""
+    references: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnCurve:
+    """Returns over training steps: step, value, and the ends of its interval (equal if there is none)."""
+
+    label: str
+    points: tuple[tuple[float, float, float, float], ...]
+    logged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSection:
+    """Combined contents of the evaluation files."""
+
+    results: tuple[EvaluationEntry, ...]
+    curves: tuple[ReturnCurve, ...]
+    notes: tuple[str, ...]
+    unit: str = ANY_UNIT
+    """unit of the curves' steps"""
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Titles of all counters that any checkpoint has, one column each."""
+        titles = ("step", *inspect.TITLES.values())
+        return tuple(title for title in titles if any(title in each.counts for each in self.results))
+
+
+def read_evaluations(files: Sequence[str]) -> EvaluationSection:
+    """Read evaluation files; raise FormatError for a file that is not output of `eval`."""
+    results, curves, notes = [], [], []
+    sources = set()
+    for file in files:
+        whole = text.load_json(file, "the evaluation")
+        played = whole.get("evaluations", [whole])
+        if not isinstance(played, list) or not all(_is_evaluation(each) for each in played):
+            raise FormatError(
+                "not an evaluation", file=file, expected="the output of ckpttool eval --json or --out"
+            )
+        results += [_read_evaluation(each) for each in played]
+        curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
+        # The unit of a log's steps is not recorded.
+        sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
+        sources |= {"logged"} if whole.get("training_curves") else set()
+        notes += _clean_notes(whole.get("notes")) if "evaluations" in whole else []
+    unit = UNITS.get(sources.pop(), ANY_UNIT) if len(sources) == 1 else ANY_UNIT
+    return EvaluationSection(tuple(results), tuple(curves), tuple(notes), unit)
+
+
+def find_results(
+    checkpoints: Sequence[str], results: Sequence[EvaluationEntry]
+) -> tuple[dict[int, int], frozenset[int]]:
+    """Return the number of the checkpoint of each result, by the result's number; and those matched by name.
+
+    A path that exists must lead to the checkpoint; the same name elsewhere is another one's. A path that does
+    not exist here is matched by name.
+    """
+    places = {filesystem.realpath(path): at for at, path in enumerate(checkpoints)}
+    known = Counter(map(os.path.basename, checkpoints))
+    names = {name: at for at, path in enumerate(checkpoints) if known[name := os.path.basename(path)] == 1}
+    found, by_name = {}, set()
+    for number, each in enumerate(results):
+        at = places.get(filesystem.realpath(each.checkpoint))
+        if at is None and not _exists(each.checkpoint):
+            at = names.get(os.path.basename(each.checkpoint))
+            by_name |= {number} if at is not None else set()
+        if at is not None:
+            found[number] = at
+    return found, frozenset(by_name)
+
+
+def _exists(path: str) -> bool:
+    """Return whether a checkpoint is at a path: a file, a folder, or a TensorFlow prefix."""
+    return filesystem.lexists(path) or filesystem.lexists(f"{path}.index")
+
+
+def _is_evaluation(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("returns"), list) and "mean" in value
+
+
+def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
+    recorded_protocol = found.get("protocol")
+    protocol: dict[str, Any] = recorded_protocol if isinstance(recorded_protocol, dict) else {}
+    words = [
+        f"{_clean_text(protocol[key])}" for key in ("backend", "engine", "device", "dtype") if key in protocol
+    ]
+    noise = protocol.get("noise")
+    interval = found.get("ci95")
+    pair = [parse_number(each) for each in interval] if isinstance(interval, list) else []
+    return EvaluationEntry(
+        _clean_text(found.get("checkpoint", "")),
+        _clean_text(found.get("env", "")),
+        _training_counts(found),
+        tuple(parse_number(each) for each in found["returns"]),
+        parse_number(found.get("mean")),
+        parse_number(found.get("std")),
+        parse_number(found.get("median")),
+        parse_number(found.get("iqm")),
+        (pair[0], pair[1]) if len(pair) == 2 and all(map(math.isfinite, pair)) else None,
+        ", ".join([*words, *([f"noise {_clean_text(noise)}"] if noise is not None else [])]),
+        (
+            *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
+            *_clean_notes(found.get("notes")),
+        ),
+        *_read_judgement(found.get("judgement")),
+    )
+
+
+def _read_judgement(found: object) -> tuple[str, str]:
+    """Return the verdict of `eval`, and the references behind it."""
+    if not isinstance(found, dict) or not isinstance(found.get("sentence"), str):
+        return "", ""
+    numbers = []
+    for word, name, key in (("random policy", "random", "mean"), ("goal", "goal", "value")):
+        known = found.get(name)
+        value = parse_number(known.get(key)) if isinstance(known, dict) else math.nan
+        if isinstance(known, dict) and math.isfinite(value):
+            source = f" ({_clean_text(known['source'])})" if isinstance(known.get("source"), str) else ""
+            numbers.append(f"{word} {format_number(value)}{source}")
+    return _clean_text(found["sentence"]), ", ".join(numbers)
+
+
+def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
+    """Return the training counters of an evaluation; documents of older versions have only one step."""
+    given = {title: parse_number(found.get(name)) for name, title in inspect.TITLES.items()}
+    counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
+    step = parse_number(found.get("step"))
+    return counts if counts or not math.isfinite(step) else {"step": int(step)}
+
+
+def _mean_curves(found: object) -> Iterator[ReturnCurve]:
+    """Yield a curve for each run among the points of `curve`."""
+    runs: dict[str, list[tuple[float, float, float, float]]] = {}
+    for each in found if isinstance(found, list) else ():
+        if not isinstance(each, dict):
+            continue
+        interval = each.get("ci95")
+        mean = parse_number(each.get("mean"))
+        low, high = interval if isinstance(interval, list) and len(interval) == 2 else (mean, mean)
+        point = (parse_number(each.get("step")), mean, parse_number(low), parse_number(high))
+        if all(map(math.isfinite, point)):
+            runs.setdefault(str(each.get("run") or ""), []).append(point)
+    for run, points in runs.items():
+        yield ReturnCurve(_clean_text(os.path.basename(run)) or "evaluated", tuple(sorted(points)))
+
+
+def _logged_curves(found: object) -> Iterator[ReturnCurve]:
+    for each in found if isinstance(found, list) else ():
+        if not isinstance(each, dict):
+            continue
+        steps, values = each.get("steps"), each.get("values")
+        if isinstance(steps, list) and isinstance(values, list):
+            pairs = [(parse_number(a), parse_number(b)) for a, b in zip(steps, values, strict=False)]
+            points = tuple((x, y, y, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y))
+            yield ReturnCurve(f"logged: {_clean_text(each.get('tag'))}", points, logged=True)
+
+
+def parse_number(value: object) -> float:
+    """Return a number of a document, which may be a word such as "Infinity"; NaN for anything else."""
+    if isinstance(value, str):
+        return _NUMBER_WORDS.get(value, math.nan)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # JSON integers have no size limit
+        return math.nan
+
+
+def _clean_text(value: object) -> str:
+    return shorten(clean(str(value)), _RESULT_TEXT_LENGTH)
+
+
+def _clean_notes(value: object) -> list[str]:
+    return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
+
+
+# Layout of charts: the template draws the lines, so that they follow the page's colors.
+
+# Chart size in its own units; the margins left and below hold the axis numbers.
+WIDTH, HEIGHT = 640, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 28, 12, 40
+# Size of the strip that shows a checkpoint's returns.
+STRIP_WIDTH, STRIP_HEIGHT = 200, 22
+_TICKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTick:
+    """Axis tick: its position and its number."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One curve: the path of its means, the area of its intervals, its points."""
+
+    label: str
+    path: str
+    band: str
+    points: tuple[tuple[float, float], ...]
+    logged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over training steps."""
+
+    lines: tuple[ChartLine, ...]
+    across: tuple[AxisTick, ...]
+    up: tuple[AxisTick, ...]
+    left: int = _LEFT
+    right: int = WIDTH - _RIGHT
+    top: int = _TOP
+    bottom: int = HEIGHT - _BOTTOM
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnStrip:
+    """Returns of one checkpoint, on a scale shared by all checkpoints."""
+
+    dots: tuple[float, ...]
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+class _AxisScale:
+    """Map values to positions; equal values all map to the middle."""
+
+    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
+        self.low, self.high = min(values), max(values)
+        self._begin, self._length = begin, end - begin
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span else 0.5
+        return round(self._begin + share * self._length, 1)
+
+    def ticks(self) -> tuple[AxisTick, ...]:
+        return tuple(
+            AxisTick(self(value), format_number(value)) for value in round_ticks(self.low, self.high)
+        )
+
+
+def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
+    """Return the layout of the chart, or None without points."""
+    points = [point for curve in curves for point in curve.points]
+    if not points:
+        return None
+    x = _AxisScale([each[0] for each in points], _LEFT + 8, WIDTH - _RIGHT - 8)
+    y = _AxisScale(_round_axis([value for each in points for value in each[1:]]), HEIGHT - _BOTTOM, _TOP)
+    return Chart(tuple(_chart_line(curve, x, y) for curve in curves if curve.points), x.ticks(), y.ticks())
+
+
+def _round_axis(values: Sequence[float]) -> list[float]:
+    """Return the ends of an axis, rounded outwards to ticks."""
+    low, high = min(values), max(values)
+    known = round_ticks(low, high)
+    apart = known[1] - known[0] if len(known) > 1 else 0.0
+    begin = known[0] - apart if known[0] > low else known[0]
+    return [begin, known[-1] + apart if known[-1] < high else known[-1], low, high]
+
+
+def _chart_line(curve: ReturnCurve, x: _AxisScale, y: _AxisScale) -> ChartLine:
+    middle = tuple((x(step), y(mean)) for step, mean, _, _ in curve.points)
+    upper = [(x(step), y(high)) for step, _, _, high in curve.points]
+    lower = [(x(step), y(low)) for step, _, low, _ in curve.points]
+    spread = any(low != high for _, _, low, high in curve.points)
+    band = _svg_path([*upper, *reversed(lower)]) + "Z" if spread else ""
+    return ChartLine(curve.label, _svg_path(middle), band, () if curve.logged else middle, curve.logged)
+
+
+def _svg_path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x} {y}" for x, y in points)
+
+
+def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip], tuple[str, str]]:
+    """Return a strip for each result, and the ends of their common scale as text."""
+    values = [v for each in results for v in (*each.returns, *(each.ci95 or ())) if math.isfinite(v)]
+    if not values:
+        return [ReturnStrip((), None, None, None) for _ in results], ("", "")
+    x = _AxisScale(values, 5, STRIP_WIDTH - 5)
+
+    def place(value: float | None) -> float | None:
+        return x(value) if value is not None and math.isfinite(value) else None
+
+    made = [
+        ReturnStrip(
+            tuple(x(value) for value in each.returns if math.isfinite(value)),
+            place(each.mean),
+            *((place(each.ci95[0]), place(each.ci95[1])) if each.ci95 else (None, None)),
+        )
+        for each in results
+    ]
+    return made, (format_number(x.low), format_number(x.high))
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers in the range, spaced by 1, 2, 2.5 or 5 times a power of ten.
+
+    All are whole numbers if the range has several.
+    """
+    span = high - low
+    if not span or not math.isfinite(span):
+        return [low]
+    raw = span / _TICKS
+    if raw < sys.float_info.min:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(raw))
+    widths = (1, 2, 2.5, 5, 10) if power >= 10 else (1, 2, 5, 10)
+    step = next(power * each for each in widths if power * each >= raw)
+    first = math.ceil(low / step)
+    # For close numbers far from zero, rounding can move the product out of the range.
+    return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]
