@@ -54,10 +54,10 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
-    from ckpttool.commands.architecture import Architecture, ArchitectureLayer
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.layer_outline import Architecture, ArchitectureLayer
     from ckpttool.commands.model_comparison import ModelComparison
     from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
@@ -820,7 +820,7 @@ def _outline_lines(view: TreeView) -> list[str]:
     """Return a blank line and the classes of each model's layers, in few lines."""
     if not view.models:
         return []
-    from ckpttool.commands.architecture import outline_layers
+    from ckpttool.commands.layer_outline import outline_layers
 
     lines = [""]
     for model in view.models[:_MOST_OUTLINES]:
@@ -836,7 +836,7 @@ def _outline_lines(view: TreeView) -> list[str]:
 
 def _model_title(model: Architecture) -> str:
     """Return the model's class, source, inputs, parameters and operations."""
-    from ckpttool.commands.architecture import format_extents
+    from ckpttool.commands.layer_outline import format_extents
 
     root = model.root
     named = f"{clean(root.path)}: " if root.path else ""
@@ -863,7 +863,7 @@ class _ArchitectureRow(NamedTuple):
 
 def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
     """Yield a row per layer below the root, alike ones once."""
-    from ckpttool.commands.architecture import LayerGroup, fold_alike, format_extents
+    from ckpttool.commands.layer_outline import LayerGroup, fold_alike, format_extents
 
     start = f"{root.path}/" if root.path else ""
     for entry in fold_alike(root.below):

@@ -5,14 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.commands.dataflow import FlowStage, FlowStrip, StageKind
 from ckpttool.commands.inspect import is_script
-from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
+from ckpttool.commands.layer_outline import (
+    INPUT,
+    LISTS,
+    Architecture,
+    ArchitectureLayer,
+    Flow,
+    format_extents,
+    walk_layers,
+)
+from ckpttool.core.errors import (
+    CkpttoolError,
+    UnsupportedError,
+    UsageError,
+    is_system_error,
+    suggest_choice,
+)
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.formats.keras_config import (
+    ATTENTION,
     CELLS,
     KerasConfig,
     class_from_name,
@@ -21,15 +36,16 @@ from ckpttool.formats.keras_config import (
     snake_case,
 )
 from ckpttool.libraries.layer_shapes import (
-    ACTIVATION_CLASSES,
     Extents,
     KerasCall,
     KerasOutput,
+    ShapeMismatchError,
     TorchModule,
     TorchOutput,
     UnknownShapeError,
+    is_possible,
     keras_rule,
-    require_fit,
+    require_known,
     torch_rule,
 )
 from ckpttool.libraries.model_steps import is_foreign
@@ -44,101 +60,10 @@ if TYPE_CHECKING:
 # applied, and shapes by arithmetic. Nothing is executed. The code of a custom class is not in the file: the
 # order of its parts and its output shape are unknown, unless the file records them elsewhere.
 
-# How the parts of a layer relate: applied in order, as a recorded graph, or by code outside the file.
-Flow = Literal["chain", "graph", "parts"]
-
 # A model with more layers is not described, and layers nested more deeply are not.
 _MOST_LAYERS, _DEEPEST = 20_000, 64
-# Fewer alike layers than this are listed one by one.
-_FEWEST_ALIKE = 3
-_INPUT = "InputLayer"
-_DIGITS = re.compile(r"[0-9]+")
-
-
-@dataclass(frozen=True, slots=True)
-class ArchitectureLayer:
-    """One layer; `output` and `macs` are None if unknown, `macs` and `parameters` include the parts.
-
-    `known` means that the class is one of the framework itself. `inputs` are the paths of the layers whose
-    outputs it receives, if these are not only that of the layer before it.
-    """
-
-    path: str
-    kind: str
-    cls: str
-    known: bool = True
-    detail: str = ""
-    activation: str = ""
-    parameters: int = 0
-    output: Extents | None = None
-    macs: int | None = None
-    inputs: tuple[str, ...] = ()
-    flow: Flow = "chain"
-    below: tuple[ArchitectureLayer, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The last step of the path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def title(self) -> str:
-        """The class with its activation, marked if its code is not in the file."""
-        return f"{self.kind} {self.activation}".rstrip() if self.known else f"{self.kind} (unknown class)"
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "path": self.path,
-            "kind": self.kind,
-            "class": self.cls,
-            "known": self.known,
-            "detail": self.detail or None,
-            "activation": self.activation or None,
-            "parameters": self.parameters,
-            "output": None if self.output is None else list(self.output),
-            "macs": self.macs,
-            "inputs": list(self.inputs),
-            "flow": self.flow if self.below else None,
-            "layers": [layer.document() for layer in self.below],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The layers of one model, and what describes them in the file (`source`).
-
-    `inputs` are shapes by name. Shapes omit the batch axis unless `batch`; operations are counted for one
-    sample, or for the whole input if the shapes include the batch.
-    """
-
-    source: str
-    root: ArchitectureLayer
-    inputs: tuple[tuple[str, Extents], ...] = ()
-    batch: bool = False
-    assumed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "source": self.source,
-            "inputs": [{"name": name, "shape": list(shape)} for name, shape in self.inputs],
-            "batch": self.batch,
-            "parameters": self.root.parameters,
-            "macs": self.root.macs,
-            "model": self.root.document(),
-            "assumed": list(self.assumed),
-            "notes": list(self.notes),
-        }
-
-
-class LayerGroup(NamedTuple):
-    """Consecutive layers that differ only in the numbers of their names; `first` stands for all."""
-
-    first: ArchitectureLayer
-    number: int
-    last: ArchitectureLayer
+# Extents of one to nine digits, none of them zero.
+_SHAPE = re.compile(r"[1-9][0-9]{0,8}([,x][1-9][0-9]{0,8}){0,15}")
 
 
 def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) -> tuple[Architecture, ...]:
@@ -188,7 +113,7 @@ def _parse_shapes(shapes: Sequence[str]) -> dict[str, Extents]:
     found: dict[str, Extents] = {}
     for text in shapes:
         name, equals, numbers = text.rpartition("=")
-        if not re.fullmatch(r"[0-9]{1,9}([,x][0-9]{1,9})*", numbers) or (equals and not name):
+        if not _SHAPE.fullmatch(numbers) or (equals and not name):
             raise UsageError(f"invalid input shape {text!r}", hint="e.g. --input-shape 3,32,32")
         path = name.replace(".", "/")
         if path in found:
@@ -212,140 +137,10 @@ def _require_used(shapes: Mapping[str, Extents], used: set[str], known: Iterator
 _SUGGESTED = 12
 
 
-def fold_alike(layers: Sequence[ArchitectureLayer]) -> list[ArchitectureLayer | LayerGroup]:
-    """Return the layers with each run of at least three alike ones as a group."""
-    found: list[ArchitectureLayer | LayerGroup] = []
-    start = 0
-    while start < len(layers):
-        end = start + 1
-        form = _form(layers[start])
-        while end < len(layers) and _form(layers[end]) == form:
-            end += 1
-        if end - start < _FEWEST_ALIKE or not _DIGITS.search(layers[start].name):
-            found += layers[start:end]
-        else:
-            found.append(LayerGroup(layers[start], end - start, layers[end - 1]))
-        start = end
-    return found
-
-
-def _form(layer: ArchitectureLayer) -> object:
-    """Return a layer without the numbers in its names; equal for layers that are listed together."""
-    below = tuple(map(_form, layer.below))
-    inputs = tuple(_DIGITS.sub("#", each) for each in layer.inputs)
-    name = _DIGITS.sub("#", layer.name)
-    own = (layer.cls, layer.detail, layer.activation, layer.parameters, layer.output, layer.macs, layer.flow)
-    return name, own, inputs, below
-
-
-def outline_layers(root: ArchitectureLayer) -> str:
-    """Return the classes of a model's layers in one line: `Conv2d -> ReLU -> Block (x12)`.
-
-    Layers that the file does not order are in braces, each after its name; a graph is one line of arrows
-    per chain.
-    """
-    if not root.below or (root.flow == "parts" and root.known and root.kind not in _LISTS):
-        return root.title
-    if root.flow == "parts" and root.kind in _LISTS:
-        return f"[{', '.join(map(_outline_entry, fold_alike(root.below)))}]"
-    if root.flow == "parts":
-        parts = [f"{_group_name(each)}: {_outline_entry(each)}" for each in fold_alike(root.below)]
-        return f"{{{'; '.join(parts)}}}"
-    return "; ".join(" -> ".join(map(_outline_entry, fold_alike(run))) for run in _runs(root))
-
-
-def _outline_entry(entry: ArchitectureLayer | LayerGroup) -> str:
-    layer = entry.first if isinstance(entry, LayerGroup) else entry
-    unknown = layer.flow == "parts" and not layer.known
-    text = layer.title if unknown else outline_layers(layer)
-    if not isinstance(entry, LayerGroup):
-        return text
-    return f"({text}) (x{entry.number})" if "->" in text else f"{text} (x{entry.number})"
-
-
-def _group_name(entry: ArchitectureLayer | LayerGroup) -> str:
-    return f"{entry.first.name}...{entry.last.name}" if isinstance(entry, LayerGroup) else entry.name
-
-
-def format_extents(shape: Extents) -> str:
-    """Return a shape as text; an unknown extent is a question mark."""
-    return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
-
-
-# The picture: one strip per chain of layers.
-
-
-def architecture_strips(found: Sequence[Architecture]) -> tuple[FlowStrip, ...]:
-    """Return the models as strips; layers in unrecorded order have a strip each."""
-    return tuple(strip for each in found for strip in _strips(each.root, _first_input(each), each.notes))
-
-
-def _first_input(found: Architecture) -> Extents | None:
-    return found.inputs[0][1] if len(found.inputs) == 1 else None
-
-
-def _strips(root: ArchitectureLayer, given: Extents | None, notes: Sequence[str] = ()) -> Iterator[FlowStrip]:
-    stages = [] if given is None else [_stage("input", "input", given)]
-    title = root.path or root.title
-    if root.flow != "parts" or not root.below:
-        for run in _runs(root):
-            first, joined = run[0], ", ".join(run[0].inputs)
-            name = title if first is (root.below or (root,))[0] else f"{title}: {first.name} <- {joined}"
-            own = tuple(stage for layer in run for stage in _stages(layer))
-            yield FlowStrip(name, (*stages, *own), notes=tuple(notes))
-            stages, notes = [], ()
-        return
-    note = f"the code of {root.kind} is not in the file: the order of its parts is unknown"
-    for number, entry in enumerate(fold_alike(root.below)):
-        layer = entry.first if isinstance(entry, LayerGroup) else entry
-        for strip in _strips(layer, None, (note, *notes) if not number else ()):
-            alike = (f"{entry.number - 1} more",) if isinstance(entry, LayerGroup) else ()
-            yield replace(strip, alike=alike)
-
-
-def _runs(root: ArchitectureLayer) -> list[list[ArchitectureLayer]]:
-    """Return the layers as runs in which each receives only the output of the one before it."""
-    runs: list[list[ArchitectureLayer]] = []
-    for layer in root.below or (root,):
-        if layer.kind == _INPUT:
-            continue
-        if not runs or layer.inputs:
-            runs.append([])
-        runs[-1].append(layer)
-    return runs
-
-
-def _stages(layer: ArchitectureLayer) -> Iterator[FlowStage]:
-    if layer.known and layer.flow == "chain" and layer.below:
-        for entry in fold_alike(layer.below):
-            if isinstance(entry, LayerGroup):
-                first = replace(entry.first, kind=f"{entry.first.kind} x{entry.number}", below=())
-                size = entry.first.parameters * entry.number
-                yield from _stages(replace(first, parameters=size, output=entry.last.output))
-            else:
-                yield from _stages(entry)
-        return
-    kind: StageKind = "layer" if layer.parameters else "map"
-    if not layer.known:
-        kind = "unknown"
-    elif layer.kind in ACTIVATION_CLASSES:
-        kind = "activation"
-    yield _stage(kind, layer.title, layer.output, layer.parameters, layer.detail)
-
-
-def _stage(
-    kind: StageKind, name: str, shape: Extents | None, parameters: int = 0, detail: str = ""
-) -> FlowStage:
-    known = None if shape is None or None in shape else tuple(extent or 0 for extent in shape)
-    text = "" if shape is None or known is not None else format_extents(shape)
-    return FlowStage(kind, name, known, parameters, ", ".join(filter(None, (detail, text))))
-
-
 # Pickled torch modules: classes and settings are recorded, the code of `forward` is not. torch's own classes
 # are those of torch/nn/modules (torch 2.x); a Sequential applies its parts in the order of `_modules`.
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_LISTS = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
 
 
 def _describe_torch(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
@@ -355,8 +150,7 @@ def _describe_torch(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tu
         return ()
     found = []
     for root in reader.roots():
-        reader.assumed, reader.given, reader.notes = [], [], []
-        layer, _ = reader.layer(root, None)
+        layer = reader.model(root)
         inputs, assumed, notes = tuple(reader.given), tuple(reader.assumed), tuple(reader.notes)
         found.append(Architecture("pickled module", layer, inputs, assumed=assumed, notes=notes))
     _require_used(shapes, reader.used, map(reader.name, reader.modules))
@@ -378,6 +172,8 @@ class _TorchReader:
     given: list[tuple[str, Extents]] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    assuming: bool = True
+    contradicted: bool = False
 
     def __post_init__(self) -> None:
         """Find the modules: records with torch's dicts of parameters and modules."""
@@ -422,14 +218,25 @@ class _TorchReader:
         """Return a module's name: its path without the dicts of modules."""
         return display(tuple(step for step in path if step != PICKLED_MODULES))
 
+    def model(self, root: Path) -> ArchitectureLayer:
+        """Return a module with its parts; without shapes if the assumed input does not fit all of them."""
+        for assuming in (True, False):
+            self.assumed, self.given, self.notes = [], [], []
+            self.assuming, self.contradicted = assuming, False
+            found, _ = self.layer(root, None)
+            if not self.contradicted:
+                break
+        return found
+
     def layer(self, path: Path, shape: Extents | None, depth: int = 0) -> tuple[ArchitectureLayer, Any]:
         """Return a module and the shape of its output with the batch, None if unknown."""
         cls, name = self.modules[path], self.name(path)
         if name in self.shapes:
+            self._require_order(path)
             self.used.add(name)
             shape = (1, *self.shapes[name])
             self.given.append((name, shape[1:]))
-        elif shape is None and not depth:
+        elif shape is None and not depth and self.assuming:
             shape = self._first_size(path)
         own = cls.startswith(TORCH_CLASSES)
         kind = cls.rpartition(".")[2]
@@ -451,6 +258,14 @@ class _TorchReader:
             below=below,
         )
         return layer, None if result is None or kind in _TUPLES else result.shape
+
+    def _require_order(self, path: Path) -> None:
+        """Raise UsageError for the input shape of a list of modules, which is not a module that is called."""
+        kind, parts = self.modules[path].rpartition(".")[2], self.children.get(path)
+        if kind in LISTS and self.modules[path].startswith(TORCH_CLASSES):
+            hint = f"name one of its layers: --input-shape {self.name(parts[0])}=..." if parts else None
+            what = f"the order in which the layers of a {kind} are applied is not in the file"
+            raise UsageError(what, path=self.name(path) or None, hint=hint)
 
     def _computed(
         self, module: TorchModule, shape: Extents | None, depth: int
@@ -481,7 +296,7 @@ class _TorchReader:
         below: list[ArchitectureLayer] = []
         value, total = shape, (0 if shape is not None else None)
         for part in parts:
-            given = None if self.modules[part].rpartition(".")[2] in _LISTS else value
+            given = None if self.modules[part].rpartition(".")[2] in LISTS else value
             layer, value = self.layer(part, given, depth + 1)
             below.append(layer)
             total = None if total is None or layer.macs is None else total + layer.macs
@@ -496,18 +311,22 @@ class _TorchReader:
             if module.cls in _ENCODERS:
                 return _encode(self, module, known)
             rule = torch_rule(module.cls)
-            return (None if rule is None else rule(module, known)), {}
-        except (UnknownShapeError, IndexError, ValueError, ZeroDivisionError):
+            result = None if rule is None else rule(module, known)
+            require_known(result is None or is_possible(result.shape))
+        except ShapeMismatchError:
             self.misfit(module, shape)
             return None, {}
+        except (UnknownShapeError, LookupError, ValueError, TypeError, ArithmeticError):
+            return None, {}
+        return result, {}
 
     def misfit(self, module: TorchModule, shape: Extents) -> None:
-        """Raise UsageError if the shapes are the user's and do not fit; note it otherwise."""
+        """Raise UsageError if the shapes are the user's and do not fit; drop an assumed input otherwise."""
         name, what = self.name(module.path), f"{module.cls} {_torch_detail(module)}".strip()
-        sentence = f"{what} cannot be applied to {format_extents(shape[1:])}"
         if self.shapes:
+            sentence = f"{what} cannot be applied to {format_extents(shape[1:])}"
             raise UsageError(sentence, path=name or None, hint="check --input-shape")
-        self.notes.append(f"{name}: {sentence}")
+        self.contradicted = True
 
     def _first_size(self, path: Path) -> Extents | None:
         """Return the input of a chain that begins with a dense layer: as many features as it has inputs."""
@@ -532,16 +351,21 @@ def _encode(
     reader: _TorchReader, module: TorchModule, shape: tuple[int, ...]
 ) -> tuple[TorchOutput, Mapping[str, Extents]]:
     """Return the output of a transformer encoder, and the inputs of its parts."""
-    require_fit(len(shape) == 3)
+    require_known(len(shape) == 3)
     if module.cls == "TransformerEncoder":
         return TorchOutput(shape), {"layers": shape, "norm": shape}
     linear = next(
         (part for part in reader.children.get(module.path, ()) if part[-1].value == "linear1"), None
     )
-    require_fit(linear is not None)
+    require_known(linear is not None)
     wide = (*shape[:-1], TorchModule(module.tree, linear or (), "Linear").size("out_features"))
     names = ("self_attn", "linear1", "norm1", "norm2", "dropout1", "dropout2")
-    return TorchOutput(shape), {**dict.fromkeys(names, shape), "linear2": wide, "dropout": wide}
+    return TorchOutput(shape), {
+        **dict.fromkeys(names, shape),
+        "linear2": wide,
+        "dropout": wide,
+        "activation": wide,
+    }
 
 
 # Settings as text.
@@ -624,6 +448,8 @@ def _window_text(value: Any) -> str:
 
 
 _WORD = 40
+# Larger numbers of units are not listed.
+_MOST_UNITS = 1 << 40
 
 
 # Keras models: the configuration lists layers, settings, the graph, and often shapes (keras/src/models,
@@ -645,17 +471,11 @@ def _describe_keras(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tu
     if outputs:
         reader.inputs.append(("", outputs[0]))
     root, _ = reader.call(document, "", [*outputs], 0)
-    if reader.count > _MOST_LAYERS:
-        return ()
     _require_used(shapes, reader.used, (layer.path for layer in walk_layers(root)))
     return (Architecture("Keras configuration", root, tuple(reader.inputs), notes=tuple(reader.notes)),)
 
 
-def walk_layers(layer: ArchitectureLayer) -> Iterator[ArchitectureLayer]:
-    """Yield a layer and its parts at any depth."""
-    yield layer
-    for each in layer.below:
-        yield from walk_layers(each)
+_NAME_INPUT = "name an input layer: --input-shape LAYER=..."
 
 
 @dataclass
@@ -687,13 +507,18 @@ class _KerasReader:
         cls, settings = str(config.cls or "?"), config.settings
         own = not is_foreign(document) and (_is_listed(document) or class_from_name(snake_case(cls)) == cls)
         self.count += 1
+        if self.count > _MOST_LAYERS:
+            raise UnsupportedError(f"a model with more than {_MOST_LAYERS} calls of layers")
         if path in self.shapes and path:
+            if len(given) > 1:
+                raise UsageError(f"the layer receives {len(given)} inputs", path=path, hint=_NAME_INPUT)
             self.used.add(path)
             given = [self.shapes[path]]
             self.inputs.append((path, self.shapes[path]))
         if own and cls in _MODELS and isinstance(settings.get("layers"), list) and depth < _DEEPEST:
             return self._model(document, path, given, depth)
-        result = self._apply(cls, settings, given, path) if own else None
+        applied = own and _is_layer(document, cls)
+        result = self._apply(cls, settings, given, path) if applied else None
         layer = ArchitectureLayer(
             path=path,
             kind=cls,
@@ -710,7 +535,7 @@ class _KerasReader:
     def _apply(
         self, cls: str, settings: Mapping[str, Any], given: Sequence[Extents | None], path: str
     ) -> KerasOutput | None:
-        if cls == _INPUT:
+        if cls == INPUT:
             shape = given[0] if given else _input_shape(settings)
             return None if shape is None else KerasOutput((shape,))
         known = tuple(each for each in given if each is not None)
@@ -719,14 +544,27 @@ class _KerasReader:
         if rule is None or not known or len(known) < len(given):
             return None
         try:
-            return rule(KerasCall(cls, settings, known))
-        except (UnknownShapeError, IndexError, ValueError, ZeroDivisionError, TypeError):
+            self._require_weights(cls, settings, known[0], path)
+            result = rule(KerasCall(cls, settings, known))
+            require_known(all(map(is_possible, result.outputs)))
+        except ShapeMismatchError:
             if self.shapes:
                 shown = " and ".join(map(format_extents, known))
                 raise UsageError(
                     f"{cls} cannot be applied to {shown}", path=path or None, hint="check --input-shape"
                 ) from None
             return None
+        except (UnknownShapeError, LookupError, ValueError, TypeError, ArithmeticError):
+            return None
+        return result
+
+    def _require_weights(self, cls: str, settings: Mapping[str, Any], shape: Extents, path: str) -> None:
+        """Raise ShapeMismatchError if the stored kernel of a dense layer has another number of inputs."""
+        units, count, plain = settings.get("units"), self.sums.get(path), settings.get("lora_rank") is None
+        if cls != "Dense" or not self.shapes or not count or not plain or type(units) is not int:
+            return
+        if shape and shape[-1] is not None and count not in (shape[-1] * units, (shape[-1] + 1) * units):
+            raise ShapeMismatchError
 
     def _model(
         self, document: Mapping[str, Any], path: str, given: Sequence[Extents | None], depth: int
@@ -781,7 +619,7 @@ class _KerasModelReader:
             layer, outputs = self.reader.call(
                 entry, self.below(_layer_name(entry)), [] if value is None else [value], self.depth + 1
             )
-            if layer.kind == _INPUT and outputs and not self.depth:
+            if layer.kind == INPUT and outputs and not self.depth:
                 self.reader.inputs.append((layer.name, outputs[0] or ()))
             self.layers.append(layer)
             value = outputs[0] if outputs else None
@@ -790,7 +628,7 @@ class _KerasModelReader:
     def _note_input(self, number: int, inner: KerasConfig, value: Extents | None) -> None:
         """Record the input of a model without an input layer, which its first layer or its build states."""
         shape = value if value is not None else _input_shape(inner.settings)
-        if number or self.depth or inner.cls == _INPUT or shape is None:
+        if number or self.depth or inner.cls == INPUT or shape is None:
             return
         if not any(name == "" for name, _ in self.reader.inputs):
             self.reader.inputs.append(("", shape))
@@ -800,21 +638,28 @@ class _KerasModelReader:
     ) -> tuple[Extents | None, ...]:
         """Add the layers of a functional model in the order of their use; return its outputs."""
         inputs = [each[0] for each in list_references(config.settings.get("input_layers"))]
+        if len(inputs) > 1 and not self.depth and given:
+            hint = f"name the input: --input-shape {inputs[0]}=..."
+            raise UsageError(f"the model has {len(inputs)} inputs", hint=hint)
         waiting = []
         for entry in entries:
             nodes = entry.get("inbound_nodes")
-            calls = [list_references(node) for node in nodes] if isinstance(nodes, list) else []
+            cls = str(config_of(entry).cls)
+            calls = [_call_inputs(cls, node) for node in nodes] if isinstance(nodes, list) else []
             for node in nodes if isinstance(nodes, list) else []:
                 self.recorded.update(_recorded_shapes(node))
             waiting.append((entry, calls))
-        places: dict[str, int] = {}
+        steps = 0
         while waiting:
-            later = []
+            later: list[tuple[dict[str, Any], list[list[_KerasReference]]]] = []
+            steps += len(waiting)
+            if steps > _MOST_STEPS:
+                raise UnsupportedError("layers in reverse order")
             for entry, calls in waiting:
                 name = _layer_name(entry)
                 if all(ref in self.values for refs in calls for ref in refs):
                     outer = given[inputs.index(name)] if name in inputs[: len(given)] else None
-                    self._node(entry, calls, outer, places)
+                    self._node(entry, calls, outer)
                 else:
                     later.append((entry, calls))
             if len(later) == len(waiting):
@@ -835,7 +680,6 @@ class _KerasModelReader:
         entry: dict[str, Any],
         calls: Sequence[Sequence[_KerasReference]],
         outer: Extents | None,
-        places: dict[str, int],
     ) -> None:
         """Add one layer with the shapes of all its calls."""
         name = _layer_name(entry)
@@ -847,7 +691,11 @@ class _KerasModelReader:
             )
             if not calls and not self.depth and outputs:
                 self.reader.inputs.append((name, outputs[0] or ()))
-            known = outputs or (self.recorded.get((name, number, 0)),)
+            known = outputs or (None,)
+            if not self.reader.shapes:
+                known = tuple(self._checked((name, number, n), value) for n, value in enumerate(known))
+                if made.output is not None and known[0] != made.output:
+                    made = replace(made, output=None, macs=None)
             for place, value in enumerate(known):
                 self.values[name, number, place] = value
             macs.append(made.macs)
@@ -860,7 +708,68 @@ class _KerasModelReader:
         total = None if None in macs else sum(each or 0 for each in macs)
         words = ", ".join(filter(None, (layer.detail, detail)))
         self.layers.append(replace(layer, inputs=listed, macs=total, detail=words))
-        places[name] = len(self.layers) - 1
+
+    def _checked(self, at: _KerasReference, shape: Extents | None) -> Extents | None:
+        """Return an output's shape; the recorded one if there is none, or if it is another one."""
+        recorded = self.recorded.get(at)
+        if shape is None or recorded is None or len(shape) != len(recorded):
+            return recorded if recorded is not None else shape
+        fits = all(None in pair or pair[0] == pair[1] for pair in zip(shape, recorded, strict=True))
+        return shape if fits else recorded
+
+
+# Layers that are visited while a graph is put in order.
+_MOST_STEPS = 1 << 18
+# Functions of keras.ops that compute what the layer of the same name does.
+_SAME_OPERATIONS = frozenset(("Add", "Subtract", "Multiply", "Maximum", "Minimum", "Concatenate", "Softmax"))
+
+
+def _is_layer(document: Mapping[str, Any], cls: str) -> bool:
+    """Return whether a class of Keras is a layer, not a function of keras.ops with the name of one."""
+    module = document.get("module")
+    if not isinstance(module, str) or "ops" not in module.split("."):
+        return True
+    return cls in _SAME_OPERATIONS and not _holds_array(document.get("inbound_nodes"))
+
+
+def _holds_array(value: Any) -> bool:
+    """Return whether a node has a constant array among its inputs, whose shape is not evaluated."""
+    waiting, seen = [value], 0
+    while waiting and seen < _MOST_LAYERS:
+        item, seen = waiting.pop(), seen + 1
+        if isinstance(item, dict):
+            if item.get("class_name") in ("__numpy__", "__tensor__"):
+                return True
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+    return bool(waiting)
+
+
+def _call_inputs(cls: str, node: Any) -> list[_KerasReference]:
+    """Return the inputs of one call in the order of the layer's arguments.
+
+    Those of attention are query, value and key: masks are left out, whatever the order of keywords.
+    """
+    if cls not in ATTENTION:
+        return list_references(node)
+    args, named = (node.get("args"), node.get("kwargs")) if isinstance(node, dict) else _arguments(node)
+    found = {}
+    for name, value in zip(_ATTENTION_INPUTS, args if isinstance(args, list) else (), strict=False):
+        found[name] = list_references(value)
+    for name in _ATTENTION_INPUTS:
+        if isinstance(named, dict) and name in named:
+            found[name] = list_references(named[name])
+    return [ref for name in _ATTENTION_INPUTS for ref in found.get(name, [])[:1]]
+
+
+def _arguments(node: Any) -> tuple[list[Any], Any]:
+    """Return the arguments of a call in Keras 2: [[layer, node, place, keywords]]."""
+    first = node[0] if isinstance(node, list) and node else None
+    return [node], first[3] if isinstance(first, list) and len(first) > 3 else {}
+
+
+_ATTENTION_INPUTS = ("query", "value", "key")
 
 
 def _layer_name(entry: Mapping[str, Any]) -> str:
@@ -886,7 +795,8 @@ def _batch_shape(shape: Any) -> Extents | None:
         return None
     if not all(each is None or (type(each) is int and each > 0) for each in shape[1:]):
         return None
-    return tuple(shape[1:])
+    found = tuple(shape[1:])
+    return found if is_possible(found) else None
 
 
 def _input_shape(settings: Mapping[str, Any]) -> Extents | None:
@@ -914,7 +824,7 @@ def _keras_detail(settings: Mapping[str, Any]) -> str:
     """Return a layer's sizes and its settings other than the defaults."""
     words = []
     for name, text in (("units", "{} units"), ("filters", "{} filters")):
-        if type(value := settings.get(name)) is int:
+        if type(value := settings.get(name)) is int and abs(value) < _MOST_UNITS:
             words.append(text.format(value))
     windows = (settings.get(name) for name in ("kernel_size", "pool_size"))
     words += [_window_text(tuple(value)) for value in windows if isinstance(value, list)]
@@ -1049,6 +959,7 @@ def _describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tup
     layers = _OnnxLayers(checkpoint.tree, found.calls)
     below = layers.group(range(len(found.calls)), 0)
     root = _sum_layers("", str(checkpoint.details.get("name") or "graph"), below)
+    root = replace(root, output=found.outputs[0] if len(found.outputs) == 1 else None)
     assumed = ("extents that are not fixed are 1",) if found.assumed else ()
     return (Architecture("ONNX graph", root, found.inputs, batch=True, assumed=assumed),)
 

@@ -73,6 +73,12 @@ class UntracedActivation:
         self.features = features
 
 
+def require_room(shape: Sequence[int]) -> None:
+    """Raise UntraceableError for an array with more entries than are numbered."""
+    if math.prod(shape) > _MOST_ENTRIES:
+        raise UntraceableError
+
+
 @dataclass
 class OrderTracer:
     """Activations of one call: operations shared by all frontends, and layer inputs and outputs.
@@ -200,9 +206,12 @@ class OrderTracer:
         shape = list(values[0].shape)
         shape[axis] = sum(each.shape[axis] for each in values)
         images = all(each.is_image for each in values) and axis == self.channel % rank
-        return TracedActivation(
-            shape, lambda: np.concatenate([each.entries for each in values], axis), is_image=images
-        )
+
+        def make() -> Any:
+            require_room(shape)
+            return np.concatenate([each.entries for each in values], axis)
+
+        return TracedActivation(shape, make, is_image=images)
 
     def einsum(
         self, equation: str, values: Sequence[TracedActivation]
@@ -637,8 +646,12 @@ def _resize(run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
     scales = given[2] if len(given) > 2 else given[1]
     if not isinstance(scales, _OnnxOrderConstant):
         return UntracedActivation()
-    factors = scales.array.reshape(-1).tolist()
-    return run.evaluation.convolved(x, [math.floor(a * b) for a, b in zip(x.shape, factors, strict=True)])
+    # The product has the precision of the factors: 10 times 0.7 is 7 in float32.
+    factors = scales.array.reshape(-1)
+    return run.evaluation.convolved(
+        x,
+        [math.floor(factor.dtype.type(size) * factor) for size, factor in zip(x.shape, factors, strict=True)],
+    )
 
 
 def _product(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
@@ -656,7 +669,7 @@ def _product(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
     if isinstance(x, UntracedActivation) or isinstance(weight, UntracedActivation):
         return UntracedActivation()
     one_, two_ = run.tensor(x).shape, run.tensor(weight).shape
-    if len(one_) < 2 or len(two_) < 2:
+    if len(one_) < 2 or len(two_) < 2 or one_[-1] != two_[-2] or turned or node.get("transA", 0):
         return UntracedActivation()
     lead = np.broadcast_shapes(one_[:-2], two_[:-2])
     return run.evaluation.fresh((*lead, one_[-2], two_[-1]))
@@ -757,9 +770,12 @@ def _split(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
 def _pad(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
     x, pads = run.tensor(given[0]), _setting(node, "pads", given, 1) or []
     rank = len(x.shape)
+    if len(pads) != 2 * rank or (len(given) > 3 and given[3] is not None):
+        return UntracedActivation()
     widths = [(pads[n], pads[n + rank]) for n in range(rank)]
     if any(min(each) < 0 for each in widths):
         return UntracedActivation()
+    require_room([size + sum(each) for size, each in zip(x.shape, widths, strict=True)])
     return run.evaluation.moved(x, lambda entries: np.pad(entries, widths, constant_values=-1))
 
 
@@ -773,7 +789,9 @@ def _reduce(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
     x = run.tensor(given[0])
     axes = _setting(node, "axes", given, 1)
     keep = bool(node.get("keepdims", 1))
-    gone = set(range(len(x.shape))) if axes is None else {each % len(x.shape) for each in axes}
+    if not axes and node.get("noop_with_empty_axes", 0):
+        return x
+    gone = {each % len(x.shape) for each in axes} if axes else set(range(len(x.shape)))
     shape = [1 if n in gone else each for n, each in enumerate(x.shape) if keep or n not in gone]
     return run.evaluation.fresh(shape)
 
@@ -807,7 +825,7 @@ def _pixel_shuffle(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> A
 
 def _recurrent(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
     x, weight = run.tensor(given[0]), given[1]
-    if not isinstance(weight, _OnnxOrderWeight):
+    if not isinstance(weight, _OnnxOrderWeight) or node.get("layout", 0):
         return UntracedActivation()
     run.evaluation.takes(weight.path, x)
     hidden, ways = node.get("hidden_size"), weight.shape[0]
@@ -898,9 +916,13 @@ class TracedCall(NamedTuple):
 
 
 class TracedModel(NamedTuple):
-    """The operations of a model for inputs of these shapes; `assumed` is set if an extent was not fixed."""
+    """The operations of a model for inputs of these shapes; `assumed` is set if an extent was not fixed.
+
+    `outputs` are the shapes of the model's outputs, None if unknown.
+    """
 
     inputs: tuple[tuple[str, Shape], ...]
+    outputs: tuple[Shape | None, ...]
     calls: tuple[TracedCall, ...]
     assumed: bool = False
 
@@ -931,7 +953,8 @@ def trace_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> TracedMod
     calls = _OnnxCalls(reader, {name: -1 for name, _ in inputs})
     for node in graph.nodes:
         calls.add(node)
-    return TracedModel(tuple(inputs), tuple(calls.found), assumed)
+    outputs = tuple(_value_shape(reader.values.get(each.name)) for each in graph.outputs)
+    return TracedModel(tuple(inputs), outputs, tuple(calls.found), assumed)
 
 
 _MOST_CALLS = 20_000

@@ -29,6 +29,7 @@ from ckpttool.libraries.activation_orders import (
     UntracedActivation,
     always_return,
     mark_orders_unknown,
+    require_room,
     window_extents,
 )
 from ckpttool.libraries.model_steps import (
@@ -186,6 +187,8 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
             raise UntraceableError
         for name in ("weight_ih_l0", "weight_ih_l0_reverse") if both else ("weight_ih_l0",):
             self.evaluation.takes((*module, attr(name)), x)
+        projection = self.tree.get((*module, attr("weight_hr_l0")))
+        hidden = projection.shape[0] if isinstance(projection, Leaf) else hidden
         made = self.evaluation.fresh((*x.shape[:-1], hidden * (2 if both else 1)))
         return [made, UntracedActivation()]
 
@@ -198,6 +201,9 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
                 if not isinstance(values, list | range) or len(values) > _LOOPS:
                     raise UnsupportedScriptError
                 for value in values:
+                    self.loops += 1
+                    if self.loops > _LOOPS:
+                        raise UnsupportedScriptError
                     self._assign(node.target, value, scope)
                     done, found = self._block(node.body, scope)
                     if done:
@@ -256,6 +262,9 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
             return super()._call(node, scope)
         named = {each.arg: each.value for each in node.keywords if each.arg}
         plain = ast.Call(node.func, node.args, [])
+        if "keepdim" in named and len(node.args) == 2:
+            # var and std with a correction, in the order of their other form: axes, unbiased, kept.
+            plain.args = [*node.args, ast.Constant(None), named["keepdim"]]
         rounding = named.get("rounding_mode")
         if (
             rounding is not None
@@ -361,14 +370,49 @@ def _unary(run: _ScriptOrderEvaluator, given: _Given) -> Any:
     return run.activation(given[0])
 
 
+def _broadcast(run: _ScriptOrderEvaluator, given: _Given) -> Any:
+    """Return the result of an elementwise operation on all tensors among its arguments."""
+    values = [run.activation(each) for each in given if run.is_tensor(each)]
+    return run.evaluation.together(values) if values else run.activation(given[0])
+
+
 def _binary(compute: Callable[[Any, Any], Any]) -> _Operation:
     def read(run: _ScriptOrderEvaluator, given: _Given) -> Any:
-        values = [each for each in given[:2] if run.is_tensor(each)]
-        if not values:
-            return compute(*(run.number(each) for each in given[:2]))
-        return run.evaluation.together([run.activation(each) for each in values])
+        if any(run.is_tensor(each) for each in given[:2]):
+            return _broadcast(run, given[:2])
+        numbers = [run.number(each) for each in given[:2]]
+        lists = [each for each in numbers if isinstance(each, list | str)]
+        if lists and (len(lists) < len(numbers) or sum(map(len, lists)) > _LOOPS):
+            raise UnsupportedScriptError
+        made = compute(*numbers)
+        if isinstance(made, int) and abs(made) > _MOST_NUMBER:
+            raise UnsupportedScriptError
+        return made
 
     return read
+
+
+# Integers of TorchScript have 64 bits.
+_MOST_NUMBER = 1 << 63
+
+
+def _logical(compute: Callable[[Any, Any], Any]) -> _Operation:
+    def read(run: _ScriptOrderEvaluator, given: _Given) -> Any:
+        if any(isinstance(each, TracedActivation | ScriptTensor) for each in given[:2]):
+            return _broadcast(run, given[:2])
+        if not all(isinstance(each, int) for each in given[:2]):
+            raise UnsupportedScriptError
+        return compute(*given[:2])
+
+    return read
+
+
+def _truth(run: _ScriptOrderEvaluator, given: _Given) -> bool:
+    """Return the truth of a number; that of a tensor depends on its values."""
+    value = run.number(given[0])
+    if not isinstance(value, int | float):
+        raise UnsupportedScriptError
+    return bool(value)
 
 
 def _where(run: _ScriptOrderEvaluator, given: _Given) -> Any:
@@ -577,6 +621,11 @@ def _expand(entries: Any, sizes: Sequence[int], *_: Any) -> Any:
     return np.broadcast_to(entries, wanted)
 
 
+def _tile(entries: Any, counts: Sequence[int]) -> Any:
+    require_room((*entries.shape, *counts))
+    return np.tile(entries, counts)
+
+
 def _pixel_shuffle(entries: Any, factor: int) -> Any:
     count, channels, *sizes = entries.shape
     made = entries.reshape(count, channels // factor**2, factor, factor, *sizes)
@@ -605,6 +654,7 @@ def _pad(entries: Any, pads: Sequence[int], *_: Any) -> Any:
         widths[-1 - n] = (pads[2 * n], pads[2 * n + 1])
     if any(min(each) < 0 for each in widths):
         raise UntraceableError
+    require_room([size + sum(each) for size, each in zip(entries.shape, widths, strict=True)])
     return np.pad(entries, widths, constant_values=-1)
 
 
@@ -672,7 +722,20 @@ def _reduce(run: _ScriptOrderEvaluator, given: _Given) -> Any:
     return run.evaluation.fresh(shape)
 
 
+def _deviation(run: _ScriptOrderEvaluator, given: _Given) -> Any:
+    # Arguments: axes, whether it is unbiased, whether the axes are kept.
+    return _reduce(run, (given[0], given[1], given[3]) if len(given) > 3 else given[:2])
+
+
+def _vector_norm(run: _ScriptOrderEvaluator, given: _Given) -> Any:
+    return _reduce(run, (given[0], *given[2:]))
+
+
 def _max_or_min(run: _ScriptOrderEvaluator, given: _Given) -> Any:
+    if len(given) > 1 and all(isinstance(each, int | float) for each in given):
+        raise UnsupportedScriptError
+    if len(given) > 1 and run.is_tensor(given[1]):
+        return _broadcast(run, given)
     return [_reduce(run, given), UntracedActivation()] if len(given) > 1 else run.evaluation.fresh(())
 
 
@@ -753,6 +816,12 @@ def _length(_: _ScriptOrderEvaluator, given: _Given) -> Any:
     return len(given[0])
 
 
+def _list(_: _ScriptOrderEvaluator, given: _Given) -> Any:
+    if not isinstance(given[0], list | range) or len(given[0]) > _LOOPS:
+        raise UnsupportedScriptError
+    return list(given[0])
+
+
 def _append(_: _ScriptOrderEvaluator, given: _Given) -> Any:
     given[0].append(given[1])
     return given[0]
@@ -782,7 +851,7 @@ def _is_identical(_: _ScriptOrderEvaluator, given: _Given) -> bool:
 def _comparison_reader(compare: Callable[[Any, Any], bool]) -> _Operation:
     def read(run: _ScriptOrderEvaluator, given: _Given) -> Any:
         if any(run.is_tensor(each) for each in given[:2]):
-            return run.evaluation.together([run.activation(e) for e in given[:2] if run.is_tensor(e)])
+            return _broadcast(run, given[:2])
         return bool(compare(*(run.number(each) for each in given[:2])))
 
     return read
@@ -805,9 +874,10 @@ _OPERATIONS: dict[str, _Operation] = {
     **{name: _comparison_reader(getattr(operator, name)) for name in ("lt", "gt", "le", "ge", "eq", "ne")},
     "__is__": _is_identical,
     "__isnot__": lambda run, given: not _is_identical(run, given),
-    "__not__": lambda _, given: not given[0],
-    "__and__": lambda _, given: bool(given[0] and given[1]),
-    "__or__": lambda _, given: bool(given[0] or given[1]),
+    "__not__": lambda run, given: not _truth(run, given),
+    "__and__": _logical(operator.and_),
+    "__or__": _logical(operator.or_),
+    **dict.fromkeys(("pow", "clamp", "clamp_min", "clamp_max", "clip"), _broadcast),
     "__contains__": lambda _, given: given[1] in given[0],
     "__getitem__": _item,
     "NumToTensor": _identity,
@@ -815,11 +885,11 @@ _OPERATIONS: dict[str, _Operation] = {
     "int": _integer,
     "Int": _integer,
     "float": lambda run, given: _unary(run, given) if run.is_tensor(given[0]) else _float(run, given),
-    "bool": lambda run, given: bool(run.number(given[0])),
+    "bool": _truth,
     "device": lambda *_: None,
     "range": lambda _, given: range(*given),
     "len": _length,
-    "list": lambda _, given: list(given[0]),
+    "list": _list,
     "append": _append,
     "size": _size,
     "dim": _dim,
@@ -860,8 +930,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "narrow": _rearrangement(lambda a, axis, at, count: _slice(a, axis, at, at + count)),
     "slice": _rearrangement(_slice),
     "expand": _rearrangement(_expand),
-    "repeat": _rearrangement(lambda a, counts: np.tile(a, counts)),
-    "tile": _rearrangement(lambda a, counts: np.tile(a, counts)),
+    "repeat": _rearrangement(_tile),
+    "tile": _rearrangement(_tile),
     "pixel_shuffle": _shuffle(_pixel_shuffle, up=True),
     "pixel_unshuffle": _shuffle(_pixel_unshuffle, up=False),
     "constant_pad_nd": _rearrangement(_pad),
@@ -880,10 +950,11 @@ _OPERATIONS: dict[str, _Operation] = {
     "cat": _cat,
     "concat": _cat,
     "stack": _stack,
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "logsumexp", "prod", "norm"), _reduce),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "logsumexp", "prod"), _reduce),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), _vector_norm),
     "max": _max_or_min,
     "min": _max_or_min,
-    **dict.fromkeys(("var", "std"), _reduce),
+    **dict.fromkeys(("var", "std"), _deviation),
     "layer_norm": _norm(2, -1),
     "batch_norm": _norm(1, 1),
     "prelu": _norm(1, 1),
