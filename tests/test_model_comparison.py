@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_causes, model_comparison
+from ckpttool.commands import model_causes, model_comparison, network_outputs
 from ckpttool.commands.model_comparison import ModelSide, find_code
 from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
@@ -364,15 +364,15 @@ def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
     own = right + (0.01 if wrong else 0.0)
     exact = (right if runs in ("both", "A") else None, own if runs in ("both", "B") else None)
     outputs = right.astype(np.float32), own.astype(np.float32)
-    bound = model_comparison._RoundingBound(4.0, 1e-6)
-    found = model_comparison._measure("y", outputs, exact, "", bound, tolerance)
-    assert found.within == (not wrong)
+    bound = network_outputs.RoundingBound(4.0, 1e-6)
+    found = network_outputs.measure_output("y", outputs, exact, bound, tolerance)
+    assert found.parity.within == (not wrong)
 
 
 @pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
 def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
     plain = {"y": np.array([1.0, np.inf], np.float32)}
-    assert model_comparison._are_close(plain, {"y": np.array([made, np.inf])}) == credible
+    assert network_outputs.are_close(plain, {"y": np.array([made, np.inf])}) == credible
 
 
 @pytest.mark.tensorflow
@@ -444,7 +444,7 @@ class Net(nn.Module):
         self.two = nn.Linear(6, 4)
 
     def forward(self, x):
-        y = self.two(self.last * self.one(x))
+        y = self.two(x + self.last * self.one(x))
         return {"tensor": y, "flat": y[:, :2], "made": Made(y, y + 1), "none": "nothing"}[self.form]
 """
 

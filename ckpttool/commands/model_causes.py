@@ -327,11 +327,12 @@ def align_arrays(a: np.ndarray, b: np.ndarray) -> tuple[float, np.ndarray | None
     best: tuple[float, np.ndarray | None] = (float("inf"), None)
     if a.size != b.size or not a.size:
         return best
-    scale = float(np.abs(a).max()) or 1.0
+    there = np.isfinite(a)
+    scale = float(np.abs(a[there]).max(initial=0.0)) or 1.0
     for turned in _turned(a, b):
-        error = float(np.abs(a - turned).max()) / scale
-        if np.isnan(error):
-            error = 0.0 if np.array_equal(a, turned, equal_nan=True) else float("inf")
+        error = float("inf")
+        if np.array_equal(a[~there], turned[~there], equal_nan=True) and np.isfinite(turned[there]).all():
+            error = float(np.abs(a[there] - turned[there]).max(initial=0.0)) / scale
         if error < best[0] or best[1] is None:
             best = error, turned
     return best
@@ -982,6 +983,8 @@ def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     """Return a simple relation of A's numbers to B's: a constant, a factor, a scale for each feature."""
     scale = float(np.abs(a).max()) or 1.0
     apart = a - b
+    if float(np.abs(apart).max()) <= bound * scale:
+        return None  # every relation fits numbers that differ so little
     if len(a) > 1 and float(np.abs(apart - apart[:1]).max()) <= bound * scale:
         shape = list(apart.shape[1:])
         return Cause(f"A adds the same numbers {shape} to every row, B does not", confirmed=True)
@@ -1027,8 +1030,10 @@ def between_cause(
     if before is not None and (cause := activation_cause(before, after, bound)) is not None:
         return cause
     _, other = align_arrays(a, b)
-    if other is not None and (found := relate_arrays(a, other, bound)) is not None:
-        return found
+    if other is not None:
+        found = relate_arrays(*(np.where(np.isfinite(each), each, 0.0) for each in (a, other)), bound)
+        if found is not None:
+            return found
     if is_reordered(a, b, bound):
         return Cause("B has the numbers of A in another order")
     axes = [_centred_axes(each, bound) for each in (a, b)]

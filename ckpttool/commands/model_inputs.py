@@ -225,26 +225,33 @@ def input_names(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 
 def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Parse `NAME=3,32,32` or `3,32,32`, several in order; raise UsageError if one is invalid."""
+    """Parse `NAME=3,32,32` or `3,32,32`, several in order; raise UsageError if one is invalid.
+
+    `NAME=` is one number for each row.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, equals, shape = text.rpartition("=")
         key = name if equals else ("" if "" not in found else f"input {len(found)}")
-        found[key] = parse_input_shape(shape)
+        found[key] = parse_input_shape(shape) if shape or not equals else ()
     return found
 
 
 _BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
 _MOST_NUMBERS = 1 << 20
 _LARGE_MODEL = 1 << 22
+_UNLIMITED = 1000  # integers of an input that is looked up nowhere, e.g. the number of a step
+_FURTHER_ROWS, _FURTHER_ROUNDS, _WIDE = 4, 7, 10.0
 
 
-def draw_inputs(pairs: Sequence[InputPair], batch: int | None, size: int = 0) -> list[np.ndarray]:
-    """Return A's inputs: always the same; the last rows are small and large.
+def draw_inputs(
+    pairs: Sequence[InputPair], batch: int | None, size: int = 0, seed: int = 0
+) -> list[np.ndarray]:
+    """Return A's inputs: always the same for one seed; the last rows are small and large.
 
     `size` is the number of weights: a large model gets fewer rows.
     """
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     largest = max(math.prod(pair.shape_a) for pair in pairs)
     most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
     rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
@@ -254,13 +261,62 @@ def draw_inputs(pairs: Sequence[InputPair], batch: int | None, size: int = 0) ->
     found = []
     for pair in pairs:
         shape = (rows, *pair.shape_a)
-        if pair.below is not None or pair.dtype.startswith(("int", "uint")):
-            found.append(generator.integers(0, pair.below or 2, shape).astype(pair.dtype))
-        elif pair.dtype == "bool":
-            found.append(np.ones(shape, bool))
+        if pair.dtype == "bool" or _is_mask(pair):
+            found.append(_draw_mask(generator, shape).astype(pair.dtype))
+        elif pair.below is not None or pair.dtype.startswith(("int", "uint")):
+            found.append(_draw_integers(generator, shape, pair).astype(pair.dtype))
         else:
             drawn = (generator.standard_normal(shape).T * scales).T
             found.append(drawn.astype(pair.dtype))
+    return found
+
+
+def _is_mask(pair: InputPair) -> bool:
+    """Return whether an input of integers is a mask by its name, which limits it to 0 and 1."""
+    return pair.dtype.startswith(("int", "uint")) and any("mask" in name.lower() for name in (pair.a, pair.b))
+
+
+def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Return zeros and ones; each last axis begins with a one, because nothing attends to an empty row."""
+    drawn = generator.integers(0, 2, shape)
+    drawn[: len(drawn) // 4] = 1
+    if len(shape) > 1:
+        drawn[..., 0] = 1
+    return drawn
+
+
+def _draw_integers(generator: np.random.Generator, shape: tuple[int, ...], pair: InputPair) -> np.ndarray:
+    """Return integers with the first and the last one: 0 is often the padding, at the end of a sequence.
+
+    Those without a limit are small in half of the rows: they may be numbers or switches.
+    """
+    if pair.below is None:
+        below = {"int8": 1 << 7, "uint8": 1 << 8}.get(pair.dtype, _UNLIMITED)
+        drawn = generator.integers(0, below, shape)
+        drawn[1 : len(drawn) // 2] %= 2
+        return drawn
+    drawn = generator.integers(0, pair.below, shape)
+    flat = drawn.reshape(len(drawn), -1)
+    flat[0, 0] = pair.below - 1
+    if flat.shape[1] > 1:
+        flat[::2, -max(1, flat.shape[1] // 4) :] = 0
+    else:
+        flat[1:2] = 0
+    return drawn
+
+
+def further_inputs(
+    pairs: Sequence[InputPair], batch: int | None, arrays: Sequence[np.ndarray]
+) -> list[tuple[str, list[np.ndarray]]]:
+    """Return more inputs with their titles: large numbers, and other rows for a model of a fixed batch."""
+    found = []
+    if batch is not None and batch < _SMALLEST * 2:
+        rounds = range(1, _FURTHER_ROUNDS + 1)
+        found += [("other random numbers", draw_inputs(pairs, batch, seed=seed)) for seed in rounds]
+    if any(each.dtype.kind == "f" for each in arrays):
+        rows = [each if batch else each[:_FURTHER_ROWS] for each in arrays]
+        wide = [(each * _WIDE).astype(each.dtype) if each.dtype.kind == "f" else each for each in rows]
+        found.append(("numbers ten times as large", wide))
     return found
 
 

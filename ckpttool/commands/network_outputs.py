@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ckpttool.commands import restore
 from ckpttool.commands.inspect import format_command
+from ckpttool.commands.model_inputs import OPPOSITE, move_channels
 from ckpttool.commands.restore import (
     FACTS,
     Agent,
@@ -482,3 +484,318 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
         same = np.array_equal(first, second, equal_nan=True)
         return Parity(title, len(first), 0.0, 0.0, 0.0, 0.0, within=True) if same else failed_parity(title)
     return measure_parity(title, left, given, (first, second), exact=first)
+
+
+# Outputs of two models: which belong together, how far they may differ, and whether they show anything.
+
+Outputs = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputNames:
+    """An output of both sides: its names, and how B's channels move to A's order ("" if they do not)."""
+
+    a: str
+    b: str
+    how: str
+
+
+def pair_outputs(
+    a: Outputs, b: Outputs, hows: set[str], layouts: Sequence[str], assumed: list[str]
+) -> tuple[list[OutputNames], list[str]]:
+    """Return the outputs that belong together, and those that B lacks; append assumptions.
+
+    Names decide if all of one side's occur on the other, else the order. `hows` are the moves of the
+    inputs' channels, `layouts` where each side's convolutions have channels.
+    """
+    if {*a} <= {*b} or {*b} <= {*a}:
+        rows = [(name, name) for name in a if name in b]
+        missing = [name for name in a if name not in b]
+    else:
+        rows, missing = list(zip(a, b, strict=False)), [*a][len(b) :]
+        if len(a) > 1 or len(b) > 1:
+            named = ", ".join(f"{x} = {y}" for x, y in rows)
+            assumed.append(f"outputs are paired by order: {named}")
+    if not hows and all(layouts) and layouts[0] != layouts[1]:
+        hows = {layouts[1]}
+    how = next(iter(hows)) if len(hows) == 1 else ""
+    found = []
+    for x, y in rows:
+        turned = how if how and a[x].ndim > 2 and a[x].ndim == b[y].ndim else ""
+        if turned and a[x].shape == b[y].shape and len({*a[x].shape[1:]}) > 1:
+            turned = ""
+        if turned and move_channels(b[y], OPPOSITE[turned]).shape != a[x].shape:
+            turned = ""
+        if turned:
+            assumed.append(f"output {x} of B has channels {turned}, like its convolutions")
+        found.append(OutputNames(x, y, OPPOSITE[turned]))
+    return found, missing
+
+
+# The bound of an output.
+
+# A number on the way may be far larger than the output, e.g. the -1e9 of a mask: what rounding may cost is
+# limited by this many times the output's own scale. A float64 run shows where rounding costs more.
+_LARGEST = 32.0
+# A feature whose numbers are smaller than this share of the output may be what is left of larger ones.
+_RESIDUE = 1e-5
+_EXACT_RESIDUE = 1e-9
+# Constants in a model's code may be those of float32: so much of a constant offset counts as its range.
+_CONSTANT = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingBound:
+    """What rounding may cost: the largest number on the way, and its share."""
+
+    largest: float
+    share: float
+
+    @classmethod
+    def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> RoundingBound:
+        """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence."""
+        rows = [row for call in calls for row in call.get("made", ())]
+        sizes = [float(row["largest"]) for row in rows if row["kind"] == "f"]
+        terms, depth = 1, 0
+        for layer in layers:
+            shapes = [tensor["shape"] for tensor in layer["tensors"] if len(tensor["shape"]) > 1]
+            depth += bool(shapes)
+            terms = max([terms, *(math.prod(shape) // max(min(shape), 1) for shape in shapes)])
+        share = max(ROUNDING, UNIT * math.sqrt(terms) / 2) * math.sqrt(max(depth, 1))
+        return cls(max((each for each in sizes if math.isfinite(each)), default=0.0), share)
+
+    def near(self, scale: float) -> float:
+        """Return the number that rounding is relative to, for an output of this scale."""
+        return min(max(self.largest, scale), _LARGEST * scale)
+
+
+def _features(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield an array with the batch and all but one axis joined: the last axis, then the second."""
+    for axis in dict.fromkeys((array.ndim - 1, 1)) if array.ndim > 1 else ():
+        yield np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBound:
+    """How far an output may be from the reference: `within` judges differences of the output's shape.
+
+    Each feature has its own scale: a large one would hide another one's error. The float64 runs of both
+    sides are compared by the range of the features, because a constant offset hides what is added to it.
+    """
+
+    reference: np.ndarray
+    rounding: RoundingBound
+    own: np.ndarray | None
+    both_exact: bool
+    tolerance: float | None
+
+    @property
+    def scale(self) -> float:
+        """The largest number, 1 for zeros only."""
+        return float(np.abs(self.reference).max(initial=0.0)) or 1.0
+
+    def allows(self, error: np.ndarray) -> bool:
+        """Return whether float32 outputs may differ so much from the reference."""
+        if self.tolerance is not None:
+            return float(error.max(initial=0.0)) <= self.tolerance * self.scale
+        share, scale = self.rounding.share, self.scale
+        own = 0.0 if self.own is None else OWN_ERROR * float(self.own.max(initial=0.0))
+        if float(error.max(initial=0.0)) > max(own, share * self.rounding.near(scale)):
+            return False
+        # In float64, residues of rounding are known for what they are.
+        return self.both_exact or all(self._by_feature(error))
+
+    def _by_feature(self, error: np.ndarray) -> Iterator[bool]:
+        share, scale = self.rounding.share, self.scale
+        own = np.zeros_like(error) if self.own is None else self.own
+        for each, wide, known in zip(
+            _features(error), _features(self.reference), _features(own), strict=True
+        ):
+            sizes = np.abs(wide).max(1, initial=0.0)
+            near = np.minimum(max(self.rounding.largest, scale), _LARGEST * sizes)
+            near = np.where(sizes < _RESIDUE * scale, scale, near)
+            allowed = np.maximum(OWN_ERROR * known.max(1, initial=0.0), share * near)
+            yield bool((each.max(1, initial=0.0) <= allowed).all())
+
+    def allows_exact(self, error: np.ndarray) -> bool:
+        """Return whether float64 outputs may differ so much: by float32 constants in a model's code."""
+        if self.tolerance is not None:
+            return True
+        if float(error.max(initial=0.0)) > ROUNDING * self.rounding.near(self.scale):
+            return False
+        for each, wide in zip(_features(error), _features(self.reference), strict=True):
+            ranges = np.maximum(np.ptp(wide, axis=1) / 2, _CONSTANT * np.abs(wide).max(1))
+            sizes = np.maximum(ranges, _EXACT_RESIDUE * self.scale)
+            near = np.minimum(max(self.rounding.largest, self.scale), _LARGEST * sizes)
+            if not (each.max(1, initial=0.0) <= ROUNDING * near).all():
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class OutputResult:
+    """The measured differences of an output, and their bound; None if it could not be measured."""
+
+    parity: Parity
+    bound: OutputBound | None = None
+    fixed: np.ndarray | None = None
+    """A's own numbers: those of its float64 run if both sides have one"""
+
+    def responds(self, other: np.ndarray, *, exact: bool) -> bool:
+        """Return whether A's output for other inputs differs by more than the bound allows."""
+        if self.bound is None or self.fixed is None or other.shape != self.fixed.shape:
+            return True
+        if other.dtype.kind in "iub":
+            return not np.array_equal(other, self.fixed)
+        with np.errstate(all="ignore"):
+            apart = np.abs(_finite(other) - self.fixed)
+        return not (self.bound.allows_exact(apart) if exact else self.bound.allows(apart))
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(array), array, 0.0).astype(np.float64)
+
+
+def measure_output(
+    name: str,
+    outputs: tuple[np.ndarray, np.ndarray],
+    exact: Sequence[np.ndarray | None],
+    rounding: RoundingBound,
+    tolerance: float | None,
+) -> OutputResult:
+    """Return the differences of one output, by the rule for agents; all arrays have A's order of axes.
+
+    A's float64 run is the reference, else B's, else A's own output. B may be as far off as A only where A's
+    own float64 run shows how far A is. If both runs exist, they must agree within float32 rounding of the
+    output: they show differences that float32 hides. Infinite numbers and NaN must be at the same places,
+    integers and truth values must be equal.
+    """
+    a, b = outputs
+    if a.shape != b.shape or not a.size:
+        return OutputResult(failed_parity(name))
+    if not np.array_equal(a[~np.isfinite(a)], b[~np.isfinite(b)], equal_nan=True) or not np.array_equal(
+        np.isfinite(a), np.isfinite(b)
+    ):
+        return OutputResult(failed_parity(name))
+    there = np.isfinite(a)
+    sides = [None if each is None or each.shape != a.shape else _masked(each, there) for each in exact]
+    whole = a.dtype.kind in "iub" and b.dtype.kind in "iub"
+    same = not whole or np.array_equal(a, b)
+    a, b = _masked(a, there), _masked(b, there)
+    reference = next((each for each in sides if each is not None), a)
+    errors = [np.abs(each - reference) for each in (a, b)]
+    both = all(each is not None for each in sides)
+    bound = OutputBound(reference, rounding, errors[0] if sides[0] is not None else None, both, tolerance)
+    judged = errors[1] if sides[0] is not None else np.maximum(*errors)
+    within = same and bound.allows(judged)
+    if both:
+        within = within and bound.allows_exact(np.abs(sides[0] - sides[1]))  # type: ignore[operator]
+    between = float(np.abs(a - b).max())
+    sizes = [float(each.max()) for each in errors]
+    parity = Parity(name, len(a), between, between / bound.scale, sizes[0], sizes[1], within=within)
+    return OutputResult(parity, bound, sides[0] if both else a)
+
+
+def _masked(array: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Return the finite numbers in float64, 0 where A has none."""
+    found = np.asarray(array, np.float64)
+    return np.where(there & np.isfinite(found), found, 0.0)
+
+
+# A float64 run that computes something else is no reference.
+
+_CREDIBLE = 1e-2
+
+
+def are_close(plain: Outputs, exact: Outputs) -> bool:
+    """Return whether a float64 run computes what the model computes: far more than rounding apart is not."""
+    for name, each in plain.items():
+        other = exact.get(name)
+        if other is None or other.shape != each.shape:
+            return False
+        finite = np.isfinite(each) & np.isfinite(other)
+        scale = float(np.abs(other[finite]).max(initial=0.0)) or 1.0
+        apart = np.abs(each[finite].astype(np.float64) - other[finite])
+        if float(apart.max(initial=0.0)) > _CREDIBLE * scale:
+            return False
+    return True
+
+
+# Whether an output repeats, up to the rounding of another order of sums.
+
+_REPEATED = 1e-4
+
+
+def changing_outputs(first: Outputs, again: Outputs) -> list[str]:
+    """Return the outputs that a second call with the same inputs changes by more than rounding."""
+    found = []
+    for name, each in first.items():
+        other = again.get(name)
+        if (
+            other is None
+            or other.shape != each.shape
+            or not np.array_equal(np.isfinite(each), np.isfinite(other))
+        ):
+            found.append(name)
+            continue
+        scale = float(np.abs(_finite(each)).max(initial=0.0))
+        if float(np.abs(_finite(each) - _finite(other)).max(initial=0.0)) > _REPEATED * scale:
+            found.append(name)
+    return found
+
+
+# Other inputs, which show whether A's outputs depend on them.
+
+_SHAKEN = 0.1
+
+
+def shake_inputs(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return inputs of another order of rows, and near the given ones for floats."""
+    generator = np.random.default_rng(1)
+    found = []
+    for each in arrays:
+        if each.dtype.kind == "f":
+            noise = generator.standard_normal(each.shape)
+            found.append((each * (1 + _SHAKEN * noise)).astype(each.dtype))
+        else:
+            found.append(np.roll(each, 1, axis=0 if len(each) > 1 else -1))
+    return found
+
+
+# Both sides' results for one set of inputs.
+
+
+@dataclass(slots=True)
+class ComparisonRound:
+    """What both sides return for one set of inputs, and the measured outputs."""
+
+    made: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+    exact: tuple[dict[str, np.ndarray] | None, dict[str, np.ndarray] | None]
+    calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
+    names: list[OutputNames]
+    missing: list[str]
+    results: list[OutputResult]
+
+    @property
+    def exact_on_both(self) -> bool:
+        """Whether both sides ran in float64."""
+        return self.exact[0] is not None and self.exact[1] is not None
+
+    @property
+    def parities(self) -> tuple[Parity, ...]:
+        """The outputs' rows."""
+        return (*(each.parity for each in self.results), *map(failed_parity, self.missing))
+
+    @property
+    def failed(self) -> bool:
+        """Whether an output differs, or B lacks it."""
+        return not all(each.within for each in self.parities)
+
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first output that differs, else the first, in A's order of axes."""
+        rows = zip(self.names, self.results, strict=True)
+        each = next((name for name, result in rows if not result.parity.within), self.names[0])
+        a, b = self.exact if self.exact_on_both else self.made
+        assert a is not None  # noqa: S101 - both sides ran in float64
+        assert b is not None  # noqa: S101
+        return a[each.a], move_channels(b[each.b], each.how)

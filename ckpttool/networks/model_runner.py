@@ -34,11 +34,17 @@ ROOT = "(model)"
 
 
 def view_array(value: Any) -> Any:
-    """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32."""
+    """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32.
+
+    Complex numbers have a last axis of real and imaginary parts.
+    """
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
-    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        array = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    else:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
@@ -145,10 +151,13 @@ class CallRecorder:
 
 
 def _largest(array: Any) -> float:
-    """Return the largest magnitude, 0 without numbers."""
+    """Return the largest finite magnitude, 0 without numbers."""
     if array.dtype.kind not in "fiub" or not array.size:
         return 0.0
-    return float(np.maximum(float(array.max()), -float(array.min())))
+    found = float(np.maximum(float(array.max()), -float(array.min())))
+    if np.isfinite(found):
+        return found
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 class ModelRunner:
@@ -1324,7 +1333,8 @@ def _first_call(
     for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
         for place, dtype in _paired(free, chosen):
             tried[place] = dtype
-        given = [_pattern([batch, *shape], dtype) for shape, dtype in _paired(shapes, tried)]
+        rows = _paired(shapes, tried)
+        given = [_pattern([batch, *shape], dtype, place) for place, (shape, dtype) in enumerate(rows)]
         for style in range(len(runner.styles(names, given))):
             runner.style = style
             try:
@@ -1339,17 +1349,21 @@ def _first_call(
     ) from first
 
 
-def _pattern(shape: list[int], dtype: str) -> Any:
-    """Return zeros and ones, valid for every embedding with two rows."""
-    size = int(np.prod(shape))
-    return (np.arange(size) * 7 % 5 % 2).reshape(shape).astype(dtype)
+def _pattern(shape: list[int], dtype: str, place: int) -> Any:
+    """Return zeros and ones, valid for every embedding with two rows; others for every input."""
+    return np.random.RandomState(place).randint(0, 2, shape).astype(dtype)
 
 
 _ROWS = ("num_embeddings", "input_dim")
+_MOST_ROWS = 1 << 18
 
 
 def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> list[int | None]:
-    """Call the model; return per input the number of rows of the embedding that receives it."""
+    """Call the model; return per input how many integers it accepts, None if there is no limit.
+
+    That is the number of rows of the embedding that receives the input. Where none does, the model itself is
+    called with larger and larger integers.
+    """
     recorder = _EmbeddingRecorder(given)
     with runner.observe(recorder):
         runner.call(names, given)
@@ -1359,11 +1373,33 @@ def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> 
         size = rows.get(path)
         if size is not None:
             found[place] = min(size, found[place] or size)
-    # An embedding whose input is not observed limits every integer.
-    lowest = min((size for size in rows.values() if size), default=_BATCH)
     return [
-        lowest if size is None and each.dtype.kind in "iu" else size for size, each in _paired(found, given)
+        _accepted_integers(runner, names, given, place) if size is None and each.dtype.kind in "iu" else size
+        for place, (size, each) in enumerate(_paired(found, given))
     ]
+
+
+def _accepted_integers(runner: ModelRunner, names: list[str], given: list[Any], place: int) -> int | None:
+    """Return the number below which the model accepts integers for an input, None without a limit."""
+
+    def accepts(value: int) -> bool:
+        changed = given[place].copy()
+        changed.reshape(-1)[-1:] = value
+        try:
+            runner.call(names, [*given[:place], changed, *given[place + 1 :]])
+        except Exception:  # noqa: BLE001 - whatever a look-up out of range raises
+            return False
+        return True
+
+    low, high = 1, 2
+    while high <= min(_MOST_ROWS, int(np.iinfo(given[place].dtype).max)):
+        if not accepts(high):
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if accepts(middle) else (low, middle)
+            return high
+        low, high = high, 2 * high
+    return None
 
 
 def _embeds(layer: dict[str, Any]) -> bool:
@@ -1389,9 +1425,13 @@ class _EmbeddingRecorder(CallRecorder):
         for tensor in _tensors((args, kwargs))[:1]:
             with contextlib.suppress(Exception):
                 array = to_array(tensor)
-                for place, each in enumerate(self._inputs):
-                    if array.shape == each.shape and np.array_equal(array, each):
-                        self.hits.append((path, place))
+                places = [
+                    place
+                    for place, each in enumerate(self._inputs)
+                    if array.shape == each.shape and np.array_equal(array, each)
+                ]
+                # Inputs of few numbers may be equal: which one it is remains open.
+                self.hits += [(path, place) for place in places[:1] if len(places) == 1]
         return None
 
     def before_activation(self, record: dict[str, Any], value: Any) -> None:
@@ -1423,7 +1463,15 @@ def _run(session: RunnerSession, message: Message) -> Message:
         raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
     for place, (_, array) in enumerate(outputs):
         np.save(session.folder / f"output-{place}.npy", array, allow_pickle=False)
-    return {"outputs": [name for name, _ in outputs], "calls": recorder.calls}
+    return {"outputs": _distinct_names([name for name, _ in outputs]), "calls": recorder.calls}
+
+
+def _distinct_names(names: list[str]) -> list[str]:
+    """Return the names, each one that occurred before with its number."""
+    found = []  # type: list[str]
+    for place, name in enumerate(names):
+        found.append(name if name not in found else f"{name} ({place})")
+    return found
 
 
 def _layers(session: RunnerSession, message: Message) -> Message:

@@ -1,0 +1,158 @@
+"""Faults behind outputs that a careless comparison takes for equal: none of them passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.commands.model_inputs import InputPair, draw_inputs
+from ckpttool.commands.network_outputs import RoundingBound, measure_output, pair_outputs
+from ckpttool.commands.verify import Verification, verify
+from ckpttool.core import UsageError
+from ckpttool.networks import ModelSpec
+from tests.conftest import ROOT
+from tests.test_verify_models import here
+
+__all__ = ["here"]  # the fixture
+
+# Whether the fault is in no output at all: then the comparison is refused.
+CASES = {
+    "Masked": False,
+    "Infinite": False,
+    "Saturated": False,
+    "Scaled": False,
+    "Branched": False,
+    "Complex": False,
+    "Large": False,
+    "Dead": True,
+    "Undefined": True,
+    "Excluded": False,
+    "Table": False,
+    "Words": False,
+    "Steps": False,
+    "Padded": False,
+    "Clipped": False,
+    "Twice": False,
+    "Fixed": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def factories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+def compare(name: str, folder: Path, *, wrong: bool, **options: Any) -> Verification:
+    import torch
+
+    from tests import blind_models
+
+    torch.manual_seed(0)
+    cls = getattr(blind_models, name)
+    torch.save(cls().state_dict(), folder / "net.pt")
+    likes = [ModelSpec(f"blind_models:{name}", each) for each in ({}, {"wrong": wrong})]
+    file = str(folder / "net.pt")
+    return verify(file, file, like_a=likes[0], like_b=likes[1], input_shapes=cls.SHAPES, **options)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_that_outputs_hide_does_not_pass(name: str, tmp_path: Path, here: None) -> None:
+    if CASES[name]:
+        with pytest.raises(UsageError) as refused:
+            compare(name, tmp_path, wrong=True)
+        assert "--inputs" in (refused.value.hint or "")
+    else:
+        assert not compare(name, tmp_path, wrong=True).within
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", [name for name, blind in CASES.items() if not blind])
+def test_the_same_models_without_the_fault_pass(name: str, tmp_path: Path, here: None) -> None:
+    assert compare(name, tmp_path, wrong=False).within
+
+
+@pytest.mark.torch
+def test_outputs_that_change_from_call_to_call_do_not_pass(tmp_path: Path, here: None) -> None:
+    found = compare("Random", tmp_path, wrong=False)
+    assert not found.within
+    assert found.models is not None
+    assert found.models.first is not None
+    assert found.models.first.confirmed
+
+
+@pytest.mark.torch
+def test_the_hint_for_outputs_that_show_nothing_works(tmp_path: Path, here: None) -> None:
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(0, 1e5, (8, 6)).astype(np.float32))
+    assert compare("Dead", tmp_path, wrong=False, inputs=str(tmp_path / "data.npz")).within
+    assert not compare("Dead", tmp_path, wrong=True, inputs=str(tmp_path / "data.npz")).within
+
+
+BOUND = RoundingBound(1e9, 1e-6)
+
+
+def measured(a: Any, b: Any, exact: tuple[Any, Any] = (None, None)) -> bool:
+    return measure_output("y", (np.asarray(a), np.asarray(b)), exact, BOUND, None).parity.within
+
+
+def test_infinite_numbers_have_the_same_places_and_the_others_may_differ_by_rounding() -> None:
+    a = np.array([[1.0, -np.inf, 2.0]], np.float32)
+    assert measured(a, a * np.float32(1 + 1e-7))
+    assert not measured(a, np.array([[1.0, -np.inf, 2.1]], np.float32))
+    assert not measured(a, np.array([[1.0, np.inf, 2.0]], np.float32))
+    assert not measured(a, np.array([[1.0, -1e30, 2.0]], np.float32))
+    assert not measured(a, np.array([[1.0, np.nan, 2.0]], np.float32))
+
+
+def test_integers_are_equal_and_floats_are_judged_by_feature() -> None:
+    assert not measured([100_000_001], [100_000_002])
+    wide = np.array([[1e6, 1.0], [-1e6, -1.0]], np.float32)
+    assert measured(wide, wide)
+    assert not measured(wide, wide * np.array([1, -1], np.float32))
+    # What is left of two equal sums is rounding.
+    residue = np.array([[1.0, 0.0], [2.0, 6e-8]], np.float32)
+    assert measured(residue, np.array([[1.0, 6e-8], [2.0, 0.0]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "pairs", "missing"),
+    [
+        (("logits", "value"), ("value", "logits", "hidden"), ["logits", "value"], []),
+        (("value", "logits"), ("logits",), ["logits"], ["value"]),
+        (("0", "1"), ("policy", "value"), ["policy", "value"], []),
+    ],
+)
+def test_outputs_are_paired_by_name_if_they_can(
+    a: tuple[str, ...], b: tuple[str, ...], pairs: list[str], missing: list[str]
+) -> None:
+    one, other = ({name: np.ones((2, 3)) for name in names} for names in (a, b))
+    assumed: list[str] = []
+    found, left = pair_outputs(one, other, set(), ("", ""), assumed)
+    assert ([each.b for each in found], left) == (pairs, missing)
+    assert bool(assumed) == (a[0] == "0")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "below", "name", "lowest", "highest"),
+    [
+        ("int64", 30000, "ids", 0, 29999),
+        ("uint8", None, "image", 0, 250),
+        ("int32", None, "step", 0, 900),
+        ("int64", 30000, "attention_mask", 0, 1),
+        ("bool", None, "done", 0, 1),
+    ],
+)
+def test_integers_cover_their_range(
+    dtype: str, below: int | None, name: str, lowest: int, highest: int
+) -> None:
+    pair = InputPair(name, name, (12,), (12,), dtype, below=below)
+    drawn = draw_inputs([pair], None)[0]
+    assert drawn.dtype == dtype
+    assert drawn.min() == lowest
+    assert drawn.max() >= highest
+    assert below is None or drawn.max() < below
+    if name == "ids":
+        assert (drawn[::2, -3:] == 0).all()
