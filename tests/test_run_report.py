@@ -430,6 +430,31 @@ def test_returns_that_libraries_log(case: str, tmp_path: Path) -> None:
         assert [each.of for each in found] == ([of] if steps else [])
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("monitor.csv", b"#[1]\nr,l,t\n1,2,3\n"),
+        ("monitor.csv", b"#" + b"[" * 200_000),
+        ("monitor.csv", b"#{}\nr,t\n1,2\n"),
+        ("monitor.csv", b'#{"t_start": 0}\nr,l,t\n1,1e300,3\n'),
+        ("progress.csv", b"total_timesteps,ep_reward_mean\n1," + b"9" * 200_000 + b"\n"),
+        ("progress.csv", b'total_timesteps,ep_reward_mean\n1,"' + b"9" * 200_000 + b"\n"),
+        ("evaluations.npz", {"timesteps": np.array([np.inf]), "results": np.ones((1, 2))}),
+        ("evaluations.npz", b"PK"),
+    ],
+)
+def test_logs_of_any_content_are_named(name: str, content: Any, tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", *[{"a": np.ones(3, np.float32)}] * 2)
+    if isinstance(content, bytes):
+        (run / name).write_bytes(content)
+    else:
+        np.savez(run / name, **content)
+    found = find_logs(str(run / "ckpt-2.npz"))
+    assert not found.curves
+    assert all(len(note) < 400 for note in found.notes)
+    assert len(found.notes) == 1
+
+
 def test_evaluations_of_a_callback_are_a_curve(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", {"w": np.ones(2)}, {"w": np.ones(2)})
     np.savez(

@@ -36,10 +36,10 @@ def typeset_minus(text: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09; a dash for NaN and inf."""
+    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09, 2e-05; a dash for NaN."""
     if not math.isfinite(value):
         return _NONE
-    if abs(value) >= 1e7:
+    if abs(value) >= 1e7 or 0 < abs(value) < 1e-3:
         return typeset_minus(f"{value:.4g}")
     digits = 0 if value == int(value) else 2 if abs(value) >= 10 else 4
     return typeset_minus(f"{value:,.{digits}f}")
@@ -404,7 +404,8 @@ class _AxisScale:
 
     def ticks(self) -> tuple[AxisTick, ...]:
         return tuple(
-            AxisTick(self(value), format_number(value)) for value in round_ticks(self.low, self.high)
+            AxisTick(self(value), typeset_minus(f"{value:,.10g}"))
+            for value in round_ticks(self.low, self.high)
         )
 
 
