@@ -424,8 +424,10 @@ def _round_axis(values: Sequence[float]) -> list[float]:
     low, high = min(values), max(values)
     known = round_ticks(low, high)
     apart = known[1] - known[0] if len(known) > 1 else 0.0
-    begin = known[0] - apart if known[0] > low else known[0]
-    return [begin, known[-1] + apart if known[-1] < high else known[-1], low, high]
+    # Ticks are rounded: one at the end may be beside it by the last bit.
+    slack = 1e-9 * apart
+    begin = known[0] - apart if known[0] > low + slack else known[0]
+    return [begin, known[-1] + apart if known[-1] < high - slack else known[-1], low, high]
 
 
 def _chart_line(curve: ReturnCurve, x: _AxisScale, y: _AxisScale) -> ChartLine:
