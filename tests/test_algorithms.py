@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,25 @@ def test_a_run_that_was_not_played_whole_is_left_out_and_said(golden: Golden) ->
     assert [run.path for run in found.runs] == ["one"]
     golden("\n".join(found.notes))
     assert summarize_runs([TrainingRun("two", ("b", "c"))], [played("b", [2])], 2) is None
+
+
+def test_other_time_limits_of_one_environment_are_named() -> None:
+    scored = [played("a", [1.0, 2.0]), played("b", [3.0, 4.0])]
+    limits: list[dict[str, object]] = [
+        {"max_episode_steps": 200, "arguments": {}},
+        {"max_episode_steps": 100},
+    ]
+    others = [
+        replace(each, evaluation=replace(each.evaluation, surroundings=facts))
+        for each, facts in zip(scored, limits, strict=True)
+    ]
+    runs = [TrainingRun(name, (name,)) for name in "ab"]
+    alike, unlike = (summarize_runs(runs, each, 1) for each in (scored, others))
+    assert alike is not None
+    assert unlike is not None
+    (note,) = set(unlike.notes) - set(alike.notes)
+    assert "100, 200" in note
+    assert [*algorithms.surroundings_notes(unlike.runs[:1])] == []
 
 
 def test_a_nan_is_never_the_best() -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -499,6 +499,11 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
     if theirs is None:
         return
+    known = {*ours.notes, *theirs.notes}
+    both = tuple(
+        note for note in algorithms.surroundings_notes((*ours.runs, *theirs.runs)) if note not in known
+    )
+    theirs = replace(theirs, notes=(*theirs.notes, *both))
     compared = algorithms.compare_algorithms(ours, theirs)
     printed.algorithms, printed.comparison = (ours, theirs), compared
     printed.document |= {"against": theirs.document(), "comparison": compared.document()}

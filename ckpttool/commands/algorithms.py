@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import tempfile
 from collections import Counter
@@ -245,7 +246,12 @@ def summarize_runs(
             complete.append(found)
     if not complete:
         return None
-    notes = (*missing, *_single_file_warnings(complete), *_environment_notes(complete))
+    notes = (
+        *missing,
+        *_single_file_warnings(complete),
+        *_environment_notes(complete),
+        *surroundings_notes(complete),
+    )
     return _aggregate_runs(tuple(complete), last, notes)
 
 
@@ -309,6 +315,17 @@ def _environment_notes(runs: Sequence[RunResult]) -> Iterator[str]:
         yield "an environment has a single run: no confidence interval"
     if len(set(counts.values())) > 1:
         yield "unequal numbers of runs per environment: IQM and optimality gap weight every run equally"
+
+
+def surroundings_notes(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield a warning for each environment id whose runs had other arguments or another time limit."""
+    for env in sorted({run.env for run in runs}):
+        played = [each.evaluation.surroundings for run in runs if run.env == env for each in run.scored]
+        for name, what in (("arguments", "arguments"), ("max_episode_steps", "time limits")):
+            values = {json.dumps(each.get(name) or None, sort_keys=True, default=str) for each in played}
+            if len(values) > 1:
+                shown = ", ".join(sorted(values))
+                yield f"{env} was played with different {what}; returns are not comparable: {shown}"
 
 
 @functools.lru_cache(maxsize=4)
