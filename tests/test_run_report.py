@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.commands import run_history
+from ckpttool.commands.inspect import Finding
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -230,6 +232,12 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
     assert changing["sentences"][2] != changing["sentences"][4]
     marks = [attributes["class"] for tag, attributes in page.elements if tag == "rect"]
     assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
+
+
+def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
+    texts = ("a/0: mean -3.69e-05 of 1,000", "a/11: mean 0.0274 of 2", "a/1: mean -19.7 of 3e+07")
+    found = run_history._trace_findings([[Finding("numbers", text)] for text in texts])
+    assert [each.sentences for each in found] == [texts]
 
 
 def test_findings_of_many_tensors_are_one_sentence() -> None:

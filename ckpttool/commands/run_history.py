@@ -381,7 +381,7 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
 # Findings of doctor over the checkpoints.
 
 # What differs between sentences about different counts: numbers, and words in singular or plural.
-_NUMBER = re.compile(r"[0-9][0-9,.]*|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
+_NUMBER = re.compile(r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
 
 @dataclass(frozen=True, slots=True)
