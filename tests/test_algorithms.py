@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,45 @@ def test_a_run_that_was_not_played_whole_is_left_out_and_said(golden: Golden) ->
     assert [run.path for run in found.runs] == ["one"]
     golden("\n".join(found.notes))
     assert summarize_runs([TrainingRun("two", ("b", "c"))], [played("b", [2])], 2) is None
+
+
+def test_a_single_run_against_several_has_its_score() -> None:
+    """The IQM of its episodes would be another quantity than the IQM of the others' scores."""
+    skewed = [-100.0, -100.0, -100.0, -900.0]
+    scored = [played("a", skewed, 1), played("b", [5.0, 6.0], 1), played("a0", [0.0, 2.0], 0)]
+    run = [TrainingRun("a", ("a",), ("a0",))]
+    alone = summarize_runs(run, scored, 1)
+    among = summarize_runs(run, scored, 1, over_runs=True)
+    assert alone is not None
+    assert among is not None
+    assert (alone.over, alone.iqm.value) == ("episodes", -100.0)
+    assert (among.over, among.mean, among.iqm) == (
+        "training seeds",
+        Estimate(-300, None),
+        Estimate(-300, None),
+    )
+    assert [point.iqm.value for point in algorithms.curve_over_steps(among)] == [1.0, -300.0]
+    assert [point.iqm.value for point in algorithms.curve_over_steps(alone)] == [1.0, -100.0]
+    assert len(among.notes) == len(alone.notes) + 1
+
+
+def test_other_time_limits_of_one_environment_are_named() -> None:
+    scored = [played("a", [1.0, 2.0]), played("b", [3.0, 4.0])]
+    limits: list[dict[str, object]] = [
+        {"max_episode_steps": 200, "arguments": {}},
+        {"max_episode_steps": 100},
+    ]
+    others = [
+        replace(each, evaluation=replace(each.evaluation, surroundings=facts))
+        for each, facts in zip(scored, limits, strict=True)
+    ]
+    runs = [TrainingRun(name, (name,)) for name in "ab"]
+    alike, unlike = (summarize_runs(runs, each, 1) for each in (scored, others))
+    assert alike is not None
+    assert unlike is not None
+    (note,) = set(unlike.notes) - set(alike.notes)
+    assert "100, 200" in note
+    assert [*algorithms.surroundings_notes(unlike.runs[:1])] == []
 
 
 def test_a_nan_is_never_the_best() -> None:

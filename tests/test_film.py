@@ -218,7 +218,7 @@ def test_a_film_needs_the_memory_of_a_few_pictures(suffix: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ground", [0, 128, 200, 255])
-def test_a_caption_writes_outlined_letters_on_a_copy(ground: int) -> None:
+def test_a_caption_writes_letters_on_a_dark_box_on_a_copy(ground: int) -> None:
     picture = np.full((240, 320, 3), ground, np.uint8)
     made = Caption().put(picture, ("episode 12, best", "step 1000   return -12345.6"))
     assert (picture == ground).all()
@@ -226,10 +226,17 @@ def test_a_caption_writes_outlined_letters_on_a_copy(ground: int) -> None:
     rows, columns = np.flatnonzero(where.any(axis=1)), np.flatnonzero(where.any(axis=0))
     assert rows[-1] < 60
     assert 100 < columns[-1] < 310
-    # Light letters with a dark outline: legible on every ground.
+    # Light letters on a dark box: legible on every ground, and the same on each.
     corner = made[: rows[-1] + 1, : columns[-1] + 1]
     assert corner.max() > 240
-    assert corner.min() < 40
+    assert (corner[0] < 40).all()
+    assert (corner[:, 0] < 40).all()
+    assert (
+        Caption().put(np.zeros_like(picture), ("episode 12, best", "step 1000   return -12345.6"))[
+            : rows[-1] + 1, : columns[-1] + 1
+        ]
+        == corner
+    ).all()
 
 
 def test_a_caption_that_does_not_fit_is_cut() -> None:

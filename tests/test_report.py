@@ -452,6 +452,24 @@ def test_an_axis_has_round_numbers_within_it(low: float, span: float) -> None:
     assert all(low - span * 1e-6 <= value <= low + span * (1 + 1e-6) for value in found)
 
 
+def test_small_numbers_keep_their_digits() -> None:
+    assert rendering.format_number(0.00002) == "2e\u221205"
+    chart = rendering.build_chart(
+        [rendering.ReturnCurve("a", ((0.0, 0.0, 0.0, 0.0), (5.0, 1e-5, 0.0, 2e-5)))]
+    )
+    assert chart is not None
+    assert [tick.text for tick in chart.up] == [
+        "0",
+        *(f"{n}e\u2212{d}" for n, d in (("5", "06"), ("1", "05"), ("1.5", "05"), ("2", "05"))),
+    ]
+    assert [tick.text for tick in chart.across] == ["0", "1", "2", "3", "4", "5"]
+    steps = rendering.build_chart(
+        [rendering.ReturnCurve("a", tuple((x, 0.25 * x, x, x) for x in (1500.0, 14000.0)))]
+    )
+    assert steps is not None
+    assert [tick.text for tick in steps.across] == ["2,500", "5,000", "7,500", "10,000", "12,500"]
+
+
 # --- The command ------------------------------------------------------------------------------------
 
 

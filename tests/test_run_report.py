@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.commands import run_history
+from ckpttool.commands.inspect import Finding
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -232,6 +234,12 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
     assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
 
 
+def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
+    texts = ("a/0: mean -3.69e-05 of 1,000", "a/11: mean 0.0274 of 2", "a/1: mean -19.7 of 3e+07")
+    found = run_history._trace_findings([[Finding("numbers", text)] for text in texts])
+    assert [each.sentences for each in found] == [texts]
+
+
 def test_findings_of_many_tensors_are_one_sentence() -> None:
     alike = tuple(f"optimizer/{number}: negative mean of squared gradients" for number in range(30))
     found = [FindingHistory("numbers", (alike[:1], alike, ()), None), FindingHistory("a", (("x",),) * 3, "y")]
@@ -428,6 +436,31 @@ def test_returns_that_libraries_log(case: str, tmp_path: Path) -> None:
         assert [each.steps.tolist() for each in found] == ([steps] if steps else [])
         assert [each.values.tolist() for each in found] == ([values] if steps else [])
         assert [each.of for each in found] == ([of] if steps else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("monitor.csv", b"#[1]\nr,l,t\n1,2,3\n"),
+        ("monitor.csv", b"#" + b"[" * 200_000),
+        ("monitor.csv", b"#{}\nr,t\n1,2\n"),
+        ("monitor.csv", b'#{"t_start": 0}\nr,l,t\n1,1e300,3\n'),
+        ("progress.csv", b"total_timesteps,ep_reward_mean\n1," + b"9" * 200_000 + b"\n"),
+        ("progress.csv", b'total_timesteps,ep_reward_mean\n1,"' + b"9" * 200_000 + b"\n"),
+        ("evaluations.npz", {"timesteps": np.array([np.inf]), "results": np.ones((1, 2))}),
+        ("evaluations.npz", b"PK"),
+    ],
+)
+def test_logs_of_any_content_are_named(name: str, content: Any, tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", *[{"a": np.ones(3, np.float32)}] * 2)
+    if isinstance(content, bytes):
+        (run / name).write_bytes(content)
+    else:
+        np.savez(run / name, **content)
+    found = find_logs(str(run / "ckpt-2.npz"))
+    assert not found.curves
+    assert all(len(note) < 400 for note in found.notes)
+    assert len(found.notes) == 1
 
 
 def test_evaluations_of_a_callback_are_a_curve(tmp_path: Path) -> None:

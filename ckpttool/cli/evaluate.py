@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -491,14 +491,30 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutpu
     ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
     if ours is None:
         return
+    theirs = None
+    try:
+        theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
+    except UsageError as error:
+        printed.failures.append(error)
+    if theirs is not None and (len(ours.runs) > 1) != (len(theirs.runs) > 1):
+        ours, theirs = (
+            algorithms.summarize_runs(side, found.scored, wanted.last, over_runs=True) or each
+            for side, each in ((wanted.runs, ours), (wanted.against, theirs))
+        )
     printed.mean, printed.algorithms = ours.mean.value, (ours,)
     if ours.scale is not None:
         printed.mean = min(run.score for run in ours.runs)
     printed.document |= {"runs": ours.document(), "profiles": _profiles_document((ours,))}
     printed.lines += _algorithm_lines("runs", ours)
-    theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
     if theirs is None:
+        if wanted.against and not printed.failures:
+            printed.lines.append("note: no comparison, because no run of --against was evaluated completely")
         return
+    known = {*ours.notes, *theirs.notes}
+    both = tuple(
+        note for note in algorithms.surroundings_notes((*ours.runs, *theirs.runs)) if note not in known
+    )
+    theirs = replace(theirs, notes=(*theirs.notes, *both))
     compared = algorithms.compare_algorithms(ours, theirs)
     printed.algorithms, printed.comparison = (ours, theirs), compared
     printed.document |= {"against": theirs.document(), "comparison": compared.document()}
@@ -525,9 +541,10 @@ def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
     count, digits = len(one.runs), 2 if one.scale is None else 3
     what = f"{count} training runs" if count > 1 else clean(one.runs[0].path)
     what += f", last {one.last} checkpoints of each" if one.last > 1 else ""
+    how = "" if one.mean.ci95 is None else f" (bootstrap over {one.over})"
     lines = [
         f"{title:<8} {what}",
-        f"         mean {_format_estimate(one.mean, digits)} (bootstrap over {one.over})",
+        f"         mean {_format_estimate(one.mean, digits)}{how}",
         f"         IQM {_format_estimate(one.iqm, digits)}",
         *_normalized_lines(one),
     ]
@@ -553,8 +570,9 @@ def _comparison_lines(found: AlgorithmComparison, digits: int) -> list[str]:
 
     alone = found.over == algorithms.EPISODES
     unit = "an episode" if alone else "a run"
+    how = "no CI: single runs" if found.difference.ci95 is None else f"bootstrap over {found.over}"
     return [
-        f"difference of means {_format_estimate(found.difference, digits)} (bootstrap over {found.over})",
+        f"difference of means {_format_estimate(found.difference, digits)} ({how})",
         f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
         *(["note: single run per algorithm: results may not generalise across seeds"] if alone else []),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import tempfile
 from collections import Counter
@@ -224,10 +225,16 @@ def _may_play(entry: CheckpointEntry, layout: str | None) -> bool:
 
 
 def summarize_runs(
-    runs: Sequence[TrainingRun], scored: Sequence[ScoredCheckpoint], last: int
+    runs: Sequence[TrainingRun],
+    scored: Sequence[ScoredCheckpoint],
+    last: int,
+    *,
+    over_runs: bool = False,
 ) -> Algorithm | None:
     """Return the results of the runs whose evaluations are finished; None if no run is complete.
 
+    The values of a single run are those of its episodes; with `over_runs`, its score, to be compared with
+    several runs of another algorithm: the IQM of episodes is another quantity than that of runs.
     Raise UsageError for runs in several environments that have no common scale.
     """
     by_place = {filesystem.realpath(each.evaluation.checkpoint): each for each in scored}
@@ -245,20 +252,27 @@ def summarize_runs(
             complete.append(found)
     if not complete:
         return None
-    notes = (*missing, *_single_file_warnings(complete), *_environment_notes(complete))
-    return _aggregate_runs(tuple(complete), last, notes)
+    notes = (
+        *missing,
+        *_single_file_warnings(complete),
+        *_environment_notes(complete),
+        *surroundings_notes(complete),
+    )
+    over = SEEDS if over_runs or len(complete) > 1 else EPISODES
+    if over_runs and len(complete) == 1:
+        notes = (*notes, "single training run: no confidence interval across runs")
+    return _aggregate_runs(tuple(complete), last, over, notes)
 
 
-def _aggregate_runs(runs: tuple[RunResult, ...], last: int, notes: tuple[str, ...]) -> Algorithm:
+def _aggregate_runs(runs: tuple[RunResult, ...], last: int, over: str, notes: tuple[str, ...]) -> Algorithm:
     """Return the algorithm of these runs, with its mean, IQM and normalised scores."""
     scale = choose_scale(_judge_environments(runs))
     normalized = None
     if scale is not None:
-        strata = _stratify(runs, scale, episodes=len(runs) == 1)
+        strata = _stratify(runs, scale, episodes=over == EPISODES)
         normalized = NormalizedScores(
             scale, {each: statistics.aggregate_runs(strata, each) for each in statistics.AGGREGATES}
         )
-    over = SEEDS if len(runs) > 1 else EPISODES
     if len({run.env for run in runs}) > 1:
         if normalized is None:
             raise UsageError(
@@ -267,7 +281,7 @@ def _aggregate_runs(runs: tuple[RunResult, ...], last: int, notes: tuple[str, ..
                 hint="evaluate the runs of each environment by themselves",
             )
         means, iqms = normalized.aggregates["mean"], normalized.aggregates["iqm"]
-    elif len(runs) > 1:
+    elif over == SEEDS:
         scores = [run.score for run in runs]
         means, iqms = (statistics.estimate_over_runs(scores, each) for each in ("mean", "iqm"))
     else:
@@ -311,6 +325,17 @@ def _environment_notes(runs: Sequence[RunResult]) -> Iterator[str]:
         yield "unequal numbers of runs per environment: IQM and optimality gap weight every run equally"
 
 
+def surroundings_notes(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield a warning for each environment id whose runs had other arguments or another time limit."""
+    for env in sorted({run.env for run in runs}):
+        played = [each.evaluation.surroundings for run in runs if run.env == env for each in run.scored]
+        for name, what in (("arguments", "arguments"), ("max_episode_steps", "time limits")):
+            values = {json.dumps(each.get(name) or None, sort_keys=True, default=str) for each in played}
+            if len(values) > 1:
+                shown = ", ".join(sorted(values))
+                yield f"{env} was played with different {what}; returns are not comparable: {shown}"
+
+
 @functools.lru_cache(maxsize=4)
 def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
     """Return mean and IQM over the runs at each step that any run has, within the range that all runs cover.
@@ -339,7 +364,7 @@ def _curve_point(
     found: Algorithm, curves: Sequence[tuple[np.ndarray, np.ndarray]], step: int
 ) -> AlgorithmCurvePoint:
     scores = [float(np.interp(step, steps, values)) for steps, values in curves]
-    if len(found.runs) == 1:
+    if found.over == EPISODES:
         run = found.runs[0]
         episodes = [
             each.evaluation.rollout.returns for each in (*run.earlier, *run.scored) if each.step == step

@@ -28,7 +28,7 @@ from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, is_system_error
 from ckpttool.core.source import File, Shape
-from ckpttool.core.text import describe_error, format_count, replace_nonfinite
+from ckpttool.core.text import describe_error, format_count, replace_nonfinite, shorten
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -381,7 +381,7 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
 # Findings of doctor over the checkpoints.
 
 # What differs between sentences about different counts: numbers, and words in singular or plural.
-_NUMBER = re.compile(r"[0-9][0-9,.]*|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
+_NUMBER = re.compile(r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,6 +605,20 @@ _TABLES = {"progress.csv": ",", "progress.txt": "\t"}
 _EVALUATIONS = "evaluations.npz"  # stable_baselines3/common/callbacks.py, EvalCallback
 _MONITOR = "monitor.csv"  # stable_baselines3/common/monitor.py; `0.monitor.csv` for each environment
 _Points = list[tuple[int, float]]
+# Errors of reading files of any content as such tables.
+_UNREADABLE = (
+    CkpttoolError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    csv.Error,
+)
+# Most characters of a reason.
+_REASON = 200
 
 
 def find_logs(path: str) -> TrainingLogs:
@@ -617,14 +631,21 @@ def find_logs(path: str) -> TrainingLogs:
     if found.curves or urls.is_url(path):
         return found
     own = os.path.dirname(filesystem.abspath(path))
+    notes = list(found.notes)
     for folder in (own, *(os.path.join(own, name) for name in BELOW), os.path.dirname(own)):
-        for read in (_read_evaluations, _read_tables, _read_monitors):
-            with suppress(CkpttoolError, OSError, ValueError):
-                if (curve := read(folder)) is not None:
-                    many = format_count(curve.logged, "value")
-                    note = f"{many} of {curve.tag} ({curve.of}) in {urls.display_url(curve.files[0])}"
-                    return replace(found, curves=(curve,), notes=(*found.notes, note))
-    return found
+        for read, name in _READERS:
+            try:
+                curve = read(folder)
+            except _UNREADABLE as error:
+                reason = describe_error(error) if isinstance(error, CkpttoolError) else repr(error)
+                where = urls.display_url(os.path.join(folder, name))
+                notes.append(f"{where} contains no readable returns: {shorten(reason, _REASON)}")
+                continue
+            if curve is not None:
+                many = format_count(curve.logged, "value")
+                note = f"{many} of {curve.tag} ({curve.of}) in {urls.display_url(curve.files[0])}"
+                return replace(found, curves=(curve,), notes=(*notes, note))
+    return replace(found, notes=tuple(notes))
 
 
 def _read_evaluations(folder: str) -> TrainingCurve | None:
@@ -676,6 +697,13 @@ def _read_monitors(folder: str) -> TrainingCurve | None:
     steps = np.cumsum([length for _, length, _ in episodes], dtype=np.int64)
     points = [(int(step), value) for step, (_, _, value) in zip(steps, episodes, strict=True)]
     return _table_curve(files, "r", "training", points)
+
+
+_READERS = (
+    (_read_evaluations, _EVALUATIONS),
+    (_read_tables, "progress.csv or progress.txt"),
+    (_read_monitors, _MONITOR),
+)
 
 
 def _read_lines(file: str) -> list[str]:

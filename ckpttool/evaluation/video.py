@@ -26,7 +26,7 @@ Show = Callable[[np.ndarray], None]
 """Callback for the next image of a video, uint8 [height, width, 3]; all have the same size."""
 
 HINT = "pip install 'ckpttool[eval]'"
-_TEXT_COLOUR, _OUTLINE_COLOUR = (255, 255, 255), (20, 20, 20)
+_TEXT_COLOUR, _BOX_COLOUR = (255, 255, 255), (20, 20, 20)
 
 
 class CutError(Exception):
@@ -166,7 +166,7 @@ def require_pillow() -> None:
 
 
 class Caption:
-    """Draw outlined text in the upper left corner of images, scaled to the first image."""
+    """Draw text on a dark box in the upper left corner of images, scaled to the first image."""
 
     def __init__(self) -> None:
         self._font: ImageFont.FreeTypeFont | ImageFont.ImageFont | None = None
@@ -176,17 +176,13 @@ class Caption:
         from PIL import Image, ImageDraw, ImageFont
 
         image = Image.fromarray(picture)
-        size = max(10, round(image.height / 30))
-        self._font = self._font or ImageFont.load_default(size)
-        margin = max(3, image.height // 80)
-        ImageDraw.Draw(image).multiline_text(
-            (margin, margin),
-            "\n".join(lines),
-            _TEXT_COLOUR,
-            self._font,
-            stroke_width=max(1, size // 12),
-            stroke_fill=_OUTLINE_COLOUR,
-        )
+        # Outlines of letters this small would fill them.
+        self._font = self._font or ImageFont.load_default(max(14, round(image.height / 26)))
+        margin = max(4, image.height // 80)
+        draw, text = ImageDraw.Draw(image), "\n".join(lines)
+        _, _, right, bottom = draw.multiline_textbbox((margin, margin), text, self._font)
+        draw.rectangle((0, 0, right + margin, bottom + margin), _BOX_COLOUR)
+        draw.multiline_text((margin, margin), text, _TEXT_COLOUR, self._font)
         return np.asarray(image)
 
 

@@ -36,10 +36,10 @@ def typeset_minus(text: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09; a dash for NaN and inf."""
+    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09, 2e-05; a dash for NaN."""
     if not math.isfinite(value):
         return _NONE
-    if abs(value) >= 1e7:
+    if abs(value) >= 1e7 or 0 < abs(value) < 1e-3:
         return typeset_minus(f"{value:.4g}")
     digits = 0 if value == int(value) else 2 if abs(value) >= 10 else 4
     return typeset_minus(f"{value:,.{digits}f}")
@@ -404,7 +404,8 @@ class _AxisScale:
 
     def ticks(self) -> tuple[AxisTick, ...]:
         return tuple(
-            AxisTick(self(value), format_number(value)) for value in round_ticks(self.low, self.high)
+            AxisTick(self(value), typeset_minus(f"{value:,.10g}"))
+            for value in round_ticks(self.low, self.high)
         )
 
 
@@ -423,8 +424,10 @@ def _round_axis(values: Sequence[float]) -> list[float]:
     low, high = min(values), max(values)
     known = round_ticks(low, high)
     apart = known[1] - known[0] if len(known) > 1 else 0.0
-    begin = known[0] - apart if known[0] > low else known[0]
-    return [begin, known[-1] + apart if known[-1] < high else known[-1], low, high]
+    # Ticks are rounded: one at the end may be beside it by the last bit.
+    slack = 1e-9 * apart
+    begin = known[0] - apart if known[0] > low + slack else known[0]
+    return [begin, known[-1] + apart if known[-1] < high - slack else known[-1], low, high]
 
 
 def _chart_line(curve: ReturnCurve, x: _AxisScale, y: _AxisScale) -> ChartLine:
