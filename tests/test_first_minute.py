@@ -285,6 +285,29 @@ def test_the_hint_of_an_archive_opens_it(scheme: str, suffix: str, tmp_path: Pat
     assert in_process(*hint, cwd=tmp_path).out.startswith(f"{scheme}://agent.pt::")
 
 
+@pytest.mark.torch
+def test_networks_of_other_sizes_are_named(tmp_path: Path, shared_workers: None) -> None:
+    sizes = {"l1.weight": (8, 5), "l1.bias": (8,), "l2.weight": (1, 8), "l2.bias": (1,)}
+    arrays = {name: np.ones(shape, np.float32) for name, shape in sizes.items()}
+    save(torch_tree(arrays), str(tmp_path / "other.npz"))
+    ran = in_process("verify", TORCH_SAMPLE, tmp_path / "other.npz", "--activation", "relu", "--head", "tanh")
+    assert ran.status == 1, ran.err
+    assert "A obs 3 -> 1; B obs 5 -> 1" in ran.out
+    rows = [line.split() for line in ran.out.splitlines() if line.endswith(" NO")]
+    assert rows
+    assert all(row[1:] == ["0", "-", "-", "-", "-", "NO"] for row in rows)
+
+
+def test_a_hint_of_eval_becomes_the_running_command(corpus: Path, tmp_path: Path) -> None:
+    agent = corpus / "tf" / "sb2" / "zoo" / "td3_Pendulum-v0.pkl"
+    policy = corpus / "exported" / "onnx" / "g1_policy.onnx"
+    ran = in_process("verify", agent, policy, "--bounds", "-2", "2")
+    refused(ran)
+    hint = shlex.split(ran.err.splitlines()[1].removeprefix("hint: "))
+    assert hint[:4] == ["ckpttool", "verify", str(agent), str(policy)]
+    assert hint[4:] == ["--bounds", "-2", "2", "--head", "affine"]
+
+
 def test_help_of_a_command() -> None:
     for words in (("digest",), ("convert",), ()):
         assert in_process("help", *words).out.strip() == in_process(*words, "--help").out.strip()
