@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -233,6 +234,19 @@ def test_modules_come_before_values_where_not_all_fit(tmp_path: Path) -> None:
     names = [line.split()[0] for line in seen.splitlines() if line.strip()]
     assert "model" in names
     assert "setting0" in names
+
+
+def test_the_next_command_after_a_file_with_code_lists_it(tmp_path: Path) -> None:
+    content = pickle.dumps({"reward": 1.0, "actor": os.getcwd}, protocol=2)
+    with zipfile.ZipFile(tmp_path / "theirs.pt", "w") as archive:
+        archive.writestr("agent/data.pkl", content)
+        archive.writestr("agent/version", "3\n")
+    seen = on_terminal("inspect", "theirs.pt", cwd=tmp_path, NO_COLOR="1").out
+    steps = [line.removeprefix("next: ckpttool ") for line in seen.splitlines() if line.startswith("next: ")]
+    assert steps == ["inspect theirs.pt --names"]
+    listed = on_terminal(*shlex.split(steps[0]), cwd=tmp_path, NO_COLOR="1").out
+    assert "posix.getcwd" in listed
+    assert "next: " not in listed
 
 
 def test_files_of_one_agent_are_one_checkpoint(corpus: Path, tmp_path: Path) -> None:
