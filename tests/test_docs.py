@@ -71,6 +71,15 @@ def test_every_block_says_what_it_is(page: Path) -> None:
             assert "pip install" not in block.text, f"{block.place} would install something"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_readers_see_the_name_of_a_file_above_its_block(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for block in blocks(page):
+        if (name := block.notes.get("file")) is not None:
+            above = [line for line in lines[max(0, block.line - 8) : block.line - 1] if "<!--" not in line]
+            assert f"`{name}`" in " ".join(above), f"{block.place} does not name {name}"
+
+
 def marked(page: Path) -> Any:
     wanted = {module for block in blocks(page) for module in block.notes.get("needs", "").split()}
     marks = [mark for module, mark in MARKS.items() if module in wanted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -235,6 +236,19 @@ def test_modules_come_before_values_where_not_all_fit(tmp_path: Path) -> None:
     assert "setting0" in names
 
 
+def test_the_next_command_after_a_file_with_code_lists_it(tmp_path: Path) -> None:
+    content = pickle.dumps({"reward": 1.0, "actor": os.getcwd}, protocol=2)
+    with zipfile.ZipFile(tmp_path / "theirs.pt", "w") as archive:
+        archive.writestr("agent/data.pkl", content)
+        archive.writestr("agent/version", "3\n")
+    seen = on_terminal("inspect", "theirs.pt", cwd=tmp_path, NO_COLOR="1").out
+    steps = [line.removeprefix("next: ckpttool ") for line in seen.splitlines() if line.startswith("next: ")]
+    assert steps == ["inspect theirs.pt --names"]
+    listed = on_terminal(*shlex.split(steps[0]), cwd=tmp_path, NO_COLOR="1").out
+    assert "posix.getcwd" in listed
+    assert "next: " not in listed
+
+
 def test_files_of_one_agent_are_one_checkpoint(corpus: Path, tmp_path: Path) -> None:
     """TD3's authors' code writes several files per checkpoint."""
     found = in_process("inspect", corpus / "torch" / "fujimoto" / "bmcnns" / "models", "--json").json()
@@ -283,6 +297,29 @@ def test_the_hint_of_an_archive_opens_it(scheme: str, suffix: str, tmp_path: Pat
     refused(ran)
     hint = shlex.split(ran.err.rpartition("ckpttool ")[2])
     assert in_process(*hint, cwd=tmp_path).out.startswith(f"{scheme}://agent.pt::")
+
+
+@pytest.mark.torch
+def test_networks_of_other_sizes_are_named(tmp_path: Path, shared_workers: None) -> None:
+    sizes = {"l1.weight": (8, 5), "l1.bias": (8,), "l2.weight": (1, 8), "l2.bias": (1,)}
+    arrays = {name: np.ones(shape, np.float32) for name, shape in sizes.items()}
+    save(torch_tree(arrays), str(tmp_path / "other.npz"))
+    ran = in_process("verify", TORCH_SAMPLE, tmp_path / "other.npz", "--activation", "relu", "--head", "tanh")
+    assert ran.status == 1, ran.err
+    assert "A obs 3 -> 1; B obs 5 -> 1" in ran.out
+    rows = [line.split() for line in ran.out.splitlines() if line.endswith(" NO")]
+    assert rows
+    assert all(row[1:] == ["0", "-", "-", "-", "-", "NO"] for row in rows)
+
+
+def test_a_hint_of_eval_becomes_the_running_command(corpus: Path, tmp_path: Path) -> None:
+    agent = corpus / "tf" / "sb2" / "zoo" / "td3_Pendulum-v0.pkl"
+    policy = corpus / "exported" / "onnx" / "g1_policy.onnx"
+    ran = in_process("verify", agent, policy, "--bounds", "-2", "2")
+    refused(ran)
+    hint = shlex.split(ran.err.splitlines()[1].removeprefix("hint: "))
+    assert hint[:4] == ["ckpttool", "verify", str(agent), str(policy)]
+    assert hint[4:] == ["--bounds", "-2", "2", "--head", "affine"]
 
 
 def test_help_of_a_command() -> None:

@@ -423,6 +423,8 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
         hint = shlex.split(error.hint or "")
     except ValueError:
         return error
+    if given and given[0] in _LIKE_EVAL and hint[:2] == [_NAME, "eval"]:
+        hint = _replace_eval(hint, given)
     if not given or hint[:2] != [_NAME, given[0]]:
         return error
     positional, proposed = _split_options(hint[2:])
@@ -438,6 +440,17 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     words = [word for name, values in (*kept, *filled) for word in (name, *values)]
     error.hint = shlex.join((_NAME, given[0], *positional, *words))
     return error
+
+
+# Commands that take eval's facts of an agent (--head, --activation, ...).
+_LIKE_EVAL = ("verify", "doctor")
+
+
+def _replace_eval(hint: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return the running command with the options that a hint gives eval."""
+    options = [(name, values) for name, values in _split_options(hint[2:])[1] if values != ["ID"]]
+    words = [word for name, values in options for word in (name, *values)]
+    return [_NAME, given[0], *_split_options(given[1:])[0], *words]
 
 
 def _is_compatible_option(name: str, proposed: Sequence[tuple[str, list[str]]]) -> bool:

@@ -584,10 +584,18 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
     if urls.is_copy(found.checkpoint.path):
         return []
     if found.layout is None:
-        return [("stats", path), ("doctor", path)]
+        return [*_audit_command(found, path), *([("stats", path), ("doctor", path)] if found.tensors else [])]
     tensorflow = found.checkpoint.format in _TENSORFLOW
     other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
     return [("convert", path, *other), _eval_command(path, found)]
+
+
+def _audit_command(found: CheckpointSummary, path: str) -> Steps:
+    """Suggest the list of what loading would run, unless it is shown already."""
+    from ckpttool.core.checkpoint import CODE, worst_verdict
+
+    runs = worst_verdict(found.checkpoint.code_references) == CODE
+    return [("inspect", path, "--names")] if runs and "--names" not in sys.argv else []
 
 
 def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:

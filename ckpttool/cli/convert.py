@@ -360,7 +360,7 @@ class ModelPairOptions(OptionPanel, title="Models"):
         bool | None,
         typer.Option(
             "--transpose-inputs/--no-transpose-inputs",
-            help="B's images have channels last where A's have them first, or the reverse.",
+            help="Whether B's channels are last where A's are first.",
             show_default=False,
         ),
     ] = None

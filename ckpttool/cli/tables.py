@@ -272,10 +272,8 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         (
             n.name,
             str(n.n),
-            f"{n.max_abs:.2e}",
-            f"{n.max_rel:.2e}",
-            f"{n.error_a:.2e}",
-            f"{n.error_b:.2e}",
+            # Without inputs, nothing was measured.
+            *(f"{x:.2e}" if n.n else "-" for x in (n.max_abs, n.max_rel, n.error_a, n.error_b)),
             "yes" if n.within else "NO",
         )
         for n in found.networks

@@ -1111,6 +1111,7 @@ def _compare_networks(
         if options.steps is not None:
             training, remarks = _compare_training(a, b, options.steps, workers, assumed)
             notes += remarks
+    notes = [*notes, *(note for title, pair in compared.items() for note in _size_notes(title, *pair))]
     # If B lacks something of A, they differ, unless B is the conversion of a part; extra entries in B do not
     # count against it.
     part = _part_of(a, b) if missing_networks(a, b) else None
@@ -1226,6 +1227,14 @@ def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
     normalised = [agent.known.obs_norm is not None for agent in (a, b)]
     if normalised[0] != normalised[1]:
         yield f"only {'A' if normalised[0] else 'B'} records how observations are normalised"
+
+
+def _size_notes(title: str, left: Network, right: Network) -> Iterator[str]:
+    """Yield the sizes of two networks that cannot be compared because these differ."""
+    if left.inputs == right.inputs and left.width == right.width:
+        return
+    a, b = (f"{', '.join(f'{name} {size}' for name, size in n.inputs)} -> {n.width}" for n in (left, right))
+    yield f"{title} has other sizes: A {a}; B {b}"
 
 
 def _measure_network(

@@ -592,7 +592,8 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     library = import_gymnasium()
     sentence = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
-    hint = f"similar environments: {', '.join(near)}" if near else None
+    others = f" (or {', '.join(near[1:])})" if len(near) > 1 else ""
+    hint = f"use --env {near[0]}{others}" if near else None
     if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
         hint = "to play a simulator factory, use --engine device --backend torch"
     try:
