@@ -202,6 +202,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
 
 
+def pytest_collection_finish() -> None:
+    """Leave the collected tests out of all later collections of garbage, each of which would look at them."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs the shared corpus of real checkpoints, or a framework, where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
