@@ -204,7 +204,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Leave the collected tests out of all later collections of garbage, each of which would look at them."""
-    gc.collect()
     gc.freeze()
 
 
