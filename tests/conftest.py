@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -178,6 +179,15 @@ def refused(ran: Ran) -> str:
 
 def _ignore(signum: int, frame: FrameType | None) -> None:
     """Do nothing."""
+
+
+def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip archive as Python's own module writes it."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
 
 
 def pytest_configure() -> None:
