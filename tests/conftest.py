@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -180,6 +181,15 @@ def _ignore(signum: int, frame: FrameType | None) -> None:
     """Do nothing."""
 
 
+def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip archive as Python's own module writes it."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
 def pytest_configure() -> None:
     """Let the tests' programs start with the signals that a terminal starts them with.
 
@@ -200,6 +210,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With `--golden`, run only the tests that have golden texts."""
     if config.getoption("--golden"):
         items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
+
+
+def pytest_collection_finish() -> None:
+    """Leave the collected tests out of all later collections of garbage, each of which would look at them."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

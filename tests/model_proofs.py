@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,43 +21,32 @@ from ckpttool.commands.convert import convert
 from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
 from ckpttool.mapping.flattening import FeatureReordering
-from ckpttool.networks import ModelSpec, model_host, model_runner
+from ckpttool.networks import ModelSpec, model_host
 from tests import pair_models, replayed_faults
+from tests.shared_runners import InThisProcess
 
 # Processes in this one.
 
 
-class LocalRunner:
-    """What ChildProcess does for a model, without a process."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.folder = Path(tempfile.mkdtemp())
-        self.session = model_runner.RunnerSession(self.folder)
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def stop(self, _: object) -> None:
-        """Do nothing."""
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Answer as the process would, with data as it would travel."""
-        given = json.loads(json.dumps(values))
-        return json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given)))
-
-
-class LocalHost(LocalRunner):
+class LocalHost(InThisProcess):
     """What ModelProcess does, without a process."""
 
     def __init__(self, wanted: ModelSpec) -> None:
         super().__init__()
+        super().start()
         self.wanted, self.hosted = wanted, model_host.HostSession(self.folder)
 
     def __enter__(self) -> LocalHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        super().stop(None)
+
+    def start(self) -> None:
+        """Do nothing: the comparison runs the model of this process."""
+
+    def stop(self, _: object) -> None:
+        """Do nothing: the model is still used."""
 
     def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
         """Answer as the process would."""
@@ -271,7 +259,7 @@ def _run_here(folder: str) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))
     load_into.ModelProcess = LocalHost  # type: ignore[assignment,misc]
-    model_comparison.ChildProcess = LocalRunner  # type: ignore[assignment,misc]
+    model_comparison.ChildProcess = InThisProcess  # type: ignore[assignment,misc]
 
 
 mlp, cnn, gru = pair_models.mlp, pair_models.cnn, pair_models.gru

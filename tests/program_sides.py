@@ -11,7 +11,7 @@ from unittest import mock
 
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import verify
-from tests.test_verify_models import InThisProcess
+from tests.shared_runners import InThisProcess
 
 
 def image(keras: Any) -> Any:
@@ -82,8 +82,6 @@ def compare_module(folder: str) -> None:
 
 def print_comparison(first: str, second: str, folder: str, **options: Any) -> None:
     """Print the JSON of `verify` of two files; both models run in this process."""
-    InThisProcess.root = Path(folder, "sides")
-    InThisProcess.root.mkdir()
     with mock.patch.object(model_comparison, "ChildProcess", InThisProcess):
         found = verify(first, second, run_code=True, **options)
     sys.stdout.write("\n" + json.dumps(found.document()))

@@ -1,13 +1,14 @@
-"""One process per framework for all sides that `verify` of two models runs: its start takes most of the time.
+"""Sides of a comparison by `verify` without a process each, whose start takes most of the time.
 
-Within `shared_runners`, a side of a comparison is served by the process of its framework, each with a session
-of its own.
+`InThisProcess` runs a side in the calling process. Within `shared_runners`, a side is served by one process
+for each framework, each side with a session of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -26,6 +27,31 @@ _PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; from tests.shared_runners import main; main()",
 )
 TENSORFLOW = ("keras", "saved_model")
+
+
+class InThisProcess:
+    """What ChildProcess does for a side of a comparison, without a process; data are encoded as there."""
+
+    folder: Path
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._holder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Open the folder of the side."""
+        self._holder = tempfile.TemporaryDirectory(prefix="side")
+        self.folder = Path(self._holder.name)
+        self.session = model_runner.RunnerSession(self.folder)
+
+    def stop(self, _: object) -> None:
+        """Remove the folder."""
+        if self._holder is not None:
+            self._holder.cleanup()
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Answer as the process would."""
+        given = json.loads(json.dumps(values))
+        return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given))))
 
 
 class SharedRunners:

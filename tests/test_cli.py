@@ -23,7 +23,7 @@ import pytest
 
 from ckpttool.cli import common
 from ckpttool.commands.save import save
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused, zipped
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -329,7 +329,7 @@ def bad_inputs(folder: Path) -> dict[str, Path]:
     case("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0")
     case("hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100))
     case("cut zip", TORCH_SAMPLE.read_bytes()[:5000])
-    case("zip of something", _zip({"a.txt": b"x"}))
+    case("zip of something", zipped({"a.txt": b"x"}))
 
     index, data = (Path(f"{TF_SAMPLE}{end}").read_bytes() for end in (".index", ".data-00000-of-00001"))
 
@@ -367,14 +367,6 @@ def bad_inputs(folder: Path) -> dict[str, Path]:
     (folder / "dangling").symlink_to(folder / "nowhere")
     cases["dangling link"] = folder / "dangling"
     return cases
-
-
-def _zip(members: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return stream.getvalue()
 
 
 CASES = [
@@ -576,7 +568,7 @@ class Settings:
 def test_an_object_shows_its_class_and_is_not_built(tmp_path: Path, golden: Golden) -> None:
     stream = io.BytesIO()
     pickle.Pickler(stream, protocol=2).dump({"args": Settings()})
-    (tmp_path / "x.pt").write_bytes(_zip({"a/data.pkl": stream.getvalue(), "a/version": b"3\n"}))
+    (tmp_path / "x.pt").write_bytes(zipped({"a/data.pkl": stream.getvalue(), "a/version": b"3\n"}))
     ran = in_process("inspect", tmp_path / "x.pt")
     assert ran.status == 0, ran.err
     golden("\n".join(line for line in ran.out.splitlines() if "Settings" in line))

@@ -30,7 +30,7 @@ CLEAN = (
     *("hdf5-plain", "hdf5-gzip", "hdf5-fletcher32", "hdf5-latest", "hdf5-types", "hdf5-chunks"),
     *("hdf5-indexes", "keras-h5", "keras"),
 )
-MUTANTS = 200
+MUTANTS = 100
 # The HDF5 library takes long to fail, up to the limit of 8 s: some that are quick.
 FEW, QUICK = 20, 1020
 

@@ -104,8 +104,13 @@ def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndar
 LONG = ("HalfCheetah", "Swimmer", "Ant")
 
 
+# Tasks of many bodies take seconds: their older versions are played at night.
+SLOW = ("Ant-v4", "HalfCheetah-v4", "Humanoid-v4", "Walker2d-v4")
+WHOLE = [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in IDS]
+
+
 class TestEveryTask:
-    @pytest.mark.parametrize("env_id", IDS)
+    @pytest.mark.parametrize("env_id", WHOLE)
     def test_whole_episodes_from_four_seeds_are_gymnasiums(self, env_id: str) -> None:
         # Where nothing else ends them, one version's episodes are as long as Gymnasium has them.
         long, cut = env_id.startswith(LONG), {"max_episode_steps": 300}

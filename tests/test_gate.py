@@ -32,7 +32,7 @@ from ckpttool.core import File, checkpoint, filesystem
 from ckpttool.encodings import pickle_reader
 from ckpttool.formats import Probe, detect, find_pickle_format, keras_config, tf_saved_model
 from tests.bundle_writer import field
-from tests.conftest import ROOT, TORCH_SAMPLE, in_process
+from tests.conftest import ROOT, TORCH_SAMPLE, in_process, zipped
 from tests.hostile import crafted_onnx
 from tests.pickles import ACTING
 from tests.sarif_schema import SCHEMA
@@ -54,14 +54,6 @@ class Acts:
 
 GRAPH = field(1, field(1, "a") + field(2, "WriteFile") + field(3, "b")) * 2
 ACTS = pickle.dumps({"a": Acts()}, 2)
-
-
-def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
 
 
 def more(archive: Path, members: dict[str, bytes]) -> bytes:

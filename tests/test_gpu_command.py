@@ -249,8 +249,8 @@ def copies_up(_: Any) -> None:
     [
         (copies_up, "to the device"),
         (lambda obs: obs.sum().item(), "to the host"),
-        (lambda obs: obs.tolist(), "to the host"),
-        (lambda obs: obs.cpu(), "to the host"),
+        pytest.param(lambda obs: obs.tolist(), "to the host", marks=pytest.mark.slow),
+        pytest.param(lambda obs: obs.cpu(), "to the host", marks=pytest.mark.slow),
         (lambda obs: obs.to("cpu"), "to the device"),
     ],
     ids=["tensor", "item", "tolist", "cpu", "to"],

@@ -24,6 +24,7 @@ from ckpttool.core import (
     read_writable,
 )
 from tests.conftest import ROOT
+from tests.hostile.repair import lookup3, lookup3_prefixes
 
 
 def test_two_processes_read_the_same() -> None:
@@ -89,3 +90,10 @@ def test_a_view_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
         for shape, strides, offset in (((5,), (2,), 0), ((4,), (-1,), 0), ((2, 2), (1, 1), 6)):
             with pytest.raises(FormatError):
                 StridedView(storage, 4, shape, strides, offset).read()
+
+
+@pytest.mark.parametrize("size", [4, 5, 12, 13, 14, 25, 100])
+def test_checksums_of_all_prefixes_are_those_of_each(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    for shortest in (4, 5, 13):
+        assert lookup3_prefixes(data, shortest) == [lookup3(data[:n]) for n in range(shortest, size)]

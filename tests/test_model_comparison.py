@@ -23,7 +23,7 @@ from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models, warm
 from tests.conftest import KERAS_2, ROOT
 from tests.pair_models import SHAPES
-from tests.test_verify_models import InThisProcess
+from tests.shared_runners import InThisProcess
 
 PAIR = (InputPair("image", "image", (3,), (3,)), InputPair("words", "words", (5,), (5,), "int32", below=11))
 
@@ -241,10 +241,8 @@ def test_blocks_have_one_title_in_both_frameworks() -> None:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run models in this process, and make `pair_models` importable."""
-    (tmp_path / "sides").mkdir()
-    InThisProcess.root = tmp_path / "sides"
     monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
 

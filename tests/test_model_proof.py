@@ -155,7 +155,7 @@ def test_load_into_restores_a_model_that_computes_something_else(outcomes: dict[
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
     monkeypatch.setattr(load_into, "ModelProcess", model_proofs.LocalHost)
-    monkeypatch.setattr(model_comparison, "ChildProcess", model_proofs.LocalRunner)
+    monkeypatch.setattr(model_comparison, "ChildProcess", model_proofs.InThisProcess)
 
 
 def save(folder: Path, name: str = "mlp") -> str:

@@ -82,10 +82,18 @@ print(any(features[name] for name in core._multiarray_umath.__cpu_dispatch__))
         assert python(["-c", program], setting("baseline", 1)).split() == ["DEFAULT", "1"]
 
 
-@pytest.mark.parametrize(("features", "threads"), [("baseline", 1), ("all", 2)])
+# By default both settings differ from those of the other tests at once.
+@pytest.mark.parametrize(
+    ("features", "threads"),
+    [
+        ("baseline", 2),
+        pytest.param("baseline", 1, marks=pytest.mark.slow),
+        pytest.param("all", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_numbers_do_not_depend_on_the_processor(features: str, threads: int) -> None:
     modules = [str(ROOT / "tests" / f"{name}.py") for name in NUMERICAL]
-    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not tensorflow", "-k", LEFT_OUT]
+    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not tensorflow and not slow", "-k", LEFT_OUT]
     signals = [f"{ROOT}/tests/test_convert.py::test_a_signal_leaves_nothing_behind"]
     output = python(["-m", "pytest", *options, *modules, *signals], setting(features, threads))
     assert " passed" in output.splitlines()[-1]

@@ -18,36 +18,13 @@ from ckpttool.commands import model_comparison
 from ckpttool.commands.training_comparison import TensorMatcher, find_reordering
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UsageError
-from ckpttool.networks import ModelSpec, model_runner
+from ckpttool.networks import ModelSpec
 from tests import schemas, tensorflow_child, warm
 from tests.conftest import ROOT
+from tests.shared_runners import InThisProcess
 from tests.trained_models import CASES, FORMS, OptimizerCase, factory
 
 TRAINED = 5
-
-
-class InThisProcess:
-    """What ChildProcess does, without a process."""
-
-    folder: Path
-    root: Path
-    count = 0
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def start(self) -> None:
-        InThisProcess.count += 1
-        self.folder = InThisProcess.root / str(InThisProcess.count)
-        self.folder.mkdir()
-        self.session = model_runner.RunnerSession(self.folder)
-
-    def stop(self, _: object) -> None:
-        pass
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
-        given = json.loads(json.dumps(values))
-        return json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given)))
 
 
 # Two PyTorch models with one set of weights: B's layers have other names, and are registered in reverse.
@@ -269,7 +246,6 @@ def in_torch(folder: Path) -> dict[str, Any]:
     import torch
 
     model_comparison.ChildProcess = InThisProcess  # type: ignore[misc, assignment]
-    InThisProcess.root = folder
     sys.path.insert(0, str(ROOT / "tests"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -480,7 +456,6 @@ def in_keras(folder: Path) -> dict[str, Any]:
     from tests.trained_models import keras_model, keras_optimizer, keras_steps
 
     model_comparison.ChildProcess = InThisProcess  # type: ignore[misc, assignment]
-    InThisProcess.root = folder
     sys.path.insert(0, str(ROOT / "tests"))
     case = CASES["adam32"]
     keras.utils.set_random_seed(3)

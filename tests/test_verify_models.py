@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +19,19 @@ from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.networks import ModelSpec, model_runner
+from ckpttool.networks import ModelSpec
 from tests import pair_models, planted_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
 from tests.planted_faults import FAULTS, Fault, PlantedFaults
+from tests.shared_runners import InThisProcess, shared_runners
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 
 
-class InThisProcess:
-    """What ChildProcess does, without a process: its start takes most of a test's time."""
-
-    folder: Path
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def start(self) -> None:
-        InThisProcess.count += 1
-        self.folder = InThisProcess.root / str(InThisProcess.count)
-        self.folder.mkdir()
-        self.session = model_runner.RunnerSession(self.folder)
-
-    def stop(self, _: object) -> None:
-        pass
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
-        given = json.loads(json.dumps(values))
-        return json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given)))
-
-    root: Path
-    count = 0
-
-
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run torch models in this process."""
-    (tmp_path / "sides").mkdir()
-    InThisProcess.root = tmp_path / "sides"
     monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
 
 
@@ -70,6 +45,16 @@ def factories(monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[None]:
+    """Serve all sides by one process of each framework."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        with shared_runners(planted_faults.framework_of):
+            yield
 
 
 # Equal models, one in each framework.
@@ -95,7 +80,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]
         for name in RIGHT
     ],
 )
-def test_equal_models_pass(files: dict[str, tuple[str, str]], name: str) -> None:
+def test_equal_models_pass(files: dict[str, tuple[str, str]], name: str, runners: None) -> None:
     found = verify(*files[name], like_b=spec(name))
     assert found.within
     assert found.models is not None
@@ -166,7 +151,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", DAILY)
-def test_a_fault_between_frameworks_is_found(name: str, planted: PlantedFaults) -> None:
+def test_a_fault_between_frameworks_is_found(name: str, planted: PlantedFaults, runners: None) -> None:
     found = planted.find(name, DAILY[name])
     assert found.found, found
     assert found.layer_right, found

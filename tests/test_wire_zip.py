@@ -26,6 +26,7 @@ from ckpttool.core import (
 )
 from ckpttool.encodings import ZipWriter
 from ckpttool.encodings import archives as wire
+from tests.conftest import zipped
 
 MEMBERS = {"a/one": b"first member", "a/two": bytes(1000), "a/three": b""}
 
@@ -36,14 +37,6 @@ def written(members: dict[str, bytes]) -> bytes:
     for name, data in members.items():
         writer.add(name, data)
     writer.close()
-    return stream.getvalue()
-
-
-def standard(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
     return stream.getvalue()
 
 
@@ -72,13 +65,13 @@ def central(data: bytes, number: int = 0) -> int:
     return at
 
 
-@pytest.mark.parametrize("make", [written, standard])
+@pytest.mark.parametrize("make", [written, zipped])
 def test_members_come_back(make, tmp_path):
     assert contents(make(MEMBERS), tmp_path) == MEMBERS
 
 
 def test_deflated_members_come_back(tmp_path):
-    data = standard(MEMBERS, zipfile.ZIP_DEFLATED)
+    data = zipped(MEMBERS, zipfile.ZIP_DEFLATED)
     assert contents(data, tmp_path) == MEMBERS
 
 
@@ -127,7 +120,7 @@ def test_round_trip(tmp_path_factory, members):
 
 
 def test_checksums_that_were_not_recorded_are_no_error(tmp_path):
-    data = bytearray(standard(MEMBERS))
+    data = bytearray(zipped(MEMBERS))
     for mark, place in ((b"PK\x03\x04", 14), (b"PK\x01\x02", 16)):
         at = data.find(mark)
         while at >= 0:
@@ -142,7 +135,7 @@ def test_checksums_that_were_not_recorded_are_no_error(tmp_path):
 
 
 def test_one_checksum_of_zero_is_checked(tmp_path):
-    data = standard(MEMBERS)
+    data = zipped(MEMBERS)
     data = patched(data, central(data) + 16, "<I", 0)
     data = patched(data, 14, "<I", 0)
     with pytest.raises(ChecksumError):
@@ -205,12 +198,12 @@ HOSTILE = {
 @pytest.mark.parametrize(("change", "error"), HOSTILE.values(), ids=HOSTILE)
 def test_ambiguous_archives_are_refused(change, error, tmp_path):
     with pytest.raises(error) as caught:
-        contents(change(standard(MEMBERS)), tmp_path)
+        contents(change(zipped(MEMBERS)), tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 
 def test_bomb_is_refused(tmp_path, golden):
-    archive = opened(standard({"a/bomb": bytes(1 << 20)}, zipfile.ZIP_DEFLATED), tmp_path)
+    archive = opened(zipped({"a/bomb": bytes(1 << 20)}, zipfile.ZIP_DEFLATED), tmp_path)
     member = archive.members["a/bomb"]
     lying = wire.ZipArchive(archive.file, {"a/bomb": member._replace(size=1 << 40)}, True)
     with pytest.raises(FormatError) as caught:
@@ -220,7 +213,7 @@ def test_bomb_is_refused(tmp_path, golden):
 
 
 def test_deflated_member_longer_than_declared_is_refused(tmp_path, golden):
-    data = standard({"a": bytes(5000)}, zipfile.ZIP_DEFLATED)
+    data = zipped({"a": bytes(5000)}, zipfile.ZIP_DEFLATED)
     data = patched(patched(data, 22, "<I", 100), central(data) + 24, "<I", 100)
     with pytest.raises(FormatError) as caught:
         contents(data, tmp_path)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import shlex
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ckpttool.commands.save import save
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, zipped
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -24,14 +22,6 @@ with open(ROOT / "tests" / "wrong_usages.tsv", encoding="utf-8", newline="") as 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 1048576\n"
 HTML = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n"
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return stream.getvalue()
 
 
 @pytest.fixture(scope="module")

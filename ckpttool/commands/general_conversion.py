@@ -24,12 +24,12 @@ from ckpttool.commands.optimizer_states import (
     has_rate,
     list_keras_optimizers,
     path_texts,
-    slot_top,
     trained_order,
 )
 from ckpttool.core import dtypes
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.formats.tf_object_graph import slot_optimizer
 from ckpttool.libraries.optimizers_write import BoundOptimizer, list_torch_optimizers
 from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping import flattening, wrappers
@@ -142,7 +142,8 @@ def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
 def has_older_optimizer(tree: Tree) -> bool:
     """Return whether a slot belongs to a TensorFlow 1 optimizer, which stores no learning rate."""
     return any(
-        leaf.role == "slot" and not has_rate(tree, slot_top(path, leaf)) for path, leaf in tree.tensors()
+        leaf.role == "slot" and not has_rate(tree, slot_optimizer(path, leaf))
+        for path, leaf in tree.tensors()
     )
 
 

@@ -461,7 +461,6 @@ _SETTINGS = (
     ("scale", "scale", "factor", "temperature"),
 )
 _EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
-_MOST_BLOCKS = 4
 _MOST_TRANSPOSED = 1 << 24
 _ROLES = (
     ("mean", r"mean"),

@@ -17,7 +17,7 @@ from ckpttool.commands.restore import canonical_tree, read_any_sidecar
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.tree import Leaf, Path, Tree, attr, display, index
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.tf_object_graph import slot_path
+from ckpttool.formats.tf_object_graph import slot_optimizer
 from ckpttool.libraries import optimizers_read, optimizers_write, schema
 from ckpttool.libraries.optimizers_read import (
     ADAM,
@@ -642,7 +642,7 @@ def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
             if leaf.of is not None and path_texts(path[:-1])[-len(leaf.of) :] == path_texts(leaf.of):
                 named.append(path)
             else:
-                tops[slot_top(path, leaf)] = None
+                tops[slot_optimizer(path, leaf)] = None
         elif leaf.role == "counter" and str(path[-1].value) in _ITERATIONS and has_rate(tree, path[:-1]):
             tops[path[:-1]] = None
     found: dict[Path, list[Path]] = {top: [] for top in tops if top}
@@ -667,17 +667,6 @@ def path_texts(path: Path) -> tuple[str, ...]:
 def has_rate(tree: Tree, top: Path) -> bool:
     """Return whether an optimizer has a variable for its learning rate."""
     return bool(top) and any((*top, attr(name)) in tree for name in _RATES)
-
-
-def slot_top(path: Path, leaf: Leaf) -> Path:
-    """Return the path of the optimizer that has the slot."""
-    if leaf.of is not None and leaf.slot is not None:
-        short = len(path) - len(leaf.of) - 2
-        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
-            return path[:short]
-    return path[:-2]
-
-
 # The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
 
 KERAS_ARGUMENTS = {

@@ -34,7 +34,7 @@ from ckpttool.formats.keras_config import (
     snake_case,
 )
 from ckpttool.formats.keras_tree import SLOTS, list_model, optimizer_class, optimizer_config
-from ckpttool.formats.tf_object_graph import slot_path
+from ckpttool.formats.tf_object_graph import slot_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -578,7 +578,7 @@ class OptimizerSlots:
         self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
         for path, leaf in leaves.items():
             if leaf.role == "slot" and leaf.of is not None and leaf.of in leaves and leaf.slot:
-                self.slots.setdefault(_optimizer_path(path, leaf), {})[leaf.slot, leaf.of] = path
+                self.slots.setdefault(slot_optimizer(path, leaf), {})[leaf.slot, leaf.of] = path
         self.settings: dict[Path, dict[int, Path]] = {at: {} for at in self.slots}
         for path in leaves:
             name = str(path[-1].value).removeprefix("_")
@@ -590,7 +590,7 @@ class OptimizerSlots:
         leaf = self.leaves[path]
         if leaf.role == "slot":
             of = leaf.of if leaf.of is not None else ()
-            return self.slots.get(_optimizer_path(path, leaf), {}).get((leaf.slot or "", of)) == path
+            return self.slots.get(slot_optimizer(path, leaf), {}).get((leaf.slot or "", of)) == path
         return path in self.settings.get(path[:-1], {}).values()
 
     def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
@@ -624,15 +624,6 @@ class OptimizerSlots:
     def _moved(self, at: Path, example: Path) -> Path:
         # A prefix removed from every path is not part of the optimizer's path either.
         return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
-
-
-def _optimizer_path(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a slot's optimizer, whether the slot has a separate path or is in a list."""
-    if leaf.of is not None and leaf.slot is not None:
-        short = len(path) - len(leaf.of) - 2
-        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
-            return path[:short]
-    return path[:-2]
 
 
 # Keras 3 `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.

@@ -804,6 +804,15 @@ def slot_path(optimizer: Path, kind: str, of: Path) -> Path:
     return (*optimizer, PathStep("attr", "slots"), PathStep("attr", kind), *of)
 
 
+def slot_optimizer(path: Path, leaf: Leaf) -> Path:
+    """Return the path of a slot's optimizer, whether the slot has a separate path or is in a list."""
+    if leaf.of is not None and leaf.slot is not None:
+        short = len(path) - len(leaf.of) - 2
+        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
+            return path[:short]
+    return path[:-2]
+
+
 # Role of each leaf when an object graph is written: key, slot or attribute, place.
 
 Steps = tuple[str, ...]

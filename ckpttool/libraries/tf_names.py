@@ -20,7 +20,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
 from ckpttool.formats.tf_common import VariableInfo
-from ckpttool.formats.tf_object_graph import MARK, slot_path
+from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
 from ckpttool.libraries.optimizers_read import (
     ADAM,
     CLASSES,
@@ -440,7 +440,7 @@ def _list_optimizers(tree: Tree) -> Iterator[_GraphOptimizer]:
     for path, leaf in tree.tensors():
         children.setdefault(path[:-1], {})[str(path[-1].value) if path else ""] = path
         if leaf.role == "slot" and is_trained(tree, leaf):
-            slots.setdefault(_optimizer_path(path, leaf), []).append(path)
+            slots.setdefault(slot_optimizer(path, leaf), []).append(path)
     for top, moments in slots.items():
         mine = children.get(top, {})
         leaves = [tree[path] for path in (*mine.values(), *moments)]
@@ -465,15 +465,6 @@ def is_trained(tree: Tree, slot: Leaf) -> bool:
     """Return whether a slot is known to belong to a variable, and not to another slot."""
     owner = tree.get(slot.of) if slot.of is not None else None
     return isinstance(owner, Leaf) and owner.role != "slot"
-
-
-def _optimizer_path(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a moment's optimizer: the parent of its list, or the graph's entry for it."""
-    if leaf.of is not None:
-        top = path[: len(path) - len(leaf.of) - 2]
-        if path == slot_path(top, leaf.slot or "", leaf.of):
-            return top
-    return path[:-2]
 
 
 def _name_slots(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
 
 from ckpttool.core import FormatError
 from ckpttool.encodings import protobuf
@@ -199,8 +200,11 @@ def _hashed(whole: bytes) -> tuple[tuple[int, int], ...]:
         while at >= 0:
             # The size is known by the checksum that follows.
             stops = range(at + 4, min(len(whole) - 4, at + 2048))
+            sums = lookup3_prefixes(whole[at : stops.stop], stops.start - at)
             found += [
-                (at, n) for n in stops if whole[n : n + 4] == lookup3(whole[at:n]).to_bytes(4, "little")
+                (at, n)
+                for n, value in zip(stops, sums, strict=True)
+                if whole[n : n + 4] == value.to_bytes(4, "little")
             ][:1]
             at = whole.find(mark, at + 1)
     return tuple(found)
@@ -234,3 +238,33 @@ def lookup3(data: bytes) -> int:
     a = (a ^ c) - turned(c, 4) & mask
     b = (b ^ a) - turned(a, 14) & mask
     return (c ^ b) - turned(b, 24) & mask
+
+
+def lookup3_prefixes(data: bytes, shortest: int) -> list[int]:
+    """Return `lookup3(data[:n])` for n from `shortest` to one less than the length, all computed at once."""
+    lengths = np.arange(shortest, len(data), dtype=np.uint32)
+    if not len(lengths):
+        return []
+
+    def turned(value: np.ndarray, by: int) -> np.ndarray:
+        return value << np.uint32(by) | value >> np.uint32(32 - by)
+
+    sums = np.tile(np.uint32(0xDEADBEEF) + lengths, (3, 1))
+    for block in range((len(data) - 2) // 12):
+        # Lengths that end in this block have only their last step left.
+        first = max(0, 12 * (block + 1) + 1 - shortest)
+        a, b, c = sums[:, first:] + np.frombuffer(data, "<u4", 3, 12 * block)[:, None]
+        for by in (4, 6, 8, 16, 19, 4):
+            a = (a - c) ^ turned(c, by)
+            c = c + b
+            a, b, c = b, c, a
+        sums[:, first:] = a, b, c
+    tails = b"".join(data[(n - 1) // 12 * 12 : n].ljust(12, b"\0") for n in range(shortest, len(data)))
+    a, b, c = sums + np.frombuffer(tails, "<u4").reshape(-1, 3).T
+    c = (c ^ b) - turned(b, 14)
+    a = (a ^ c) - turned(c, 11)
+    b = (b ^ a) - turned(a, 25)
+    c = (c ^ b) - turned(b, 16)
+    a = (a ^ c) - turned(c, 4)
+    b = (b ^ a) - turned(a, 14)
+    return list(map(int, (c ^ b) - turned(b, 24)))
