@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.commands.inspect import is_script
-from ckpttool.commands.layer_outline import (
+from ckpttool.commands.outline import (
     INPUT,
     LISTS,
     Architecture,
