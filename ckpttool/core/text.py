@@ -182,6 +182,9 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
     return lambda path: pattern.fullmatch(path) is not None
 
 
+_NO_MATCH = "ckpttool inspect lists the paths; * stands for one step of a path, ** for several"
+
+
 def no_match_error(
     glob: str, known: Sequence[str], file: str | None = None, *, option: str = "--glob "
 ) -> UsageError:
@@ -194,7 +197,7 @@ def no_match_error(
     return UsageError(
         f"no path matches the pattern '{glob}'",
         file=file,
-        hint=f"did you mean {option}'{meant}'" if meant else None,
+        hint=f"did you mean {option}'{meant}'" if meant else _NO_MATCH,
     )
 
 
