@@ -218,3 +218,16 @@ def test_code_that_depends_on_values_or_grows_has_no_shape(name: str, models: Pa
         assert found[1] in (wanted[1], None)
     else:
         assert found == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"), [("input 0=5,6", True), ("x=5,6", False), ("input 1=5,6", False)]
+)
+def test_an_input_of_code_is_named_by_its_position(shape: str, known: bool, models: Path) -> None:
+    expected(models)
+    checkpoint = open_checkpoint(str(models / "sizes.pt"))
+    if known:
+        assert describe_architecture(checkpoint, [shape])[0].root.output == (1, 5, 3)
+    else:
+        with pytest.raises(UsageError):
+            describe_architecture(checkpoint, [shape])
