@@ -315,7 +315,7 @@ class ComparisonOptions(OptionPanel, title="Comparison"):
 
     tolerance: Annotated[
         float | None,
-        typer.Option(metavar="ERROR", help="Maximum error of B vs. float64. Default: see above."),
+        typer.Option(min=0, metavar="ERROR", help="Maximum error of B vs. float64. Default: see above."),
     ] = None
     train_step: Annotated[
         bool, typer.Option("--train-step", help="Train both further and compare the weight updates.")

@@ -23,7 +23,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 
 if TYPE_CHECKING:
-    from ckpttool.commands.layer_outline import Architecture
+    from ckpttool.commands.outline import Architecture
 
 
 # A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
@@ -567,7 +567,7 @@ def write_dataflow(
 ) -> dict[str, Any]:
     """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
     from ckpttool.commands.dataflow import restore_strips
-    from ckpttool.commands.layer_outline import architecture_strips
+    from ckpttool.commands.outline import architecture_strips
     from ckpttool.report.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":

@@ -52,7 +52,7 @@ from ckpttool.core.text import clean, format_count, format_size
 if TYPE_CHECKING:
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
-    from ckpttool.commands.layer_outline import Architecture
+    from ckpttool.commands.outline import Architecture
     from ckpttool.report import HtmlReport, RunReport
 
 

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
-    from ckpttool.commands.layer_outline import Architecture, ArchitectureLayer
     from ckpttool.commands.model_comparison import ModelComparison
     from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
+    from ckpttool.commands.outline import Architecture, ArchitectureLayer
     from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
     from ckpttool.commands.training_comparison import ModelTraining
@@ -818,7 +818,7 @@ def _outline_lines(view: TreeView) -> list[str]:
     """Return a blank line and the classes of each model's layers, in few lines."""
     if not view.models:
         return []
-    from ckpttool.commands.layer_outline import outline_layers
+    from ckpttool.commands.outline import outline_layers
 
     lines = [""]
     for model in view.models[:_MOST_OUTLINES]:
@@ -834,7 +834,7 @@ def _outline_lines(view: TreeView) -> list[str]:
 
 def _model_title(model: Architecture) -> str:
     """Return the model's class, source, inputs, parameters and operations."""
-    from ckpttool.commands.layer_outline import format_extents
+    from ckpttool.commands.outline import format_extents
 
     root = model.root
     named = f"{clean(root.path)}: " if root.path else ""
@@ -861,7 +861,7 @@ class _ArchitectureRow(NamedTuple):
 
 def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
     """Yield a row per layer below the root, alike ones once."""
-    from ckpttool.commands.layer_outline import LayerGroup, fold_alike, format_extents
+    from ckpttool.commands.outline import LayerGroup, fold_alike, format_extents
 
     start = f"{root.path}/" if root.path else ""
     for entry in fold_alike(root.below):

@@ -29,6 +29,9 @@ _SYNONYMS = {
     **dict.fromkeys(("html", "page"), "report"),
 }
 
+# Options before the command, with their values.
+_PROGRAM_OPTIONS = {"--limit": "NAME=N"}
+
 Commands = Sequence[str]
 LoadCommand = Callable[[str], "typer.core.TyperCommand"]
 
@@ -94,10 +97,30 @@ def _help(name: str) -> str:
 
 def _usage(command: Any, words: Sequence[str]) -> str:
     """Return the command with its arguments: those given, then the names of the missing ones."""
-    given = [word for word in words[1:] if not word.startswith("-")]
+    given = _arguments(command, words[1:])
     names = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
     missing = [name for name in names[len(given) :] if not name.startswith("[")]
     return f"{shlex.join((NAME, *words))} {' '.join(missing)}"
+
+
+def _arguments(command: Any, words: Sequence[str]) -> list[str]:
+    """Return the words that are no options and no values of options."""
+    values = {
+        each: param.nargs
+        for param in command.params
+        if param.param_type_name == "option" and not (param.is_flag or param.count)
+        for each in param.opts
+    }
+    found: list[str] = []
+    skipped = 0
+    for word in words:
+        if skipped:
+            skipped -= 1
+        elif word.startswith("-") and word != "-":
+            skipped = values.get(word, 0)
+        else:
+            found.append(word)
+    return found
 
 
 # Commands and options.
@@ -106,7 +129,8 @@ def _usage(command: Any, words: Sequence[str]) -> str:
 def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> UsageError:
     import difflib
 
-    meant = _SYNONYMS.get(word.lower()) or next(iter(difflib.get_close_matches(word, commands, 1)), None)
+    near = difflib.get_close_matches(word.lower(), commands, 1)
+    meant = _SYNONYMS.get(word.lower()) or next(iter(near), None)
     if meant is None:
         return UsageError(f"unknown command '{word}'", hint=f"{NAME} --help lists all commands")
     suggested = "" if word.lower() in _SYNONYMS else f"; did you mean '{meant}'?"
@@ -121,7 +145,7 @@ def _replace_word(words: Sequence[str], word: str, by: list[str]) -> str:
 def _unknown_option(
     error: Any, name: str, words: Sequence[str], commands: Commands, load: LoadCommand
 ) -> UsageError:
-    option, near = str(error.option_name), error.possibilities
+    option, near = str(error.option_name), _similar(str(error.option_name), error.possibilities)
     written = next((word for word in words if re.match(rf"{re.escape(option)}\w", word)), option)
     sentence = f"unknown option '{written}'"
     if not name and option in words and option.lstrip("-") in commands:
@@ -130,9 +154,20 @@ def _unknown_option(
         return UsageError(sentence, hint=f"did you mean -{written}? see {_help(name)}")
     if name in commands and {f"{option}-a", f"{option}-b"} <= _options(load(name)):
         return UsageError(sentence, hint=f"did you mean {option}-a or {option}-b? see {_help(name)}")
+    if name and option in _PROGRAM_OPTIONS:
+        hint = f"{option} comes before the command: {NAME} {option} {_PROGRAM_OPTIONS[option]} {name} ..."
+        return UsageError(sentence, hint=hint)
     if others := [each for each in commands if name and option in _options(load(each))]:
         return UsageError(sentence, hint=f"{option} is an option of {', '.join(others)}; see {_help(name)}")
     return UsageError(sentence, hint=f"{f'did you mean {near[0]}? see ' if near else ''}{_help(name)}")
+
+
+def _similar(option: str, possibilities: Sequence[str] | None) -> list[str]:
+    """Return the options that are similar without their dashes, which all have in common."""
+    import difflib
+
+    names = {each.lstrip("-"): each for each in possibilities or ()}
+    return [names[name] for name in difflib.get_close_matches(option.lstrip("-"), names)]
 
 
 def _options(command: Any) -> set[str]:
@@ -152,11 +187,12 @@ def _number_error(param: Any, text: str) -> tuple[str, str] | None:
     """Return the expected number and the value, for an option whose value is no number or out of range."""
     name = str(getattr(param.type, "name", "")).partition(" ")[0]
     number = {"int": "a whole number", "integer": "a whole number", "float": "a number"}.get(name)
-    found = re.search(r": '?(.+?)'? is not (?:a valid|in the range)", text)
+    found = re.search(r": (?:'(.*)'|(\S+)) is not (?:a valid|in the range)", text)
     if number is None or found is None:
         return None
     least = getattr(param.type, "min", None)
-    return number if least is None else f"{number} of at least {least}", found[1]
+    value = found[1] if found[2] is None else found[2]
+    return number if least is None else f"{number} of at least {least}", value or "nothing"
 
 
 # Paths.
@@ -186,7 +222,7 @@ def _too_many_paths(
         what = "ckpttool PATH" if name == "PATH" else name
         return UsageError(f"{what} takes one checkpoint", hint=shlex.join((NAME, other, first, *extra)))
     known = (*TARGETS, *EXPORTS, "pytorch", "tensorflow")
-    if name == "convert" and (target := next((word for word in words if word in known), None)):
+    if name == "convert" and "--to" not in words and (target := next((w for w in words if w in known), None)):
         meant = (*(word for word in words if word != target), "--to", target)
         return UsageError("convert takes a source and a target", hint=shlex.join((NAME, *meant)))
     return UsageError(f"unexpected argument '{extra[0]}'", hint=_help(name))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.commands.inspect import is_script
-from ckpttool.commands.layer_outline import (
+from ckpttool.commands.outline import (
     INPUT,
     LISTS,
     Architecture,
@@ -885,10 +885,19 @@ def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
     from ckpttool.libraries.script_orders import trace_script
 
     given = _whole_shapes(shapes)
-    found = trace_script(checkpoint, tuple(given.values()))
+    # The inputs of a script have no names, only an order.
+    names = [""] if "" in given else [f"input {number}" for number in range(len(given))]
+    if given.keys() - set(names):
+        hint = "name the inputs in their order: --input-shape 'input 0=3,32,32'"
+        raise UsageError(f"no input {next(iter(given.keys() - set(names)))!r}", hint=hint)
+    found = trace_script(checkpoint, tuple(given[name] for name in names if name in given))
     if found is None:
         if shapes:
-            raise UsageError("the TorchScript code cannot be evaluated for this input", file=checkpoint.path)
+            raise UsageError(
+                "the TorchScript code cannot be evaluated for this input",
+                file=checkpoint.path,
+                hint="check --input-shape; code that depends on values cannot be evaluated",
+            )
         return ()
     inputs, call = found
     root = _script_layer(call, "", checkpoint.tree)

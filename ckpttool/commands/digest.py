@@ -279,7 +279,8 @@ def _value_texts(leaf: ValueLeaf) -> tuple[str, str]:
 def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
     """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
-        raise NotFoundError("saved digest not found", file=saved_file)
+        hint = "write it by ckpttool digest PATH --json > saved.json"
+        raise NotFoundError("saved digest not found", file=saved_file, hint=hint)
     try:
         saved = text.load_json(saved_file, "the saved digest")
     except FormatError as error:

@@ -107,7 +107,9 @@ _AT_ONCE = 16
 def parse_float_type(name: str) -> Dtype:
     """Return the policy dtype with this name; raise UsageError for an unknown one."""
     if name not in get_args(Dtype):
-        raise UsageError("unsupported policy dtype", expected=" or ".join(get_args(Dtype)), found=name)
+        known = get_args(Dtype)
+        expected, hint = " or ".join(known), suggest_choice(name, known)
+        raise UsageError("unsupported policy dtype", expected=expected, found=name, hint=hint)
     return cast(Dtype, name)
 
 

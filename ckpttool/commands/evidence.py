@@ -203,9 +203,13 @@ def _parse_bounds(
             found=str(len(highs)),
         )
     if not lows or not all(math.isfinite(b) and abs(b) <= _MAX_FLOAT32 for b in (*lows, *highs)):
-        raise UsageError("action bounds must be finite numbers")
+        raise UsageError("action bounds must be finite numbers", hint="e.g. --bounds -1 1")
     if any(a >= b for a, b in zip(lows, highs, strict=True)):
-        raise UsageError("each lower action bound must be below its upper bound", found=f"{lows} to {highs}")
+        raise UsageError(
+            "each lower action bound must be below its upper bound",
+            found=f"{lows} to {highs}",
+            hint="the lower bounds come first, e.g. --bounds -1 1",
+        )
     return lows, highs
 
 

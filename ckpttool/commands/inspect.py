@@ -25,7 +25,7 @@ from ckpttool.core.errors import (
     is_system_error,
     suggest_choice,
 )
-from ckpttool.core.text import clean, compile_glob, format_count, no_match_error
+from ckpttool.core.text import clean, compile_glob, format_count, suggest_glob
 from ckpttool.core.tree import Leaf, Path, Record, Role, Tree, ValueLeaf, display, path_to_json
 from ckpttool.formats.detect import open_checkpoint
 
@@ -982,8 +982,8 @@ def summarize_checkpoint(
         *update_count_notes(tree),
     )
     if glob is not None and not rows and not values:
-        no_match = no_match_error(glob, list(tree.names.values()))
-        notes = (*notes, "; ".join(filter(None, (no_match.message, no_match.hint))))
+        meant = suggest_glob(glob, list(tree.names.values()))
+        notes = (*notes, "; ".join(filter(None, (f"no path matches the pattern '{glob}'", meant))))
     entries: list[TensorRow | ValueRow] = [*rows, *values]
     try:
         modules = group_by_module(((entry.path, entry) for entry in entries), tree.containers)

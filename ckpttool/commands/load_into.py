@@ -85,7 +85,9 @@ def choose_model_form(kind: TargetKind) -> str:
     if found is None:
         words = ", ".join(FORMS)
         raise UsageError(
-            f"--like writes only formats that a framework's own model can load: {words}", found=kind.format
+            f"--like writes only formats that a framework's own model can load: {words}",
+            found=kind.format,
+            hint="choose a target such as model.pt, or convert without --like",
         )
     return found
 

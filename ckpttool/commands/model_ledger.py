@@ -15,7 +15,7 @@ from ckpttool.commands.options import PreparedTree
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, OmittedTensor, merge_entries
-from ckpttool.core.text import compile_glob, format_count, no_match_error
+from ckpttool.core.text import compile_glob, format_count, no_match_error, suggest_glob
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats import onnx
 from ckpttool.libraries import onnx_policies
@@ -178,7 +178,8 @@ def _match_patterns(
             raise UsageError(f"{what} is used", hint=f"leave out {given}")
         if not names:
             error = no_match_error(pattern, [*candidates], option=option)
-            error.hint = error.hint or f"unused: {abbreviate_list([*candidates], _SHOWN)}"
+            meant = suggest_glob(pattern, [*candidates], option=option)
+            error.hint = meant or f"unused: {abbreviate_list([*candidates], _SHOWN)}"
             raise error
         found |= {name: given for name in names if name not in found}
     return found

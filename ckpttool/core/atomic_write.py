@@ -891,7 +891,8 @@ def require_new(
                     "source and target are the same file", file=target, hint="choose another target"
                 )
     if os.path.isdir(target):
-        raise TargetExistsError("the target is a folder", file=target)
+        hint = f"choose a file in it, e.g. {os.path.join(target, 'NAME')}"
+        raise TargetExistsError("the target is a folder", file=target, hint=hint)
     if not force:
         raise TargetExistsError("the target already exists", file=target, hint=hint)
 

@@ -65,7 +65,9 @@ def _mount_link(link: str) -> str:
         known = (*STORES, "file")
         raise UsageError(f"unknown URL scheme {scheme!r}", file=link, hint=suggest_choice(scheme, known))
     if not rest.strip("/"):
-        raise UsageError("the URL has no location after its scheme", file=link)
+        raise UsageError(
+            "the URL has no location after its scheme", file=link, hint=f"e.g. {scheme}://PLACE/agent.pt"
+        )
     return _store_class(link)(f"{scheme}://{rest}", "")
 
 

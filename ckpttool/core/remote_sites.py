@@ -311,7 +311,8 @@ def _translate_errors(place: str, *, last: bool) -> Iterator[None]:
     except aiohttp.ClientConnectorDNSError as error:
         if isinstance(error.os_error, PrivateAddressError):
             raise _private_address_error(place, error.os_error) from error
-        raise NotFoundError("unknown host", file=place) from error
+        hint = "check the URL and the network connection"
+        raise NotFoundError("unknown host", file=place, hint=hint) from error
     except aiohttp.ClientConnectorCertificateError as error:
         raise NotFoundError("the server's certificate is not valid", file=place) from error
     except (ValueError, aiohttp.NonHttpUrlClientError) as error:  # yarl's, and aiohttp.InvalidURL

@@ -182,20 +182,25 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
     return lambda path: pattern.fullmatch(path) is not None
 
 
+_NO_MATCH = "ckpttool inspect lists the paths; * stands for one step of a path, ** for several"
+
+
 def no_match_error(
     glob: str, known: Sequence[str], file: str | None = None, *, option: str = "--glob "
 ) -> UsageError:
     """Return the error for a pattern that matches none of these paths, with a suggested pattern."""
+    hint = suggest_glob(glob, known, option=option) or _NO_MATCH
+    return UsageError(f"no path matches the pattern '{glob}'", file=file, hint=hint)
+
+
+def suggest_glob(glob: str, known: Sequence[str], *, option: str = "--glob ") -> str | None:
+    """Return a hint with a similar pattern that matches one of these paths."""
     steps = sorted({step for path in known[:_COMPARED] for step in path.split("/")})
     near = "/".join(_closest_step(step, steps) for step in glob.split("/"))
     # The name of a module is not the name of a tensor.
     candidates = [near, *([] if near.endswith("*") else [f"{near}/**"])]
     meant = next((each for each in candidates if any(map(compile_glob(each), known))), None)
-    return UsageError(
-        f"no path matches the pattern '{glob}'",
-        file=file,
-        hint=f"did you mean {option}'{meant}'" if meant else None,
-    )
+    return f"did you mean {option}'{meant}'" if meant else None
 
 
 def _closest_step(step: str, known: Sequence[str]) -> str:

@@ -596,6 +596,8 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     hint = f"use --env {near[0]}{others}" if near else None
     if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
         hint = "to play a simulator factory, use --engine device --backend torch"
+    if hint is None and ":" in env_id:
+        hint = f"install the package with the module {env_id.partition(':')[0]}, or name another environment"
     try:
         yield
     except library.error.DependencyNotInstalled as error:

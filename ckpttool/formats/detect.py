@@ -150,7 +150,11 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
 def resolve(path: str) -> CheckpointLocation:
     """Return the format that reads the path; raise an error that describes the path otherwise."""
     if "\0" in path or not path:
-        raise UsageError("a path must not be empty or contain a NUL byte", file=path.replace("\0", "\\0"))
+        raise UsageError(
+            "a path must not be empty or contain a NUL byte",
+            file=path.replace("\0", "\\0"),
+            hint="give the path of a checkpoint; a variable of the shell may be empty",
+        )
     path = filesystem.resolve_path(path)
     probe = _find_run_model(Probe(path))
     if probe.kind == "special":
@@ -313,7 +317,10 @@ def _explain_windows_path(path: str) -> str | None:
 def _suggest_similar(probe: Probe) -> str | None:
     import difflib
 
-    close = difflib.get_close_matches(probe.name, sorted(probe.names), 4 * _SUGGESTIONS)
+    names = {name.lower(): name for name in sorted(probe.names)}
+    close = [
+        names[near] for near in difflib.get_close_matches(probe.name.lower(), sorted(names), 4 * _SUGGESTIONS)
+    ]
     return _did_you_mean(_readable(os.path.dirname(probe.path), close))
 
 

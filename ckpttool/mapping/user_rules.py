@@ -71,6 +71,9 @@ class RuleFile:
     rest: Rest = "unmapped"
 
 
+_EXAMPLE = 'an entry is [[rule]] with the lines from = "a/kernel" and to = "b/weight"'
+
+
 def load_rules(path: str) -> RuleFile:
     """Read a rule file; raise UsageError, with the line, for anything invalid."""
     import tomllib  # most conversions need no rules
@@ -86,8 +89,10 @@ def load_rules(path: str) -> RuleFile:
     try:
         text = data.decode()
         document = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"the rule file is not valid TOML: {error}", file=path) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("the rule file is not text", file=path, hint=_EXAMPLE) from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"the rule file is not valid TOML: {error}", file=path, hint=_EXAMPLE) from error
     lines = _TableLines(path, text)
     for name in document.keys() - {*_TABLES, "rest"}:
         raise lines.wrong(f"unknown key {name}", name, hint=suggest_choice(name, (*_TABLES, "rest")))

@@ -111,7 +111,7 @@ def find_page_strips(
     """Return the networks of an agent, or the layers of a model that its file describes."""
     if binding is None and may_describe_layers(checkpoint):
         from ckpttool.commands.architecture import describe_architecture
-        from ckpttool.commands.layer_outline import architecture_strips
+        from ckpttool.commands.outline import architecture_strips
 
         if strips := architecture_strips(describe_architecture(checkpoint)):
             return strips

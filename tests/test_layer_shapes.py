@@ -1,0 +1,233 @@
+"""Output shapes and operations of single layers and functions are those of the framework, or unknown."""
+
+from __future__ import annotations
+
+import functools
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.commands.architecture import describe_architecture
+from ckpttool.core import UsageError
+from ckpttool.formats import open_checkpoint
+from tests import warm
+
+# Layers of torch with the shape of their input, without the batch. Torch refuses some of them.
+LAYERS = [
+    *[("Conv2d(4, 6, (3, 1), stride=(2, 1), padding=(1, 0), dilation=(2, 1), groups=2)", (4, 11, 9))],
+    *[("Conv1d(3, 4, 3, padding='same', dilation=3, padding_mode='reflect')", (3, 8))],
+    *[("Conv3d(2, 2, 2, padding='valid', stride=3)", (2, 5, 6, 7)), ("Conv2d(3, 4, 9)", (3, 8, 8))],
+    *[("ConvTranspose2d(4, 6, 3, stride=(3, 2), padding=1, output_padding=(2, 1), groups=2)", (4, 5, 4))],
+    *[("ConvTranspose1d(2, 3, 2, dilation=3, output_padding=2)", (2, 6))],
+    *[("ConvTranspose1d(2, 3, 2, output_padding=1)", (2, 6))],
+    *[("MaxPool2d(3, stride=2, padding=1, dilation=2, ceil_mode=True)", (2, 11, 8))],
+    *[("MaxPool2d(2, padding=2)", (2, 8, 8)), ("AvgPool2d((2, 3), ceil_mode=True)", (2, 7, 7))],
+    *[("MaxPool1d(2, return_indices=True)", (2, 8)), ("LPPool2d(2, 3, ceil_mode=True)", (2, 8, 10))],
+    *[("AdaptiveAvgPool2d((3, None))", (2, 7, 5)), ("AdaptiveMaxPool3d(2)", (2, 5, 6, 7))],
+    *[("ZeroPad2d((1, -2, 0, 3))", (2, 8, 8)), ("ReflectionPad1d(8)", (2, 8)), ("CircularPad1d(8)", (2, 8))],
+    *[("ReplicationPad3d((1, 0, 2, 1, 0, 3))", (1, 3, 3, 3)), ("BatchNorm1d(4)", (4,))],
+    *[("BatchNorm2d(4)", (4, 5)), ("InstanceNorm1d(3)", (2, 5)), ("InstanceNorm2d(3)", (3, 5))],
+    *[("LayerNorm((4, 5))", (3, 4, 5)), ("LayerNorm(4)", (4, 5)), ("GroupNorm(2, 6)", (6, 3))],
+    *[("Flatten()", (2, 3, 4)), ("Flatten(2, -2)", (2, 3, 4, 5)), ("Flatten(-5)", (2, 3, 4))],
+    *[("Flatten(0)", (2, 3)), ("Unflatten(1, (2, -1))", (6, 5)), ("Unflatten(1, (4, -1))", (6, 5))],
+    *[("Upsample(scale_factor=(1.3, 0.7))", (2, 9, 10)), ("Upsample(size=5, mode='bicubic')", (2, 9))],
+    *[("UpsamplingBilinear2d(scale_factor=2.3)", (2, 4, 5)), ("PixelShuffle(2)", (8, 3, 2))],
+    *[("PixelUnshuffle(2)", (2, 5, 4)), ("ChannelShuffle(2)", (3, 4, 4)), ("GLU()", (3, 8))],
+    *[("GLU(4)", (2, 4)), ("GLU(0)", (2, 4)), ("Softmax2d()", (2, 3, 4)), ("Dropout1d()", (2, 3, 4))],
+    *[("LSTM(6, 5, num_layers=3, bidirectional=True, proj_size=2, batch_first=True)", (4, 6))],
+    *[("GRU(6, 5, num_layers=2, batch_first=True)", (4, 6)), ("RNN(3, 4, batch_first=True)", (2, 3))],
+    *[("LSTMCell(6, 5)", (6,)), ("GRUCell(6, 5)", (6,)), ("Linear(5, 3)", (2, 4, 5)), ("Linear(5, 3)", (4,))],
+    *[("TransformerEncoderLayer(6, 2, 9, batch_first=True, activation=nn.GELU())", (4, 6))],
+    *[("Sequential(nn.Linear(3, 4), nn.ModuleList([nn.Linear(4, 4)]))", (3,))],
+    *[("ModuleList([nn.Linear(3, 4)])", (3,)), ("EmbeddingBag(9, 3)", (4,)), ("Unfold(2)", (2, 4, 4))],
+]
+
+# Functions of x [1, 5, 6] in traced code.
+TRACED = [
+    *[
+        "x.var(-1)",
+        "x.var(-1, keepdim=True)",
+        "x.std(1, correction=0, keepdim=True)",
+        "x.var(-1, False, True)",
+    ],
+    *["x.norm(dim=-1)", "x / x.norm(2, 1, True)", "x.max(1)[0]", "torch.max(x, x[:, :1])", "x.amin(1, True)"],
+    *["torch.min(x[:, :1], x)", "torch.pow(x[:, :1], x)", "torch.clamp(x[:, :1], min=x)", "x.prod(1, True)"],
+    *[
+        "((x > 0) & (x[:, :1] < 1)).float()",
+        "torch.logsumexp(x, 2)",
+        "x.chunk(4, -1)[-1]",
+        "x.unfold(1, 2, 1)",
+    ],
+    *["x.split([2, 4], -1)[1]", "x[:, 1:-1, ::2]", "x[:, [0, 2]]", "x.unflatten(2, (2, -1))", "x.tile(2)"],
+    *["x.repeat(1, 2, 1)", "x.expand(2, 1, 5, 6)[0]", "F.pad(x, (1, 2, 0, 1))", "x @ x.transpose(1, 2)"],
+    *[
+        "F.interpolate(x, scale_factor=0.7)",
+        "torch.einsum('bij,bkj->bik', x, x)",
+        "torch.cat([x, x[:, :1]], 1)",
+    ],
+    *[
+        "torch.stack([x, x], -1)",
+        "x.mean((1, 2), keepdim=True)",
+        "torch.where(x > 0, x, x[:, :1])",
+        "x.argmax(-1)",
+    ],
+]
+
+# Code whose result depends on values or grows without end: scripts of forward(self, x).
+SCRIPTED = {
+    "branch": "if x.sum() > 1e9:\n    return self.one(x)\nreturn self.two(x)",
+    "truth": "if bool((x > 1e9).any()):\n    return self.one(x)\nreturn self.two(x)",
+    "not": "if not (x.max() < 1e9):\n    return self.one(x)\nreturn self.two(x)",
+    "sizes": "if x.dim() == 3 and not x.size(2) == 5:\n    return self.two(x)\nreturn self.one(x)",
+    "projection": "return self.cells(x)[0]",
+    "product": "n = 3\nfor i in range(60):\n    n = n * n\nreturn self.one(x) * n",
+    "list": "n = [1]\nfor i in range(28):\n    n = n + n\nreturn self.one(x) * len(n)",
+    "loops": "k = 0\nfor i in range(9000):\n    for j in range(9000):\n        k = j\nreturn self.one(x) * k",
+}
+ENDLESS = ("product", "list", "loops")
+
+# The compiler reads the code of a class from its file.
+BASE = textwrap.dedent("""
+    import torch
+    from torch import nn
+
+    class Scripted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 4), nn.Linear(6, 3)
+            self.cells = nn.LSTM(6, 5, proj_size=2, batch_first=True)
+
+""")
+
+PROGRAM = textwrap.dedent("""
+    import json, os, sys, textwrap, torch, torch.nn.functional as F
+    from torch import nn
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    torch.backends.mkldnn.enabled = False
+    torch.backends.mha.set_fastpath_enabled(False)
+
+    def truth(model, batch, shape):
+        whole = any(isinstance(each, nn.EmbeddingBag) for each in model.modules())
+        x = torch.zeros(batch, *shape, dtype=torch.long) if whole else torch.rand(batch, *shape)
+        try:
+            with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+                made = model(x)
+        except (RuntimeError, ValueError, IndexError, NotImplementedError, TypeError):
+            return None
+        made = made[0] if isinstance(made, tuple) else made
+        return [list(made.shape), counter.get_total_flops() / 2]
+
+    class Traced(nn.Module):
+        def __init__(self, code):
+            super().__init__()
+            self.code = code
+
+        def forward(self, x):
+            return eval(self.code)
+
+    LAYERS, TRACED, SCRIPTED, ENDLESS, BASE = json.loads(CASES)
+    found = {}
+    for number, (code, shape) in enumerate(LAYERS):
+        model = eval("nn." + code).eval()
+        torch.save(model, f"layer{number}.pt")
+        model.train(not isinstance(model, nn.TransformerEncoderLayer))
+        found[f"layer{number}"] = truth(model, 2, shape)
+    for number, code in enumerate(TRACED):
+        model = Traced(code)
+        torch.jit.save(torch.jit.trace(model, torch.rand(1, 5, 6), check_trace=False), f"traced{number}.pt")
+        found[f"traced{number}"] = truth(model, 1, (5, 6))
+    with open("scripts_of_layers.py", "w") as file:
+        file.write(BASE)
+        for name, code in SCRIPTED.items():
+            file.write(f"class {name.title()}(Scripted):\\n    def forward(self, x):\\n")
+            file.write(textwrap.indent(code, " " * 8) + "\\n")
+    sys.path.insert(0, os.getcwd())
+    import scripts_of_layers
+    for name in SCRIPTED:
+        model = torch.jit.script(getattr(scripts_of_layers, name.title())())
+        model.save(f"{name}.pt")
+        found[name] = None if name in ENDLESS else truth(model, 1, (5, 6))
+    print("RESULT" + json.dumps(found))
+""")
+
+
+@functools.cache
+def expected(folder: Path) -> Any:
+    cases = json.dumps([LAYERS, TRACED, SCRIPTED, ENDLESS, BASE])
+    status, printed = warm.run("torch", PROGRAM.replace("CASES", repr(cases)), folder)
+    assert status == 0, printed
+    return json.loads(printed.partition("RESULT")[2])
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("layers")
+
+
+def described(path: Path, shape: tuple[int, ...] | None = None) -> tuple[Any, Any]:
+    """Return the model's output shape and operations, None for unknown ones and for a refused input."""
+    shapes = [] if shape is None else [",".join(map(str, shape))]
+    try:
+        found = describe_architecture(open_checkpoint(str(path)), shapes)
+    except UsageError:
+        return None, None
+    return (found[0].root.output, found[0].root.macs) if found else (None, None)
+
+
+# Layers whose shape is not computed here, though torch computes one.
+UNKNOWN = (
+    "return_indices",
+    "Flatten(0",
+    "GLU(0",
+    "InstanceNorm1d(3)",
+    "InstanceNorm2d(3)",
+    "EmbeddingBag",
+    "Unfold(2",
+)
+
+
+@pytest.mark.parametrize("number", range(len(LAYERS)), ids=[" ".join(map(str, each)) for each in LAYERS])
+def test_a_layer_has_torchs_shape_and_operations_or_none(number: int, models: Path) -> None:
+    wanted, (code, shape) = expected(models)[f"layer{number}"], LAYERS[number]
+    found = described(models / f"layer{number}.pt", shape)
+    if wanted is None or any(each in code for each in UNKNOWN):
+        assert found == (None, None)
+    else:
+        (batch, *sizes), macs = wanted
+        assert found == (tuple(sizes), macs / batch)
+
+
+@pytest.mark.parametrize("number", range(len(TRACED)), ids=TRACED)
+def test_a_traced_function_has_torchs_shape_and_operations_or_none(number: int, models: Path) -> None:
+    (shape, macs), found = expected(models)[f"traced{number}"], described(models / f"traced{number}.pt")
+    assert found[0] in (tuple(shape), None)
+    assert found[1] in (macs, None)
+    assert found[0] is not None or any(each in TRACED[number] for each in ("unfold", "argmax", "[0, 2]"))
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_code_that_depends_on_values_or_grows_has_no_shape(name: str, models: Path) -> None:
+    wanted, found = expected(models)[name], described(models / f"{name}.pt", (5, 6))
+    if name in ("sizes", "projection"):
+        assert found[0] == tuple(wanted[0])
+        assert found[1] in (wanted[1], None)
+    else:
+        assert found == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"), [("input 0=5,6", True), ("x=5,6", False), ("input 1=5,6", False)]
+)
+def test_an_input_of_code_is_named_by_its_position(shape: str, known: bool, models: Path) -> None:
+    expected(models)
+    checkpoint = open_checkpoint(str(models / "sizes.pt"))
+    if known:
+        assert describe_architecture(checkpoint, [shape])[0].root.output == (1, 5, 3)
+    else:
+        with pytest.raises(UsageError):
+            describe_architecture(checkpoint, [shape])
