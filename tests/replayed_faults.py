@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core import Leaf, Tree
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import display
+from ckpttool.core import Inline, Leaf, Tree, display
 from ckpttool.mapping import fill_model, flattening
 
 Arrays = dict[str, np.ndarray]

@@ -96,7 +96,9 @@ def convert_into_model(
         vectors = given.guessed() if all(len(each) == 1 for each in given.guessed()) else ()
         planned = _PlannedModel(target, checkpoint, own, made, filling, moved, ledger, vectors)
         done = planned.result(given)
-        if options.dry_run or not (made.report.complete or options.allow_missing):
+        if options.dry_run:
+            return replace(done, proof=ModelProof("--dry-run was used"))
+        if not (made.report.complete or options.allow_missing):
             return done
         writer = _ModelWriter(planned, beside, model, options, progress)
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
@@ -106,7 +108,11 @@ def convert_into_model(
             return replace(done, proof=error.proof, loaded=True)
         return replace(
             done,
-            report=replace(made.report, notes=(*made.report.notes, *writer.notes())),
+            report=replace(
+                made.report,
+                assumed=(*made.report.assumed, *writer.proof.assumed),
+                notes=(*made.report.notes, *writer.notes()),
+            ),
             digest=put.sha256,
             written=True,
             loaded=options.verify,
@@ -172,7 +178,8 @@ class _ModelWriter:
         shapes = model.shapes or (self.planned.vectors if request.like is not None else ())
         built = replace(model, shapes=shapes)
         staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.host())
-        command = comparing_command(checkpoint, planned.target, model, request)
+        named = replace(model, shapes=model.shapes or self.planned.vectors)
+        command = comparing_command(checkpoint, planned.target, named, request)
         self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
         known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
@@ -194,6 +201,7 @@ class _ModelWriter:
             )
             yield f"verified: {who} the output strictly, and all values match"
         yield self.proof.sentence
+        yield from self.proof.notes
         yield str(self.back.note)
 
     def _request(self) -> ProofRequest:

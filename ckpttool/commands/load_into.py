@@ -21,7 +21,13 @@ from ckpttool.commands.model_optimizers import (
     convert_optimizers,
     stage_keras_optimizer,
 )
-from ckpttool.commands.model_proof import ModelMismatchError, ModelProof, ProofRequest, prove_live
+from ckpttool.commands.model_proof import (
+    ModelMismatchError,
+    ModelProof,
+    ProofRequest,
+    preserve_state,
+    prove_live,
+)
 from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
@@ -37,6 +43,7 @@ from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import sidecar
 from ckpttool.core.activations import parse_order
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
@@ -294,7 +301,8 @@ class LiveModel:
         owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         if foreign or self._shapes or self._is_unbuilt():
-            called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
+            with preserve_state(self.model):
+                called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
         modules = owner.describe(self.model)
         for module in modules:
             module.update(called.get(module["id"], {}))
@@ -733,15 +741,17 @@ def load_into(
     names = met.skeleton.names
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
-    proof = None
+    rounded = any(not is_widening(met.values[place].dtype, held[place].dtype) for place in met.values)
+    proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
-        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=bool(cast)))
+        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=rounded))
+        report = replace(report, assumed=(*report.assumed, *proof.assumed))
     return ModelLoadResult(
         target.title,
         checkpoint.path,
         len(met.values),
-        met.report,
+        report,
         met.filling.matched,
         met.filling.ambiguous,
         met.filling.misfits,

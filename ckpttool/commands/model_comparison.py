@@ -47,6 +47,7 @@ from ckpttool.commands.network_outputs import (
     available_backend,
     build_agent_network,
     failed_parity,
+    find_vacuous,
     require_facts,
     run_network,
     to_float64,
@@ -349,7 +350,7 @@ class ModelComparison:
     """Outputs and layers of two models on the same inputs.
 
     `exact` is true if both also ran in float64. `first` is where they part, None if they agree or if
-    their layers cannot be observed.
+    their layers cannot be observed. `vacuous` is why equal outputs prove nothing.
     """
 
     engines: tuple[str, str]
@@ -362,6 +363,7 @@ class ModelComparison:
     notes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     training: ModelTraining | None = None
+    vacuous: str | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -555,6 +557,7 @@ def _compare(
         tuple(outputs),
         all(each is not None for each in exact),
         assumed=tuple(session.assumed),
+        vacuous=find_vacuous([made_a[x] for x, _, _ in pairs.values()], len(session.arrays[0])),
     )
     observed = all(row["observable"] for row in opened)
     if observed:
@@ -571,6 +574,7 @@ def _compare(
         if first is None or first.cause is None or first.a == "outputs":
             first = _shape_difference((made_a, made_b), pairs, left) or first
         if not failed:
+            session.notes += [f"{found.vacuous}: that proves little"] if found.vacuous else []
             session.notes += _hidden_differences(layers, finder.bound)
         none = () if layers else ("layers: no layer of A has a counterpart in B",)
         found = replace(found, layers=layers, first=first, not_compared=none)

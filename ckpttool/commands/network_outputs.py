@@ -294,6 +294,16 @@ class Parity:
         }
 
 
+def find_vacuous(outputs: Sequence[np.ndarray], rows: int) -> str | None:
+    """Return why any model would give these outputs, None if they depend on the inputs."""
+    if not any(np.isfinite(each).any() for each in outputs if each.dtype.kind in "fiub"):
+        return "no output is a finite number"
+    batches = [each for each in outputs if each.ndim and len(each) == rows > 1]
+    if batches and all((each == each[:1]).all() for each in batches):
+        return "the outputs are the same for all inputs"
+    return None
+
+
 def failed_parity(title: str) -> Parity:
     """Return the result for a network that B lacks, or has in another size."""
     return Parity(title, 0, np.inf, np.inf, np.inf, np.inf, within=False)
