@@ -13,6 +13,7 @@ from ckpttool.commands.load_into import (
     TargetModel,
     build_fill_report,
     choose_model_form,
+    fill_without,
     left_out_notes,
     model_source,
     source_names,
@@ -48,7 +49,7 @@ from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import display
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.mapping import fill_model, user_rules
+from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions, Skeleton
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.worker import ModelSpec
@@ -89,7 +90,7 @@ def convert_into_model(
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        made, filling = _plan_for_model(checkpoint, given, skeleton, matching)
+        made, filling = _plan_for_model(checkpoint, given, skeleton, matching, options.allow_unused)
         moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
         ledger = _account(checkpoint, given, filling, moved, options)
         made = _with_ledger(_with_optimizers(made, given.ready, moved), ledger)
@@ -251,11 +252,15 @@ def _match_options(options: ConversionOptions) -> MatchOptions:
 
 
 def _plan_for_model(
-    checkpoint: Checkpoint, given: ModelSource, skeleton: Skeleton, matching: MatchOptions
+    checkpoint: Checkpoint,
+    given: ModelSource,
+    skeleton: Skeleton,
+    matching: MatchOptions,
+    patterns: Sequence[str],
 ) -> tuple[ConversionPlan, FillResult]:
     """Return how the source fills a model, as a conversion plan, with the matches."""
     try:
-        filling = fill_model.fill(given.fills, skeleton, matching)
+        filling = fill_without(given, skeleton, matching, patterns)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     ready, report = given.ready, build_fill_report(given.ready, skeleton, filling)

@@ -47,7 +47,7 @@ from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
-from ckpttool.core.text import format_count
+from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
@@ -812,12 +812,13 @@ def plan_model_fill(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        met = _plan_fill(target.title, given, skeleton, target.tensors, matching)
+        met = _plan_fill(target.title, given, skeleton, target.tensors, matching, options.allow_unused)
         if options.optimizer is not None:
             met = _plan_optimizer(met, given, skeleton)
     else:
         with TargetModel(target) as beside:
-            met = _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
+            skeleton = beside.skeleton(given.guessed())
+            met = _plan_fill(target.factory, given, skeleton, (), matching, options.allow_unused)
     return _account(met, given, checkpoint, options)
 
 
@@ -884,10 +885,37 @@ def _make_torch_tensor(leaf: Leaf) -> Any:
     return made
 
 
+def fill_without(
+    given: ModelSource, skeleton: Skeleton, matching: MatchOptions, patterns: Sequence[str]
+) -> FillResult:
+    """Fill the skeleton; tensors that the user leaves out do not keep their layers from being recognised.
+
+    A layer with a tensor that no kind of layer has, e.g. a low-rank weight beside its kernel, fills nothing.
+    """
+    found = fill_model.fill(given.fills, skeleton, matching)
+    matches = [compile_glob(pattern) for pattern in patterns]
+    left = {path for path in found.unused if any(each(given.ready.names[path]) for each in matches)}
+    if not left or not found.unfilled:
+        return found
+    tree = given.fills.tree
+    kept = Tree(
+        {path: leaf for path, leaf in tree.items() if path not in left},
+        {path: others for path, others in tree.aliases.items() if path not in left},
+        tree.containers,
+    )
+    again = fill_model.fill(replace(given.fills, tree=kept), skeleton, matching)
+    return again if len(again.unfilled) < len(found.unfilled) else found
+
+
 def _plan_fill(
-    title: str, given: ModelSource, skeleton: Skeleton, tensors: Iterable[Path], matching: MatchOptions
+    title: str,
+    given: ModelSource,
+    skeleton: Skeleton,
+    tensors: Iterable[Path],
+    matching: MatchOptions,
+    patterns: Sequence[str],
 ) -> ModelFillPlan:
-    filling = fill_model.fill(given.fills, skeleton, matching)
+    filling = fill_without(given, skeleton, matching, patterns)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.

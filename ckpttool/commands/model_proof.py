@@ -307,8 +307,10 @@ def _put_back(tensor: Any, values: Any) -> None:
     if hasattr(tensor, "assign"):
         tensor.assign(values)
     else:
-        with sys.modules["torch"].no_grad():
-            tensor.copy_(values)
+        torch: Any = sys.modules["torch"]
+        if not torch.equal(tensor, values):  # one that no call can change may not be written either
+            with torch.no_grad():
+                tensor.copy_(values)
 
 
 def prove_live(
