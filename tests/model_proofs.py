@@ -313,6 +313,16 @@ def replay(folder: str, *, slow: bool) -> None:
     Path("outcomes.json").write_text(json.dumps(found))
 
 
+def replay_fast(folder: str) -> None:
+    """Convert the cases of the default suite."""
+    replay(folder, slow=False)
+
+
+def replay_slow(folder: str) -> None:
+    """Convert the other cases."""
+    replay(folder, slow=True)
+
+
 def _run_here(folder: str) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))

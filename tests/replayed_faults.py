@@ -6,9 +6,14 @@ would write: its values are exchanged after the mapping. model_proofs.py convert
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -357,3 +362,39 @@ def write_keras(name: str) -> None:
     generator = np.random.default_rng(0)
     model.set_weights([0.5 * generator.standard_normal(each.shape) for each in model.get_weights()])
     model.save(f"{name}-replayed.keras")
+
+
+def main() -> None:
+    """Convert every case, and those of model_proofs.py; print what becomes of each, and record it."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--record", action="store_true", help="keep the rows")
+    options = parser.parse_args()
+    from tests import model_proofs
+    from tests.test_model_proof import FAULTS as SWITCHED
+
+    layers = {**SWITCHED, **{name: (each.a, each.b) for name, each in FAULTS.items()}}
+    found: dict[str, Any] = {}
+    for run in (model_proofs.main, model_proofs.replay_fast, model_proofs.replay_slow):
+        with tempfile.TemporaryDirectory() as folder:
+            run(folder)
+            found |= json.loads(Path(folder, "outcomes.json").read_bytes())
+            os.chdir("/")
+    rows = []
+    for name, expected in layers.items():
+        first = found[name].get("first_difference") or {}
+        row = {
+            "fault": name,
+            "refused": not found[name]["written"] and not found[name]["within"],
+            "layer_right": (first.get("a"), first.get("b")) == expected,
+            "cause": first.get("cause"),
+        }
+        rows.append(row)
+        print(json.dumps(row))  # noqa: T201
+    if options.record:
+        from benchmarks import verifying
+
+        verifying.record("replays", rows)
+
+
+if __name__ == "__main__":
+    main()

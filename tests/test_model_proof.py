@@ -83,7 +83,8 @@ def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any
 
 def replayed(folder: Path, *, slow: bool) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    program = f"from tests import model_proofs; model_proofs.replay('.', slow={slow})"
+    which = "slow" if slow else "fast"
+    program = f"from tests import model_proofs; model_proofs.replay_{which}('.')"
     status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
     assert status == 0, output[-4000:]
     found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())

@@ -40,6 +40,7 @@ from ckpttool.networks.model_runner import to_array
 from ckpttool.networks.worker import ModelSpec
 
 NO_VERIFY = "--no-verify was used"
+_SIDES = "comparison of the source (A) with the target (B): "
 _SEED = 0  # of the inputs (commands/model_inputs.py)
 _TOLERANCE = (
     f"error vs. float64 at most {OWN_ERROR:g}x that of the source, or within rounding of the largest sum"
@@ -79,12 +80,12 @@ class ModelProof:
     def notes(self) -> tuple[str, ...]:
         """What the comparison does not show."""
         found = self.comparison
-        return () if found is None or not found.outputs else (*found.not_compared, *found.notes)
+        return () if found is None else tuple(_SIDES + each for each in (*found.not_compared, *found.notes))
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """What the comparison assumes, e.g. the order of axes."""
-        return () if self.comparison is None else self.comparison.assumed
+        return () if self.comparison is None else tuple(_SIDES + each for each in self.comparison.assumed)
 
     @property
     def within(self) -> bool:
