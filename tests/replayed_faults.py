@@ -297,7 +297,7 @@ FAULTS = {
     "grouped kernel": _Case(
         "images", "grouped", "grouped", _read_as("grouped.weight", 2, 3, 1, 0), slow=True
     ),
-    "depthwise kernel": _Case("images", "depth", "depth", _read_as("depth.weight", 2, 3, 1, 0)),
+    "depthwise kernel": _Case("images", "depth", "depth", _read_as("depth.weight", 2, 3, 1, 0), slow=True),
     "multiplier before channels": _Case(
         "images",
         "depth",
@@ -315,12 +315,12 @@ FAULTS = {
         _read_as("separable.depthwise.weight", 2, 3, 1, 0),
         slow=True,
     ),
-    "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3)),
+    "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3), slow=True),
     "flipped convolution": _Case(
         "images", "up", "up", lambda held: {"up.weight": held["up.weight"][:, :, ::-1, ::-1]}, slow=True
     ),
     "kernel's space": _Case("images", "grouped", "grouped", _turned("grouped.weight", 0, 1, 3, 2), slow=True),
-    "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon"),
+    "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon", slow=True),
     "slope": _Case("images", "leaky", "leaky", factory="small_slope", slow=True),
     "directions": _Case(
         "both", "both", "both", _swapped(*((each, f"{each}_reverse") for each in _LSTM)), slow=True
