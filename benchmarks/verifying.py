@@ -1,7 +1,8 @@
 """`verify` of two models of 25 million parameters, beside importing both frameworks.
 
 `--record` keeps the figures; `--document` writes verification.md from them, from `python -m
-tests.planted_faults --record` and from `python -m tests.right_pairs --record`.
+tests.planted_faults --record`, `python -m tests.replayed_faults --record` and `python -m tests.right_pairs
+--record`.
 """
 
 from __future__ import annotations
@@ -123,6 +124,13 @@ one framework, B its conversion to the other. *Layer*: the first difference is n
 before it. *Cause*: the fault is named. *Proved*: the difference disappears when only that is changed.
 
 """
+_REPLAYS = """
+## Errors of the mapping that `convert --like` refuses
+
+`python -m tests.replayed_faults --record` converts Keras models to PyTorch with one rule of the mapping
+switched off, or with what a mapping without it would write. *Refused*: nothing is written, exit status 1.
+
+"""
 _PAIRS = """
 ## Pairs of equal models
 
@@ -146,7 +154,14 @@ def document() -> str:
     """Return the page."""
     found = figures()
     return "".join(
-        (_HEAD, *_fault_lines(found["faults"]), _PAIRS, *_pair_lines(found["pairs"]), *_cost(found))
+        (
+            _HEAD,
+            *_fault_lines(found["faults"]),
+            *_replay_lines(found.get("replays", ())),
+            _PAIRS,
+            *_pair_lines(found["pairs"]),
+            *_cost(found),
+        )
     )
 
 
@@ -174,6 +189,17 @@ def _marks(row: dict[str, Any] | None) -> str:
         return "not possible"
     names = ("found", "layer_right", "cause_right", "confirmed")
     return ", ".join("yes" if row[name] else "no" for name in names)
+
+
+def _replay_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        return
+    refused, right = (sum(row[name] for row in rows) for name in ("refused", "layer_right"))
+    yield f"{_REPLAYS}Of {len(rows)} errors {refused} are refused, {right} with the right layer.\n\n"
+    yield "| error | refused | layer | cause |\n|---|---|---|---|\n"
+    for row in rows:
+        marks = " | ".join("yes" if row[name] else "no" for name in ("refused", "layer_right"))
+        yield f"| {row['fault']} | {marks} | {(row['cause'] or '').partition(';')[0].replace('|', '/')} |\n"
 
 
 def _pair_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

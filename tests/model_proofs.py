@@ -165,6 +165,52 @@ def silu_mlp() -> Any:
     return model
 
 
+def double_mlp() -> Any:
+    """The model `mlp` in float64."""
+    return pair_models.mlp().double()
+
+
+def _scaled(factor: float) -> Any:
+    from torch import nn
+
+    class Scaled(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * factor
+
+    return Scaled(*pair_models.mlp())
+
+
+def endless_mlp() -> Any:
+    """The model `mlp` whose outputs are no numbers."""
+    return _scaled(float("nan"))
+
+
+def constant_mlp() -> Any:
+    """The model `mlp` whose outputs do not depend on its inputs."""
+    return _scaled(0.0)
+
+
+def counting_mlp() -> Any:
+    """The model `mlp` whose calls change and replace buffers, and draw random numbers."""
+    import random
+
+    import torch
+    from torch import nn
+
+    class Counting(nn.Sequential):
+        def __init__(self, *layers: Any) -> None:
+            super().__init__(*layers)
+            self.register_buffer("calls", torch.zeros(1), persistent=False)
+            self.register_buffer("last", torch.zeros(1), persistent=False)
+
+        def forward(self, x: Any) -> Any:
+            self.calls += torch.rand(1) + random.random() + np.random.rand()
+            self.last = x.sum()
+            return super().forward(x)
+
+    return Counting(*pair_models.mlp())
+
+
 def rectified() -> Any:
     """Two layers of the ONNX source."""
     from torch import nn
@@ -253,6 +299,16 @@ def replay(folder: str, *, slow: bool) -> None:
         with case.switch():
             found[name] = converted(f"{case.model}-replayed.keras", f"wrong{number}.pt", case.like, {})
     Path("outcomes.json").write_text(json.dumps(found))
+
+
+def replay_fast(folder: str) -> None:
+    """Convert the cases of the default suite."""
+    replay(folder, slow=False)
+
+
+def replay_slow(folder: str) -> None:
+    """Convert the other cases."""
+    replay(folder, slow=True)
 
 
 def _run_here(folder: str) -> None:

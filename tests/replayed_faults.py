@@ -6,16 +6,19 @@ would write: its values are exchanged after the mapping. model_proofs.py convert
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ckpttool.core import Leaf, Tree
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import display
+from ckpttool.core import Inline, Leaf, Tree, display
 from ckpttool.mapping import fill_model, flattening
 
 Arrays = dict[str, np.ndarray]
@@ -294,7 +297,7 @@ FAULTS = {
     "grouped kernel": _Case(
         "images", "grouped", "grouped", _read_as("grouped.weight", 2, 3, 1, 0), slow=True
     ),
-    "depthwise kernel": _Case("images", "depth", "depth", _read_as("depth.weight", 2, 3, 1, 0)),
+    "depthwise kernel": _Case("images", "depth", "depth", _read_as("depth.weight", 2, 3, 1, 0), slow=True),
     "multiplier before channels": _Case(
         "images",
         "depth",
@@ -312,12 +315,12 @@ FAULTS = {
         _read_as("separable.depthwise.weight", 2, 3, 1, 0),
         slow=True,
     ),
-    "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3)),
+    "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3), slow=True),
     "flipped convolution": _Case(
         "images", "up", "up", lambda held: {"up.weight": held["up.weight"][:, :, ::-1, ::-1]}, slow=True
     ),
     "kernel's space": _Case("images", "grouped", "grouped", _turned("grouped.weight", 0, 1, 3, 2), slow=True),
-    "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon"),
+    "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon", slow=True),
     "slope": _Case("images", "leaky", "leaky", factory="small_slope", slow=True),
     "directions": _Case(
         "both", "both", "both", _swapped(*((each, f"{each}_reverse") for each in _LSTM)), slow=True
@@ -359,3 +362,39 @@ def write_keras(name: str) -> None:
     generator = np.random.default_rng(0)
     model.set_weights([0.5 * generator.standard_normal(each.shape) for each in model.get_weights()])
     model.save(f"{name}-replayed.keras")
+
+
+def main() -> None:
+    """Convert every case, and those of model_proofs.py; print what becomes of each, and record it."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--record", action="store_true", help="keep the rows")
+    options = parser.parse_args()
+    from tests import model_proofs
+    from tests.test_model_proof import FAULTS as SWITCHED
+
+    layers = {**SWITCHED, **{name: (each.a, each.b) for name, each in FAULTS.items()}}
+    found: dict[str, Any] = {}
+    for run in (model_proofs.main, model_proofs.replay_fast, model_proofs.replay_slow):
+        with tempfile.TemporaryDirectory() as folder:
+            run(folder)
+            found |= json.loads(Path(folder, "outcomes.json").read_bytes())
+            os.chdir("/")
+    rows = []
+    for name, expected in layers.items():
+        first = found[name].get("first_difference") or {}
+        row = {
+            "fault": name,
+            "refused": not found[name]["written"] and not found[name]["within"],
+            "layer_right": (first.get("a"), first.get("b")) == expected,
+            "cause": first.get("cause"),
+        }
+        rows.append(row)
+        print(json.dumps(row))  # noqa: T201
+    if options.record:
+        from benchmarks import verifying
+
+        verifying.record("replays", rows)
+
+
+if __name__ == "__main__":
+    main()

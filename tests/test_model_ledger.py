@@ -84,6 +84,29 @@ def test_a_pattern_permits_an_unused_tensor_and_is_recorded(name: str, tmp_path:
     assert [each.path for each in found.left_out] == [name]
 
 
+@pytest.mark.parametrize("beside", ["lora_A", "weight_ema", "weight_scale"])
+def test_a_tensor_beside_a_kernel_is_left_out(beside: str, tmp_path: Path) -> None:
+    import torch
+
+    state = {**named().state_dict(), f"fc.{beside}": torch.randn(8)}
+    torch.save(state, tmp_path / "source.pt")
+    path, target = str(tmp_path / "source.pt"), str(tmp_path / "out.pt")
+    done = fill(path, target, "torch", "like_small:Named")
+    assert not done.written
+    assert f"fc/{beside}" in done.report.unused
+    every = fill(path, target, "torch", "like_small:Named", allow_unused=["fc/**"])
+    assert not every.written
+    assert "fc/weight" in every.report.missing
+    done = fill(path, target, "torch", "like_small:Named", allow_unused=[f"**/{beside}"])
+    assert done.written
+    assert [each.path for each in done.left_out] == [f"fc/{beside}"]
+    found = torch.load(target)
+    assert all(torch.equal(found[name], value) for name, value in state.items() if beside not in name)
+    net = named()
+    assert load_into(net, path, allow_unused=[f"**/{beside}"]).loaded
+    assert torch.equal(net.fc.weight, state["fc.weight"])
+
+
 def test_a_pattern_permits_what_it_matches_only(tmp_path: Path) -> None:
     path = source(tmp_path, *EXTRA)
     done = fill(

@@ -83,7 +83,8 @@ def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any
 
 def replayed(folder: Path, *, slow: bool) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    program = f"from tests import model_proofs; model_proofs.replay('.', slow={slow})"
+    which = "slow" if slow else "fast"
+    program = f"from tests import model_proofs; model_proofs.replay_{which}('.')"
     status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
     assert status == 0, output[-4000:]
     found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
@@ -240,8 +241,72 @@ def test_the_command_that_a_reason_names_compares_the_outputs(tmp_path: Path) ->
     done = into(tmp_path, save(tmp_path), "pair_models:mlp")
     assert done.proof is not None
     words = (done.proof.command or "").replace("MODULE:FACTORY", "pair_models:mlp").split()[1:]
-    ran = run(*words, "--input-shape", "6", cwd=tmp_path)
+    ran = run(*words, cwd=tmp_path)
     assert ran.status == 0, ran.err
+
+
+@pytest.mark.parametrize("name", ["endless_mlp", "constant_mlp"])
+def test_outputs_that_any_model_gives_prove_nothing(name: str, tmp_path: Path) -> None:
+    like = f"model_proofs:{name}"
+    done = into(tmp_path, save(tmp_path), like, like_source=like)
+    assert done.written
+    assert done.proof is not None
+    assert not done.proof.verified
+    assert done.proof.reason
+    assert "verify" in (done.proof.command or "")
+
+
+def test_a_wider_type_is_compared(tmp_path: Path) -> None:
+    done = into(tmp_path, save(tmp_path), "model_proofs:double_mlp", like_source="pair_models:mlp")
+    assert done.proof is not None
+    assert done.proof.verified
+    net = model_proofs.double_mlp()
+    filled = load_into.load_into(net, save(tmp_path), like_source="pair_models:mlp", shapes=[(6,)])
+    assert filled.proof is not None
+    assert filled.proof.verified
+
+
+def test_a_dry_run_proves_nothing(tmp_path: Path) -> None:
+    done = into(tmp_path, save(tmp_path), "pair_models:mlp", like_source="pair_models:mlp", dry_run=True)
+    assert done.proof is not None
+    assert not done.proof.verified
+    assert done.document()["verification"]["reason"] == "--dry-run was used"
+
+
+def test_a_failed_proof_keeps_the_former_target(tmp_path: Path) -> None:
+    (tmp_path / "out.pt").write_bytes(b"before")
+    like = "model_proofs:silu_mlp"
+    done = into(tmp_path, save(tmp_path), like, like_source="pair_models:mlp", force=True)
+    assert not done.written
+    assert (tmp_path / "out.pt").read_bytes() == b"before"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mlp.pt", "out.pt"]
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_calls_of_a_model_in_memory_leave_no_trace(verified: bool, tmp_path: Path) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    source = save(tmp_path)
+    net = model_proofs.counting_mlp()
+    net[2].eval()
+    net[0].weight.requires_grad = False
+    buffers = dict(net.named_buffers())
+    modes = [each.training for each in net.modules()]
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    done = load_into.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)], verify=verified)
+    assert done.proof is not None
+    assert done.proof.verified == verified
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    assert modes == [each.training for each in net.modules()]
+    assert not net[0].weight.requires_grad
+    for name, buffer in net.named_buffers():
+        assert buffer is buffers[name]
+        assert float(buffer) == 0.0
 
 
 @pytest.mark.filterwarnings("ignore")

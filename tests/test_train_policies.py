@@ -15,6 +15,7 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.policy_agents import make_policy_batches
 from ckpttool.commands.verify import compare_policy_steps
+from ckpttool.core import UsageError
 from ckpttool.networks import (
     Activation,
     Concat,
@@ -301,6 +302,18 @@ def test_a_fault_of_the_optimizer_is_found(name: str) -> None:
     wrong = {each.name for each in found.moved if not each.within and each.step == 1}
     assert not found.within
     assert expected <= wrong
+
+
+@pytest.mark.parametrize("make", [sac, LEARNERS["A2C, RMSprop"]])
+def test_learning_rates_of_zero_show_nothing(make: Callable[[], PolicyLearner]) -> None:
+    made = make()
+    for name, each in made.optimizers.items():
+        made = _with_optimizer(made, name, settings={**each.settings, "learning_rate": 0.0})
+    batches = make_policy_batches(made, 1)
+    with pytest.raises(UsageError):
+        compare_policy_steps((made, made), batches, [InProcess(), InProcess()])
+    # One side that moves is a difference.
+    assert not compare_policy_steps((made, make()), batches, [InProcess(), InProcess()]).within
 
 
 def test_a_learner_survives_its_way_to_a_process(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ckpttool.commands.load_into import (
     TargetModel,
     build_fill_report,
     choose_model_form,
+    fill_without,
     left_out_notes,
     model_source,
     source_names,
@@ -48,7 +49,7 @@ from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import display
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.mapping import fill_model, user_rules
+from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions, Skeleton
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.worker import ModelSpec
@@ -89,14 +90,16 @@ def convert_into_model(
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        made, filling = _plan_for_model(checkpoint, given, skeleton, matching)
+        made, filling = _plan_for_model(checkpoint, given, skeleton, matching, options.allow_unused)
         moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
         ledger = _account(checkpoint, given, filling, moved, options)
         made = _with_ledger(_with_optimizers(made, given.ready, moved), ledger)
         vectors = given.guessed() if all(len(each) == 1 for each in given.guessed()) else ()
         planned = _PlannedModel(target, checkpoint, own, made, filling, moved, ledger, vectors)
         done = planned.result(given)
-        if options.dry_run or not (made.report.complete or options.allow_missing):
+        if options.dry_run:
+            return replace(done, proof=ModelProof("--dry-run was used"))
+        if not (made.report.complete or options.allow_missing):
             return done
         writer = _ModelWriter(planned, beside, model, options, progress)
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
@@ -106,7 +109,11 @@ def convert_into_model(
             return replace(done, proof=error.proof, loaded=True)
         return replace(
             done,
-            report=replace(made.report, notes=(*made.report.notes, *writer.notes())),
+            report=replace(
+                made.report,
+                assumed=(*made.report.assumed, *writer.proof.assumed),
+                notes=(*made.report.notes, *writer.notes()),
+            ),
             digest=put.sha256,
             written=True,
             loaded=options.verify,
@@ -172,7 +179,8 @@ class _ModelWriter:
         shapes = model.shapes or (self.planned.vectors if request.like is not None else ())
         built = replace(model, shapes=shapes)
         staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.host())
-        command = comparing_command(checkpoint, planned.target, model, request)
+        named = replace(model, shapes=model.shapes or self.planned.vectors)
+        command = comparing_command(checkpoint, planned.target, named, request)
         self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
         known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
@@ -194,6 +202,7 @@ class _ModelWriter:
             )
             yield f"verified: {who} the output strictly, and all values match"
         yield self.proof.sentence
+        yield from self.proof.notes
         yield str(self.back.note)
 
     def _request(self) -> ProofRequest:
@@ -243,11 +252,15 @@ def _match_options(options: ConversionOptions) -> MatchOptions:
 
 
 def _plan_for_model(
-    checkpoint: Checkpoint, given: ModelSource, skeleton: Skeleton, matching: MatchOptions
+    checkpoint: Checkpoint,
+    given: ModelSource,
+    skeleton: Skeleton,
+    matching: MatchOptions,
+    patterns: Sequence[str],
 ) -> tuple[ConversionPlan, FillResult]:
     """Return how the source fills a model, as a conversion plan, with the matches."""
     try:
-        filling = fill_model.fill(given.fills, skeleton, matching)
+        filling = fill_without(given, skeleton, matching, patterns)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     ready, report = given.ready, build_fill_report(given.ready, skeleton, filling)

@@ -21,7 +21,13 @@ from ckpttool.commands.model_optimizers import (
     convert_optimizers,
     stage_keras_optimizer,
 )
-from ckpttool.commands.model_proof import ModelMismatchError, ModelProof, ProofRequest, prove_live
+from ckpttool.commands.model_proof import (
+    ModelMismatchError,
+    ModelProof,
+    ProofRequest,
+    preserve_state,
+    prove_live,
+)
 from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
@@ -37,10 +43,11 @@ from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import sidecar
 from ckpttool.core.activations import parse_order
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
-from ckpttool.core.text import format_count
+from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
@@ -296,7 +303,8 @@ class LiveModel:
         owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         if foreign or self._shapes or self._is_unbuilt():
-            called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
+            with preserve_state(self.model):
+                called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
         modules = owner.describe(self.model)
         for module in modules:
             module.update(called.get(module["id"], {}))
@@ -735,15 +743,17 @@ def load_into(
     names = met.skeleton.names
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
-    proof = None
+    rounded = any(not is_widening(met.values[place].dtype, held[place].dtype) for place in met.values)
+    proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
-        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=bool(cast)))
+        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=rounded))
+        report = replace(report, assumed=(*report.assumed, *proof.assumed))
     return ModelLoadResult(
         target.title,
         checkpoint.path,
         len(met.values),
-        met.report,
+        report,
         met.filling.matched,
         met.filling.ambiguous,
         met.filling.misfits,
@@ -804,12 +814,13 @@ def plan_model_fill(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        met = _plan_fill(target.title, given, skeleton, target.tensors, matching)
+        met = _plan_fill(target.title, given, skeleton, target.tensors, matching, options.allow_unused)
         if options.optimizer is not None:
             met = _plan_optimizer(met, given, skeleton)
     else:
         with TargetModel(target) as beside:
-            met = _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
+            skeleton = beside.skeleton(given.guessed())
+            met = _plan_fill(target.factory, given, skeleton, (), matching, options.allow_unused)
     return _account(met, given, checkpoint, options)
 
 
@@ -876,10 +887,37 @@ def _make_torch_tensor(leaf: Leaf) -> Any:
     return made
 
 
+def fill_without(
+    given: ModelSource, skeleton: Skeleton, matching: MatchOptions, patterns: Sequence[str]
+) -> FillResult:
+    """Fill the skeleton; tensors that the user leaves out do not keep their layers from being recognised.
+
+    A layer with a tensor that no kind of layer has, e.g. a low-rank weight beside its kernel, fills nothing.
+    """
+    found = fill_model.fill(given.fills, skeleton, matching)
+    matches = [compile_glob(pattern) for pattern in patterns]
+    left = {path for path in found.unused if any(each(given.ready.names[path]) for each in matches)}
+    if not left or not found.unfilled:
+        return found
+    tree = given.fills.tree
+    kept = Tree(
+        {path: leaf for path, leaf in tree.items() if path not in left},
+        {path: others for path, others in tree.aliases.items() if path not in left},
+        tree.containers,
+    )
+    again = fill_model.fill(replace(given.fills, tree=kept), skeleton, matching)
+    return again if len(again.unfilled) < len(found.unfilled) else found
+
+
 def _plan_fill(
-    title: str, given: ModelSource, skeleton: Skeleton, tensors: Iterable[Path], matching: MatchOptions
+    title: str,
+    given: ModelSource,
+    skeleton: Skeleton,
+    tensors: Iterable[Path],
+    matching: MatchOptions,
+    patterns: Sequence[str],
 ) -> ModelFillPlan:
-    filling = fill_model.fill(given.fills, skeleton, matching)
+    filling = fill_without(given, skeleton, matching, patterns)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.

@@ -10,8 +10,8 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from ckpttool.networks.model_runner import to_array
 from ckpttool.networks.worker import ModelSpec
 
 NO_VERIFY = "--no-verify was used"
+_SIDES = "comparison of the source (A) with the target (B): "
 _SEED = 0  # of the inputs (commands/model_inputs.py)
 _TOLERANCE = (
     f"error vs. float64 at most {OWN_ERROR:g}x that of the source, or within rounding of the largest sum"
@@ -74,6 +75,17 @@ class ModelProof:
     def verified(self) -> bool:
         """Whether both models ran and gave the same outputs."""
         return self.comparison is not None and self.within
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the comparison does not show."""
+        found = self.comparison
+        return () if found is None else tuple(_SIDES + each for each in (*found.not_compared, *found.notes))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the comparison assumes, e.g. the order of axes."""
+        return () if self.comparison is None else tuple(_SIDES + each for each in self.comparison.assumed)
 
     @property
     def within(self) -> bool:
@@ -196,7 +208,10 @@ def _reason(error: CkpttoolError) -> str:
 
 
 def comparing_command(checkpoint: Checkpoint, target: str, like: ModelSpec, request: ProofRequest) -> str:
-    """Return the command that compares the source with the written target."""
+    """Return the command that compares the source with the written target.
+
+    The source's inputs have the shapes of `like` if they are vectors; axes of others may have another order.
+    """
     kind = _own_kind(checkpoint)
     words: list[str] = []
     if request.like is not None:
@@ -205,6 +220,9 @@ def comparing_command(checkpoint: Checkpoint, target: str, like: ModelSpec, requ
         words += ["--like-a", "MODULE:FACTORY"]
     elif find_code(checkpoint, kind) is not None:
         words.append("--run-code")
+    if request.like is not None or kind in (None, "torchscript"):
+        for shape in like.shapes:
+            words += ["--input-shape", ",".join(map(str, shape)) if len(shape) == 1 else "SHAPE"]
     return format_command("verify", checkpoint.path, target, *words, *_like_words("b", like))
 
 
@@ -237,15 +255,7 @@ class LiveHost:
 
     def start(self) -> None:
         """Store what a call may change."""
-        for module in self._model.modules() if self._is_torch else ():
-            self._undo.callback(setattr, module, "training", module.training)
-        for tensor, values in [(each, to_array(each)) for each in self._state()]:
-            self._undo.callback(_put_back, tensor, values)
-        self._undo.callback(random.setstate, random.getstate())
-        self._undo.callback(np.random.set_state, np.random.get_state())
-        if self._is_torch:
-            torch: Any = sys.modules["torch"]
-            self._undo.callback(torch.set_rng_state, torch.get_rng_state())
+        self._undo.enter_context(preserve_state(self._model))
 
     def stop(self, farewell: bytes | None) -> None:  # noqa: ARG002 - there is no process
         """Restore what calls changed."""
@@ -264,20 +274,44 @@ class LiveHost:
     def _is_torch(self) -> bool:
         return model_framework(self._model) == "torch"
 
-    def _state(self) -> list[Any]:
-        """Return the tensors that a call could change: buffers, variables that are not trained."""
-        if self._is_torch:
-            return list(self._model.buffers())
-        found = getattr(self._model, "non_trainable_variables", ())
-        return [each for each in found if hasattr(each, "numpy")]
+
+@contextmanager
+def preserve_state(model: Any) -> Iterator[None]:
+    """Restore afterwards what calls in the block change: modes, buffers, states of random generators."""
+    with ExitStack() as undo:
+        if model_framework(model) == "torch":
+            torch: Any = sys.modules["torch"]
+            undo.callback(torch.set_rng_state, torch.get_rng_state())
+            _preserve_modules(model, undo)
+        else:
+            for each in getattr(model, "non_trainable_variables", ()):
+                if hasattr(each, "numpy"):
+                    undo.callback(_put_back, each, to_array(each))
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(np.random.set_state, np.random.get_state())
+        yield
 
 
-def _put_back(tensor: Any, values: np.ndarray) -> None:
+def _preserve_modules(model: Any, undo: ExitStack) -> None:
+    """Register the modes and buffers of all modules; a module may change a buffer, or replace it."""
+    for module in model.modules():
+        undo.callback(setattr, module, "training", module.training)
+        held = vars(module).get("_buffers", {})
+        for name, buffer in [*held.items()]:
+            if buffer is None or type(buffer).__name__.startswith("Uninitialized"):
+                continue  # built by the first call
+            undo.callback(held.__setitem__, name, buffer)
+            undo.callback(_put_back, buffer, buffer.detach().clone())
+
+
+def _put_back(tensor: Any, values: Any) -> None:
     if hasattr(tensor, "assign"):
         tensor.assign(values)
     else:
         torch: Any = sys.modules["torch"]
-        tensor.copy_(torch.from_numpy(values))
+        if not torch.equal(tensor, values):  # one that no call can change may not be written either
+            with torch.no_grad():
+                tensor.copy_(values)
 
 
 def prove_live(

@@ -667,6 +667,8 @@ def path_texts(path: Path) -> tuple[str, ...]:
 def has_rate(tree: Tree, top: Path) -> bool:
     """Return whether an optimizer has a variable for its learning rate."""
     return bool(top) and any((*top, attr(name)) in tree for name in _RATES)
+
+
 # The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
 
 KERAS_ARGUMENTS = {

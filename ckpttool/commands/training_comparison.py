@@ -310,7 +310,7 @@ _FIXES = {
     "RMSprop": "use RMSpropTFLike of Stable-Baselines3, which adds epsilon under the root",
 }
 _TINY = 1e-30
-# Settings that need state of their own.
+# Settings with state.
 _WITH_STATE = ("amsgrad", "centered", "momentum", "use_ema")
 
 

@@ -794,6 +794,13 @@ def _compare_runs(
     for dtype, bound in BOUNDS.items():
         a, b = (_updates(learner, run(place, dtype)) for place, learner in enumerate(learners))
         found += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
+    slow = {*learners[0].slow.values()}
+    trained = [array for (title, _), arrays in exact.items() if title not in slow for array in arrays]
+    if all(each.within for each in found) and not any(each.any() for each in trained):
+        raise UsageError(
+            "the optimizers of A and B move no weight, so that their training steps show nothing",
+            hint="compare checkpoints from before the learning rate reached 0",
+        )
     return tuple(found)
 
 

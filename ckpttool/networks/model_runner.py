@@ -247,10 +247,14 @@ class TorchRunner(ModelRunner):
         self._torch: Any = sys.modules["torch"]
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
-        """Return a torch tensor; integers as int64."""
+        """Return a torch tensor; integers as int64, numbers in the only type of the parameters."""
         if array.dtype.kind in "iu":
             array = array.astype(np.int64)
-        return self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
+        made = self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
+        if exact or not made.is_floating_point():
+            return made
+        own = {each.dtype for each in self.model.parameters() if each.is_floating_point()}
+        return made.to(own.pop()) if len(own) == 1 else made
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs; several go by name first if the model has these parameters."""
