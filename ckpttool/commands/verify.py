@@ -1030,8 +1030,18 @@ def _model_sides(first: str, second: str, options: VerificationOptions) -> tuple
 
 
 def _are_models(sides: tuple[ModelSide, ModelSide]) -> bool:
-    """Return whether a side is a model that runs, and a side is no recognised agent."""
+    """Return whether a side is a model that runs, and a side is no recognised agent.
+
+    Two models that run are compared as such if the policy is not all that they compute.
+    """
+    if all(side.own_kind is not None for side in sides) and any(map(_has_other_outputs, sides)):
+        return True
     return any(side.own_kind is not None for side in sides) and any(side.agent is None for side in sides)
+
+
+def _has_other_outputs(side: ModelSide) -> bool:
+    """Return whether the agent of a side omits outputs or layers of the model."""
+    return side.agent is not None and any(" left out: " in note for note in side.agent.moves.notes)
 
 
 def _verify_models(
