@@ -26,7 +26,7 @@ from tests.trees import leaf
 @pytest.fixture
 def numpy_only(monkeypatch: pytest.MonkeyPatch, shared_workers: None) -> None:
     """Run both sides by numpy: what is tested here is the comparison, not the frameworks."""
-    monkeypatch.setattr(verify, "_backend", lambda _: "numpy")
+    monkeypatch.setattr(verify, "available_backend", lambda _: "numpy")
 
 
 def changed(tmp_path: Path, change: Change) -> str:
