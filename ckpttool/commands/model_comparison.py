@@ -655,7 +655,7 @@ class _Rounds:
 
 def _describe_values(result: OutputResult) -> str:
     low, high = (0.0, 0.0) if result.fixed is None else (result.fixed.min(), result.fixed.max())
-    return f"output {result.parity.name} from {low:g} to {high:g}"
+    return f"{result.parity.name} from {low:g} to {high:g}"
 
 
 def _compare(
