@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.commands import model_comparison
 from ckpttool.commands.model_inputs import InputPair, draw_inputs
 from ckpttool.commands.network_outputs import RoundingBound, measure_output, pair_outputs
 from ckpttool.commands.verify import Verification, verify
-from ckpttool.core import UsageError
+from ckpttool.core import CkpttoolError, UsageError
 from ckpttool.networks import ModelSpec
 from tests.conftest import ROOT
 from tests.test_verify_models import here
@@ -156,3 +157,108 @@ def test_integers_cover_their_range(
     assert below is None or drawn.max() < below
     if name == "ids":
         assert (drawn[::2, -3:] == 0).all()
+
+
+def test_a_short_float_on_one_side_rounds_the_inputs_of_both() -> None:
+    pair = InputPair("x", "x", (3,), (3,))
+    for kinds in (("float32", "float16"), ("float16", "float32")):
+        a, b = ((kind, None) for kind in kinds)
+        assert model_comparison._with_dtype(pair, a, b).dtype == "float16"
+
+
+# Graphs of ONNX: inputs of other types, a fixed batch, several outputs, random operations.
+
+
+def onnx_file(folder: Path, name: str, nodes: list[Any], dtype: int, shape: list[Any], **values: Any) -> str:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    outputs = values.pop("outputs")
+    made = [numpy_helper.from_array(np.asarray(each), key) for key, each in values.items()]
+    given = [helper.make_tensor_value_info("x", dtype, shape)]
+    results = [helper.make_tensor_value_info(key, kind, None) for key, kind in outputs.items()]
+    graph = helper.make_graph(
+        [helper.make_node(*each[:3], **each[3]) for each in nodes], "g", given, results, made
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / name)
+    return str(folder / name)
+
+
+FLOAT, UINT8, UINT16 = 1, 2, 4
+
+
+def two_heads(folder: Path, name: str, *, factor: float = 1.0, batch: Any = "n", extra: bool = True) -> str:
+    drawn = np.random.default_rng(0).standard_normal((2, 6, 4)).astype(np.float32)
+    nodes = [
+        ("MatMul", ["x", "w"], ["mean"], {}),
+        ("MatMul", ["x", "v"], ["raw"], {}),
+        ("Mul", ["raw", "k"], ["value"], {}),
+    ]
+    outputs = {"mean": FLOAT, **({"value": FLOAT} if extra else {})}
+    values = {"w": drawn[0], "v": drawn[1], "k": np.float32(factor)}
+    return onnx_file(folder, name, nodes, FLOAT, [batch, 6], outputs=outputs, **values)
+
+
+@pytest.mark.torch
+def test_an_output_beside_the_policy_is_compared(tmp_path: Path, here: None) -> None:
+    pytest.importorskip("onnx")
+    a = two_heads(tmp_path, "a.onnx")
+    assert verify(a, two_heads(tmp_path, "b.onnx")).within
+    found = verify(a, two_heads(tmp_path, "b.onnx", factor=1.01))
+    assert [each.name for each in found.networks if not each.within] == ["value"]
+    assert not verify(a, two_heads(tmp_path, "b.onnx", extra=False)).within
+
+
+def pixels(folder: Path, name: str, dtype: int, *, most: float) -> str:
+    drawn = np.random.default_rng(0).standard_normal((12, 2)).astype(np.float32)
+    nodes = [
+        ("Cast", ["x"], ["f"], {"to": FLOAT}),
+        ("Div", ["f", "range"], ["unit"], {}),
+        ("Min", ["unit", "most"], ["low"], {}),
+        ("ReduceMax", ["low"], ["top"], {"axes": [1]}),
+        ("MatMul", ["low", "w"], ["a"], {}),
+        ("Add", ["a", "top"], ["y"], {}),
+    ]
+    values = {"range": np.float32(255), "most": np.float32(most), "w": drawn}
+    return onnx_file(folder, name, nodes, dtype, ["n", 12], outputs={"y": FLOAT}, **values)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", [UINT8, UINT16])
+def test_pixels_cover_their_range(dtype: int, tmp_path: Path, here: None) -> None:
+    pytest.importorskip("onnx")
+    files = [pixels(tmp_path, f"{most}.onnx", dtype, most=most) for most in (2000.0, 0.5)]
+    assert verify(files[0], files[0]).within
+    assert not verify(*files).within
+
+
+def relu_net(folder: Path, name: str, dtype: type, *, wrong: bool) -> str:
+    drawn = np.random.default_rng(0).standard_normal((2, 6, 6)).astype(dtype)
+    if wrong:
+        drawn[1, 2] += 1
+    nodes = [("MatMul", ["x", "w"], ["a"], {}), ("Relu", ["a"], ["b"], {}), ("MatMul", ["b", "v"], ["y"], {})]
+    kind = {np.float16: 10, np.float32: FLOAT}[dtype]
+    return onnx_file(folder, name, nodes, kind, [1, 6], outputs={"y": kind}, w=drawn[0], v=drawn[1])
+
+
+@pytest.mark.torch
+def test_a_fixed_batch_of_one_does_not_hide_the_units_that_its_row_leaves_at_zero(
+    tmp_path: Path, here: None
+) -> None:
+    pytest.importorskip("onnx")
+    a, same, wrong = (relu_net(tmp_path, f"{n}.onnx", np.float16, wrong=n == 2) for n in range(3))
+    assert verify(a, same).within
+    assert not verify(a, wrong).within
+
+
+@pytest.mark.torch
+def test_random_operations_and_inputs_without_a_batch_do_not_pass(tmp_path: Path, here: None) -> None:
+    pytest.importorskip("onnx")
+    noise = [("RandomNormalLike", ["x"], ["r"], {"seed": 1.0}), ("Add", ["x", "r"], ["y"], {})]
+    file = onnx_file(tmp_path, "noise.onnx", noise, FLOAT, ["n", 6], outputs={"y": FLOAT})
+    assert not verify(file, file).within
+    scalar = onnx_file(tmp_path, "scalar.onnx", [("Neg", ["x"], ["y"], {})], FLOAT, [], outputs={"y": FLOAT})
+    with pytest.raises(CkpttoolError) as refused:
+        verify(scalar, scalar)
+    assert refused.value.path == "x"

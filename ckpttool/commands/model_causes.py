@@ -1030,7 +1030,8 @@ def between_cause(
         return cause
     _, other = align_arrays(a, b)
     if other is not None:
-        found = relate_arrays(*(np.where(np.isfinite(each), each, 0.0) for each in (a, other)), bound)
+        x, y = (np.where(np.isfinite(each), each, 0.0) for each in (a, other))
+        found = relate_arrays(x, y, bound)
         if found is not None:
             return found
     if is_reordered(a, b, bound):

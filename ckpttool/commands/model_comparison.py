@@ -488,6 +488,11 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         shapes = shapes or given.shapes
     session.pairs = resolver.pairs(shapes, options.shapes_b)
     session.assumed += resolver.assumed
+    session.assumed += [
+        f"{side.side.word}: {note}"
+        for side, each in zip(session.sides, opened, strict=True)
+        for note in each.get("notes", ())
+    ]
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     kinds: list[dict[str, tuple[str, int | None]]] = []
     sizes = []
@@ -508,7 +513,13 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         kinds.append(dict(zip(side.names, rows, strict=True)))
         side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
         sizes.append(int(answer["size"]))
-    session.pairs = [_with_dtype(pair, kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
+    limits = [(kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
+    session.pairs = [_with_dtype(pair, *each) for pair, each in zip(session.pairs, limits, strict=True)]
+    session.assumed += [
+        f"A accepts integers below {a} for {pair.a}, B below {b}: those below {pair.below} are compared"
+        for pair, ((_, a), (_, b)) in zip(session.pairs, limits, strict=True)
+        if a is not None and b is not None and a != b
+    ]
     if given is None:
         arrays = draw_inputs(session.pairs, batch, max(sizes))
         session.further = further_inputs(session.pairs, batch, arrays)
@@ -520,10 +531,11 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
 
 
 def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | None]) -> InputPair:
-    """Return the pair with the dtype that both sides accept: integers if one looks them up."""
+    """Return the pair with the dtype that both sides accept: integers if one looks them up, short floats."""
     limits = [each for _, each in (a, b) if each is not None]
     whole = [dtype for dtype, _ in (a, b) if not dtype.startswith("float")]
-    return replace(pair, dtype=whole[0] if whole else a[0], below=min(limits, default=None))
+    short = "float16" if "float16" in (a[0], b[0]) else a[0]
+    return replace(pair, dtype=whole[0] if whole else short, below=min(limits, default=None))
 
 
 class _Rounds:
@@ -598,10 +610,11 @@ class _Rounds:
             try:
                 found = self.run()
             except CkpttoolError:
-                continue  # inputs of this size are none of the model's
+                continue  # the model does not accept numbers of this size
             finally:
                 seen[0][:], seen[1][:] = assumed, notes
-            if found.failed:
+            lost = [x is not None and y is None for x, y in zip(main.exact, found.exact, strict=True)]
+            if found.failed and not any(lost):
                 self._session.notes.append(f"the outputs differ on {title}, not on the first inputs")
                 self._session.arrays = arrays
                 return self.run(observe=True)
@@ -611,18 +624,22 @@ class _Rounds:
     def require_response(self, found: ComparisonRound) -> None:
         """Raise UsageError if none of A's outputs depends on the inputs: then agreement shows nothing."""
         a = self._session.sides[0]
-        self._session.give(shake_inputs(self._session.arrays))
-        try:
-            made, _ = a.run(exact=found.exact_on_both, observe=False)
-        except CkpttoolError:
-            return
-        finally:
-            self._session.give(self._session.arrays)
-        silent = [
-            names.a
-            for names, each in zip(found.names, found.results, strict=True)
-            if not each.responds(made[names.a], exact=found.exact_on_both)
-        ]
+        silent = [names.a for names in found.names]
+        others = [arrays for _, arrays in self._session.further if self._session.fixed]
+        for arrays in (shake_inputs(self._session.arrays), *others):
+            self._session.give(arrays)
+            try:
+                made, _ = a.run(exact=found.exact_on_both, observe=False)
+            except CkpttoolError:
+                continue
+            rows = zip(found.names, found.results, strict=True)
+            answers = {
+                names.a: each.responds(made[names.a], exact=found.exact_on_both) for names, each in rows
+            }
+            silent = [name for name in silent if not answers[name]]
+            if not silent:
+                break
+        self._session.give(self._session.arrays)
         if len(silent) == len(found.names):
             raise UsageError(
                 "the comparison shows nothing: A's outputs do not depend on these inputs",
@@ -638,7 +655,7 @@ class _Rounds:
 
 def _describe_values(result: OutputResult) -> str:
     low, high = (0.0, 0.0) if result.fixed is None else (result.fixed.min(), result.fixed.max())
-    return f"output {result.parity.name} from {low:g} to {high:g}"
+    return f"{result.parity.name} from {low:g} to {high:g}"
 
 
 def _compare(
@@ -1046,8 +1063,9 @@ class _LayerFinder:
         keys = [each.key for each in layers]
         first, again = (program.capture(keys, exact=self._exact) for _ in range(2))
         cause = Cause(
-            f"{word} gives other outputs at every call: dropout or noise is active in evaluation",
-            f"switch it off in {word}'s evaluation mode",
+            f"{word} gives other outputs at every call: dropout or noise is active in evaluation, or calls "
+            "change its state",
+            f"switch dropout and noise off in {word}'s evaluation mode; begin each call with the same state",
             confirmed=True,
         )
         for layer in layers:

@@ -1043,12 +1043,20 @@ def _model_sides(first: str, second: str, options: VerificationOptions) -> tuple
 def _are_models(sides: tuple[ModelSide, ModelSide], *, train: bool) -> bool:
     """Return whether a side is a model that runs, and a side is no recognised agent.
 
-    An actor alone, e.g. a chain of dense layers, trains as a model if both run.
+    Two models that run are compared as such if the policy is not all that they compute, and an actor alone,
+    e.g. a chain of dense layers, is trained as such.
     """
     run = [side.own_kind is not None for side in sides]
+    if all(run) and any(map(_has_other_outputs, sides)):
+        return True
     parts = [() if side.agent is None else side.agent.parts for side in sides]
-    alone = all(part.component.startswith("actor") for each in parts for part in each)
-    return any(run) and (not all(parts) or (train and all(run) and alone))
+    actors = all(part.component.startswith("actor") for each in parts for part in each)
+    return any(run) and (not all(parts) or (train and all(run) and actors))
+
+
+def _has_other_outputs(side: ModelSide) -> bool:
+    """Return whether the agent of a side omits outputs or layers of the model."""
+    return side.agent is not None and any(" left out: " in note for note in side.agent.moves.notes)
 
 
 def _restore_side(

@@ -170,6 +170,7 @@ class ModelRunner:
         self.model = model
         self.style = 0
         self.exact: Any = None
+        self.notes: list[str] = []
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the inputs that the model declares: name, shape without batch, dtype, batch."""
@@ -670,6 +671,14 @@ class KerasRunner(TensorFlowRunner):
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs, with the first state of layers that keep theirs from call to call."""
+        for layer, _ in self._layers_by_path(exact=exact):
+            reset = getattr(layer, "reset_states", None) or getattr(layer, "reset_state", None)
+            if getattr(layer, "stateful", False) and reset is not None and getattr(layer, "built", False):
+                reset()
+        return super().call(names, arrays, exact=exact)
+
     def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
         found = super().named(made)
@@ -854,13 +863,18 @@ class SignatureRunner(TensorFlowRunner):
         """Return the signature's inputs."""
         rows = []
         for name, spec in self.model.structured_input_signature[1].items():
-            shape = [None if extent is None else int(extent) for extent in spec.shape]
-            rows.append({"name": name, "shape": shape[1:], "dtype": spec.dtype.name, "batch": shape[0]})
+            rows.append(
+                _declared_input(
+                    name, spec.shape.as_list() if spec.shape.rank is not None else None, spec.dtype.name
+                )
+            )
         return rows
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
-        """Return the only way: by name."""
-        by_name = dict(_paired(names, given))
+        """Return the only way: by name, in the dtypes of the signature."""
+        tensorflow: Any = sys.modules["tensorflow"]
+        specs = self.model.structured_input_signature[1]
+        by_name = {name: tensorflow.cast(each, specs[name].dtype) for name, each in _paired(names, given)}
         return [lambda f: f(**by_name)]
 
     def _named(self, layer: GraphLayer) -> dict[str, str]:
@@ -980,7 +994,6 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
 # ONNX: every node with initializers is a layer.
 
 _MOST_EXACT = 1 << 22
-_ONNX_TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
 class OnnxRunner(ModelRunner):
@@ -1073,9 +1086,14 @@ class OnnxRunner(ModelRunner):
                 continue
             kind = each.type.tensor_type
             shape = [int(d.dim_value) if d.dim_value else None for d in kind.shape.dim]
-            dtype = _ONNX_TYPES.get(kind.elem_type, "float32")
-            rows.append({"name": each.name, "shape": shape[1:], "dtype": dtype, "batch": shape[0]})
+            known = shape if kind.HasField("shape") else None
+            rows.append(_declared_input(each.name, known, self._dtype_name(kind.elem_type)))
         return rows
+
+    def _dtype_name(self, kind: int) -> str:
+        if kind == self._onnx.TensorProto.STRING:
+            return "string"
+        return str(self._onnx.helper.tensor_dtype_to_np_dtype(kind).name)
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
@@ -1095,7 +1113,12 @@ class OnnxRunner(ModelRunner):
             if row["takes"] in known and row["gives"] in known:
                 record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
                 self._recorder.leave(record, known[row["gives"]])
-        return {name: made[name] for name in outputs}
+        # A session of its own would begin again with the seeds of random operations.
+        return (
+            {name: made[name] for name in outputs}
+            if exact
+            else dict(_paired(outputs, self._run(None, given)))
+        )
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
         nodes = list(self.model.graph.node)
@@ -1166,6 +1189,18 @@ class OnnxRunner(ModelRunner):
         return "first" if any(each["class"].startswith("Conv") for each in self._nodes) else ""
 
 
+def _declared_input(name: str, shape: Any, dtype: str) -> dict[str, Any]:
+    """Return an input of a graph; raise UnsupportedError for one that cannot get rows of numbers."""
+    if dtype == "string":
+        raise UnsupportedError("an input of strings has no random values", path=name, found=dtype)
+    if not shape:
+        found = "no number of axes" if shape is None else "a single number"
+        raise UnsupportedError("every input must have a batch as its first axis", path=name, found=found)
+    # NumPy has no bfloat16: the framework rounds.
+    known = "float32" if dtype == "bfloat16" else dtype
+    return {"name": name, "shape": list(shape[1:]), "dtype": known, "batch": shape[0]}
+
+
 # Opening a side: a file that contains a whole model, or the user's factory.
 
 
@@ -1218,8 +1253,18 @@ def open_saved_model(file: str) -> SignatureRunner:
     names = list(loaded.signatures)
     usual = [name for name in ("serving_default", "serve") if name in names]
     if not names:
-        raise UsageError("the SavedModel has no signature", file=file)
-    return SignatureRunner(loaded, (usual or names)[0])
+        raise UsageError(
+            "the SavedModel has no signature, which names its inputs and outputs",
+            file=file,
+            hint="save it with one: tf.saved_model.save(model, folder, signatures=function), or compare its "
+            "checkpoint in your own model with --like-a or --like-b",
+        )
+    chosen = (usual or names)[0]
+    runner = SignatureRunner(loaded, chosen)
+    left = [name for name in names if name != chosen]
+    if left:
+        runner.notes.append(f"signature {chosen} is compared, not {', '.join(left)}")
+    return runner
 
 
 def open_onnx(file: str) -> OnnxRunner:
@@ -1302,6 +1347,7 @@ def _open(session: RunnerSession, message: Message) -> Message:
         "versions": runner.versions(),
         "channels": runner.channels() if not _is_unbuilt(runner) else "",
         "observable": runner.observable,
+        "notes": runner.notes,
         "tensor_class": sorted(name for _, name in class_bases(runner.model))[:8],
     }
 
@@ -1446,6 +1492,8 @@ def _exact(session: RunnerSession, message: Message) -> Message:
     """Create the float64 form of the model and return whether it exists."""
     try:
         session.runner.make_exact(message["names"], session.given(len(message["names"])))
+    except UnsupportedError as error:
+        return {"made": False, "reason": error.message}
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
         return {"made": False, "reason": last_error_line(error)}
     return {"made": True, "reason": ""}
@@ -1465,7 +1513,9 @@ def _run(session: RunnerSession, message: Message) -> Message:
         outputs = runner.outputs(made)
     except Exception as error:
         raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
-    for place, (_, array) in enumerate(outputs):
+    for place, (name, array) in enumerate(outputs):
+        if array.dtype.kind not in "biuf":
+            raise UnsupportedError("an output is no tensor of numbers", path=name, found=str(array.dtype))
         np.save(session.folder / f"output-{place}.npy", array, allow_pickle=False)
     return {"outputs": _distinct_names([name for name, _ in outputs]), "calls": recorder.calls}
 
