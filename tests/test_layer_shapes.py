@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +159,8 @@ PROGRAM = textwrap.dedent("""
 
 
 @functools.cache
-def expected(folder: Path) -> Any:
-    cases = json.dumps([LAYERS, TRACED, SCRIPTED, ENDLESS, BASE])
+def expected(folder: Path, layers: Sequence[tuple[str, tuple[int, ...]]] = tuple(LAYERS)) -> Any:
+    cases = json.dumps([layers, TRACED, SCRIPTED, ENDLESS, BASE])
     status, printed = warm.run("torch", PROGRAM.replace("CASES", repr(cases)), folder)
     assert status == 0, printed
     return json.loads(printed.partition("RESULT")[2])
@@ -231,3 +233,52 @@ def test_an_input_of_code_is_named_by_its_position(shape: str, known: bool, mode
     else:
         with pytest.raises(UsageError):
             describe_architecture(checkpoint, [shape])
+
+
+def random_layers(count: int, seed: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield layers with random settings, valid or not, and shapes of their inputs."""
+    draw = random.Random(seed)
+
+    def numbers(count: int, low: int, high: int) -> object:
+        each = tuple(draw.randint(low, high) for _ in range(count))
+        return each[0] if draw.random() < 0.4 else each
+
+    for _ in range(count):
+        rank, groups = draw.randint(1, 3), draw.choice((1, 1, 2))
+        taken, made = groups * draw.randint(1, 3), groups * draw.randint(1, 3)
+        shape = (taken, *(draw.randint(3, 12) for _ in range(rank)))
+        window, step, pad = numbers(rank, 1, 4), numbers(rank, 1, 3), numbers(rank, 0, 2)
+        wide, ceil = numbers(rank, 1, 3), draw.random() < 0.5
+        sizes = f"{window}, stride={step}, padding={pad}"
+        yield draw.choice(
+            (
+                (f"Conv{rank}d({taken}, {made}, {sizes}, dilation={wide}, groups={groups})", shape),
+                (
+                    f"ConvTranspose{rank}d({taken}, {made}, {sizes}, dilation={wide}, groups={groups}, "
+                    f"output_padding={numbers(rank, 0, 2)})",
+                    shape,
+                ),
+                (f"MaxPool{rank}d({sizes}, dilation={wide}, ceil_mode={ceil})", shape),
+                (f"AvgPool{rank}d({sizes}, ceil_mode={ceil})", shape),
+                (f"ReplicationPad{rank}d({numbers(2 * rank, 0, 3)})", shape),
+                (f"CircularPad{rank}d({numbers(2 * rank, 0, 5)})", shape),
+                (f"Flatten({draw.randint(1, 5)}, {draw.randint(-4, 5)})", shape),
+                (f"Upsample(scale_factor={draw.choice((0.6, 1.3, 1.5, 2.3, (1.5, 0.7)))})", shape),
+            )
+        )
+
+
+@pytest.mark.slow
+def test_layers_with_random_settings_have_torchs_shapes_and_operations(tmp_path: Path) -> None:
+    layers = [*random_layers(1500, 0)]
+    wanted, known = expected(tmp_path, tuple(layers)), 0
+    for number, (code, shape) in enumerate(layers):
+        truth, found = wanted[f"layer{number}"], described(tmp_path / f"layer{number}.pt", shape)
+        known += truth is not None
+        if truth is None:
+            assert found == (None, None), (code, shape)
+        else:
+            (batch, *sizes), macs = truth
+            assert found in ((tuple(sizes), macs / batch), (None, None)), (code, shape)
+            assert found[0] is not None or batch != 2 or "Flatten" in code, (code, shape)
+    assert known > 700
