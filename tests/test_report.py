@@ -507,20 +507,20 @@ def test_what_is_refused(arguments: list[object], golden: Golden, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "target", ["agent.pt", "other.pt", "played.json", "told.json", "agent.pt.ckpttool.json"]
+    "target", ["agent.pt", "other.pt", "played.html", "plan.html", "agent.pt.ckpttool.json"]
 )
 def test_nothing_that_was_read_is_the_target(target: str, tmp_path: Path, golden: Golden) -> None:
     for name in ("agent.pt", "other.pt"):
         shutil.copy(TORCH_SAMPLE, tmp_path / name)
     shutil.copy(f"{TORCH_SAMPLE}.ckpttool.json", tmp_path / "agent.pt.ckpttool.json")
-    (tmp_path / "played.json").write_text('{"returns": [1.0], "mean": 1.0}')
-    (tmp_path / "told.json").write_text('{"mapped": []}')
+    (tmp_path / "played.html").write_text('{"returns": [1.0], "mean": 1.0}')
+    (tmp_path / "plan.html").write_text('{"mapped": []}')
     before = (tmp_path / target).read_bytes()
-    more = [] if target.startswith("agent") else ["--conversion", "told.json"]
-    asked = ("report", "agent.pt", "other.pt", "--eval", "played.json", *more, "--out", target, "--force")
+    more = [] if target.startswith("agent") else ["--conversion", "plan.html"]
+    asked = ("report", "agent.pt", "other.pt", "--eval", "played.html", *more, "--out", target, "--force")
     golden(refused(in_process(*asked, cwd=tmp_path)))
     assert (tmp_path / target).read_bytes() == before
-    assert sorted(each.suffix for each in tmp_path.iterdir()) == [".json"] * 3 + [".pt"] * 2
+    assert sorted(each.suffix for each in tmp_path.iterdir()) == [".html"] * 2 + [".json"] + [".pt"] * 2
 
 
 @pytest.mark.parametrize(
