@@ -258,6 +258,7 @@ def test_files_of_one_agent_are_one_checkpoint(corpus: Path, tmp_path: Path) -> 
         sum(
             file.stat().st_size
             for file in (corpus / "torch" / "fujimoto" / "bmcnns" / "models").glob(f"{name}_*")
+            if not file.suffix
         )
         for name in names
     ]

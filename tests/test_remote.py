@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -467,7 +468,9 @@ def test_an_archive_by_itself_says_how_its_members_are_read(tmp_path: Path) -> N
         with pytest.raises(CkpttoolError) as caught:
             ckpttool.open(str(tmp_path / name))
         assert caught.value.hint is not None
-        assert f"{kind}://MEMBER::ARCHIVE" in caught.value.hint
+        *_, command = caught.value.hint.rpartition(": ")
+        assert shlex.split(command) == ["ckpttool", "inspect", f"{kind}://::{tmp_path / name}"]
+        assert in_process(*shlex.split(command)[1:]).status == 0
 
 
 def test_an_archive_that_changes_is_an_error(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_file_that_is_not_there(source: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         convert(source, str(tmp_path / "x.pt"), rules=str(tmp_path / "none.toml"))
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="TOML") as caught:
+    with pytest.raises(UsageError) as caught:
         load_rules(str(tmp_path / "b.toml"))
     assert caught.value.file == str(tmp_path / "b.toml")
 

@@ -566,7 +566,8 @@ def _archive_hint(scheme: str, probe: Probe) -> str:
     if "::" in probe.path or "://" in probe.path:
         return _ZIP_HINT if scheme == "zip" else _TAR_HINT
     command = shlex.join(("ckpttool", "inspect", f"{scheme}://::{probe.path}"))
-    return command if scheme == "zip" else f"if it contains a tar archive: {command}"
+    compressed = scheme == "tar" and probe.head[257:262] != b"ustar"
+    return f"if it contains a tar archive: {command}" if compressed else command
 
 
 def _is_text(head: bytes) -> bool:
