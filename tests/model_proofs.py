@@ -285,10 +285,10 @@ def main(folder: str) -> None:
     Path("outcomes.json").write_text(json.dumps(found))
 
 
-def replay(folder: str, *, slow: bool) -> None:
+def replay(folder: str) -> None:
     """Convert the models of replayed_faults.py, then each fault; write the outcomes."""
     _run_here(folder)
-    cases = {name: each for name, each in replayed_faults.FAULTS.items() if each.slow == slow}
+    cases = replayed_faults.FAULTS
     names = dict.fromkeys(each.model for each in cases.values())
     found: dict[str, Any] = {}
     for number, name in enumerate(names):
@@ -299,16 +299,6 @@ def replay(folder: str, *, slow: bool) -> None:
         with case.switch():
             found[name] = converted(f"{case.model}-replayed.keras", f"wrong{number}.pt", case.like, {})
     Path("outcomes.json").write_text(json.dumps(found))
-
-
-def replay_fast(folder: str) -> None:
-    """Convert the cases of the default suite."""
-    replay(folder, slow=False)
-
-
-def replay_slow(folder: str) -> None:
-    """Convert the other cases."""
-    replay(folder, slow=True)
 
 
 def _run_here(folder: str) -> None:

@@ -245,7 +245,7 @@ _LSTM = [f"both.{kind}_l0" for kind in ("weight_ih", "weight_hh", "bias_ih", "bi
 class ReplayedFault:
     """A model, the layers of the source and of the target that differ first, and what is exchanged.
 
-    `factory` builds a target with another setting. `slow` cases run in the nightly suite.
+    `factory` builds a target with another setting.
     """
 
     model: str
@@ -253,7 +253,6 @@ class ReplayedFault:
     b: str
     change: Callable[[Arrays], Arrays] | None = None
     factory: str = ""
-    slow: bool = False
 
     @property
     def like(self) -> str:
@@ -294,10 +293,8 @@ def _exchanged(tree: Tree, change: Callable[[Arrays], Arrays]) -> Tree:
 
 _Case = ReplayedFault
 FAULTS = {
-    "grouped kernel": _Case(
-        "images", "grouped", "grouped", _read_as("grouped.weight", 2, 3, 1, 0), slow=True
-    ),
-    "depthwise kernel": _Case("images", "depth", "depth", _read_as("depth.weight", 2, 3, 1, 0), slow=True),
+    "grouped kernel": _Case("images", "grouped", "grouped", _read_as("grouped.weight", 2, 3, 1, 0)),
+    "depthwise kernel": _Case("images", "depth", "depth", _read_as("depth.weight", 2, 3, 1, 0)),
     "multiplier before channels": _Case(
         "images",
         "depth",
@@ -306,26 +303,22 @@ FAULTS = {
             name: held[name].reshape(8, 2, -1).swapaxes(0, 1).reshape(held[name].shape)
             for name in ("depth.weight",)
         },
-        slow=True,
     ),
     "separable kernel": _Case(
         "images",
         "separable",
         "separable.pointwise",
         _read_as("separable.depthwise.weight", 2, 3, 1, 0),
-        slow=True,
     ),
-    "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3), slow=True),
+    "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3)),
     "flipped convolution": _Case(
-        "images", "up", "up", lambda held: {"up.weight": held["up.weight"][:, :, ::-1, ::-1]}, slow=True
+        "images", "up", "up", lambda held: {"up.weight": held["up.weight"][:, :, ::-1, ::-1]}
     ),
-    "kernel's space": _Case("images", "grouped", "grouped", _turned("grouped.weight", 0, 1, 3, 2), slow=True),
-    "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon", slow=True),
-    "slope": _Case("images", "leaky", "leaky", factory="small_slope", slow=True),
-    "directions": _Case(
-        "both", "both", "both", _swapped(*((each, f"{each}_reverse") for each in _LSTM)), slow=True
-    ),
-    "gates of an LSTM": _Case("both", "both", "both", _blocks((0, 2, 1, 3), *_LSTM), slow=True),
+    "kernel's space": _Case("images", "grouped", "grouped", _turned("grouped.weight", 0, 1, 3, 2)),
+    "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon"),
+    "slope": _Case("images", "leaky", "leaky", factory="small_slope"),
+    "directions": _Case("both", "both", "both", _swapped(*((each, f"{each}_reverse") for each in _LSTM))),
+    "gates of an LSTM": _Case("both", "both", "both", _blocks((0, 2, 1, 3), *_LSTM)),
     "square recurrent kernel": _Case(
         "both",
         "both",
@@ -333,7 +326,6 @@ FAULTS = {
         lambda held: {
             "both.weight_hh_l0": held["both.weight_hh_l0"].reshape(4, 5, 5).swapaxes(1, 2).reshape(20, 5)
         },
-        slow=True,
     ),
     "biases of a GRU": _Case("cell", "rnn", "rnn", _swapped(("rnn.bias_ih_l0", "rnn.bias_hh_l0"))),
     "reset gate": _Case("cell", "rnn", "rnn", _one_bias),
@@ -343,13 +335,11 @@ FAULTS = {
         "third",
         _swapped(("second.weight", "third.weight"), ("second.bias", "third.bias")),
     ),
-    "one bias": _Case(
-        "tower", "third", "third", lambda held: {"third.bias": 0 * held["third.bias"]}, slow=True
-    ),
+    "one bias": _Case("tower", "third", "third", lambda held: {"third.bias": 0 * held["third.bias"]}),
     "heads": _Case("attention", "attention", "attention", _heads),
     "parts of the projection": _Case("attention", "attention", "attention", _blocks((1, 0, 2), *_IN_PROJ)),
     "output of the heads": _Case(
-        "attention", "attention", "attention", _turned("attention.out_proj.weight", 1, 0), slow=True
+        "attention", "attention", "attention", _turned("attention.out_proj.weight", 1, 0)
     ),
     "embedding": _Case("table", "table", "table", _turned("table.weight", 1, 0)),
 }
@@ -374,7 +364,7 @@ def main() -> None:
 
     layers = {**SWITCHED, **{name: (each.a, each.b) for name, each in FAULTS.items()}}
     found: dict[str, Any] = {}
-    for run in (model_proofs.main, model_proofs.replay_fast, model_proofs.replay_slow):
+    for run in (model_proofs.main, model_proofs.replay):
         with tempfile.TemporaryDirectory() as folder:
             run(folder)
             found |= json.loads(Path(folder, "outcomes.json").read_bytes())

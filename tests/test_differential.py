@@ -169,14 +169,15 @@ def forged(crc: int, wanted: int) -> bytes:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_no_flip_turns_checksums_off_and_hides_behind_it(streamed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_flip_turns_checksums_off_and_hides_behind_it(every: int, streamed: bool, tmp_path: Path) -> None:
     # All-zero checksums mean that none were recorded: one flip may say so, but not change a number besides.
     whole, path = archive_of_one(streamed), tmp_path / "one.npz"
     path.write_bytes(whole)
     truth = digest_checkpoint(open_checkpoint(str(path)))
     assert truth.checksums == "verified"
     # The spaces that fill an array's header up are as good as each other.
-    for at in (bit for bit in range(8 * len(whole)) if whole[bit // 8] != 0x20 or bit % 64 == 5):
+    for at in (bit for bit in range(0, 8 * len(whole), every) if whole[bit // 8] != 0x20 or bit % 64 == 5):
         flipped = bytes((whole[at // 8] ^ 1 << at % 8,))
         path.write_bytes(whole[: at // 8] + flipped + whole[at // 8 + 1 :])
         os.utime(path, ns=(at * 10_000, at * 10_000))

@@ -419,7 +419,8 @@ def test_files_of_one_keras_model_are_treated_alike(tmp_path: Path) -> None:
         filled, written = [], []
         for file in (tmp_path / f"{name}.keras", tmp_path / f"{name}.weights.h5"):
             net = torch_side.build(name, seed=5)
-            done = ckpttool.load_into(net, file, shapes=torch_side.shapes(programs.program(name)))
+            shapes = torch_side.shapes(programs.program(name))
+            done = ckpttool.load_into(net, file, shapes=shapes, verify=False)
             values = {key: value.numpy() for key, value in net.state_dict().items()}
             filled.append((values, [(each.target, each.by) for each in done.matched]))
             target = file.with_suffix(".pt")

@@ -81,29 +81,23 @@ def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any
     assert not [file for file in found["files"] if "tmp" in file]
 
 
-def replayed(folder: Path, *, slow: bool) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("replays")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    which = "slow" if slow else "fast"
-    program = f"from tests import model_proofs; model_proofs.replay_{which}('.')"
+    program = "from tests import model_proofs; model_proofs.replay('.')"
     status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
     assert status == 0, output[-4000:]
     found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
     return found
 
 
-@pytest.fixture(scope="module")
-def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return replayed(tmp_path_factory.mktemp("replays"), slow=False)
-
-
-@pytest.fixture(scope="module")
-def slow_replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return replayed(tmp_path_factory.mktemp("replays"), slow=True)
-
-
-def refuse_replay(name: str, outcomes: dict[str, Any]) -> None:
-    found, case = outcomes[name], replayed_faults.FAULTS[name]
-    right = outcomes[f"right {case.model}"]
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", replayed_faults.FAULTS)
+def test_a_replayed_fault_writes_nothing(name: str, replays: dict[str, Any]) -> None:
+    found, case = replays[name], replayed_faults.FAULTS[name]
+    right = replays[f"right {case.model}"]
     assert right["written"]
     assert right["verified"]
     assert not found["written"]
@@ -112,19 +106,6 @@ def refuse_replay(name: str, outcomes: dict[str, Any]) -> None:
     assert "receipt" not in found
     assert (found["first_difference"]["a"], found["first_difference"]["b"]) == (case.a, case.b)
     assert not [file for file in found["files"] if file.startswith("wrong")]
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("name", [name for name, each in replayed_faults.FAULTS.items() if not each.slow])
-def test_a_replayed_fault_writes_nothing(name: str, replays: dict[str, Any]) -> None:
-    refuse_replay(name, replays)
-
-
-@pytest.mark.slow
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("name", [name for name, each in replayed_faults.FAULTS.items() if each.slow])
-def test_every_replayed_fault_writes_nothing(name: str, slow_replays: dict[str, Any]) -> None:
-    refuse_replay(name, slow_replays)
 
 
 @pytest.mark.tensorflow
