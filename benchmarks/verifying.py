@@ -144,8 +144,7 @@ _COST = """
 
 `python -m benchmarks.verifying --record`: `verify` of {depth} dense layers of width {width} and of {small},
 in Keras and in PyTorch, each in a new process, with a float64 run of each and the comparison of all layers.
-Memory is that of the largest process. Ratios are medians of those of each round. Other work ran at
-the same time: compare processor seconds.
+Memory is that of the largest process. Ratios are medians of those of each round.
 
 """
 
