@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pickle
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -427,6 +429,42 @@ def test_a_file_of_statistics_beside_the_checkpoint(name: str, size: int, tmp_pa
     if size == 3:  # the hint works
         ran = in_process("eval", path, *WORDS, *str(entry.hint).split())
         assert ran.status == 0, ran.err
+
+
+def test_a_folder_of_many_files_hides_none_and_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    for n in range(2_100):
+        (tmp_path / f"ckpt-{n}.txt").touch()
+    rows = {"mean": MEAN, "std": np.sqrt(VAR)}
+    np.savez(tmp_path / "obs_stats.npz", **rows)
+    settled = time.time() - 60
+    os.utime(tmp_path, (settled, settled))
+    listed: list[object] = []
+    monkeypatch.setattr(os, "listdir", lambda at, own=os.listdir: listed.append(at) or own(at))
+    for _ in range(3):
+        found = restore_agent(open_checkpoint(path), facts=GIVEN).ledger
+        assert [each.where for each in found if each.decides] == ["obs_stats.npz"]
+    of_ledgers = listed.count(str(tmp_path))
+    for _ in range(3):
+        open_checkpoint(path)
+    assert listed.count(str(tmp_path)) == 2 * of_ledgers - 1
+    # A changed folder is listed again.
+    np.savez(tmp_path / "obs_rms.npz", **rows)
+    found = restore_agent(path, facts=GIVEN).ledger
+    assert {each.where for each in found if each.decides} == {"obs_stats.npz", "obs_rms.npz"}
+
+
+def test_files_that_were_not_opened_are_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    for n in range(45):
+        (tmp_path / f"config_{n}.yaml").write_text("lr: 1\n")
+    np.savez(tmp_path / "obs_stats.npz", mean=MEAN, std=np.sqrt(VAR))
+    found = restore_agent(path, facts=GIVEN).ledger
+    assert [each.where for each in found if each.decides] == ["obs_stats.npz"]
+    unknown = [each for each in found if each.use == "cannot be known" and each.where == str(tmp_path)]
+    assert [each.value.split()[0] for each in unknown] == ["6"]
 
 
 def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:

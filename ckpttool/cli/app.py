@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import mmap
 import os
@@ -9,6 +10,7 @@ import re
 import shlex
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -49,6 +51,12 @@ class _RichHelp:
 
 
 class _CliCommand(_RichHelp, typer.core.TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with the second name of a switch in its description: its column is too wide."""
+        narrow = copy.copy(self)
+        narrow.params = [_with_one_name(each) for each in self.params]
+        super(_CliCommand, narrow).format_help(ctx, formatter)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under their panel titles when rich does not draw the help."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -62,6 +70,16 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _with_one_name(param: Any) -> Any:
+    """Return an option for the help: one name, and the opposite one in its description."""
+    if not param.secondary_opts:
+        return param
+    shown = copy.copy(param)
+    shown.help = f"{param.help} Opposite: {', '.join(param.secondary_opts)}."
+    shown.secondary_opts = []
+    return shown
 
 
 class CommandEntry(NamedTuple):
@@ -223,6 +241,14 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
         super().__init__(**attributes)
         self.commands = {each.name: each.listed() for each in COMMANDS}
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; without any, print the first screen."""
+        if not args and not ctx.resilient_parsing:
+            common.print_text(_first_screen())
+            ctx.exit(2)
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the program; typer's own help of one takes two lines."""
         found: list[Any] = super().get_params(ctx)
@@ -283,7 +309,6 @@ def _join_paragraphs(text: str | None) -> str:
 app = typer.Typer(
     cls=_CliGroup,
     name=_NAME,
-    no_args_is_help=True,
     help="Inspect, convert, verify and evaluate reinforcement-learning checkpoints without the program that "
     "wrote them. Code in a checkpoint is never executed.",
     epilog="Start with: ckpttool PATH",
@@ -400,9 +425,6 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
     if isinstance(error, SystemExit) and _raising_module(error).partition(".")[0] in ("typer", "click"):
         return int(error.code or 0)  # shell completion was installed or requested
     try:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            common.print_text(str(error.format_message()).strip())  # type: ignore[attr-defined]  # it is typer's
-            return 2
         common.print_error(_complete_hint(_convert_error(error)), as_json=as_json)
         common.flush_streams()
     except BrokenPipeError:
@@ -413,12 +435,22 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
     return 2
 
 
+def _first_screen() -> str:
+    """Return what the program prints without arguments; it fits a terminal of 24 lines."""
+    about = textwrap.wrap(str(app.info.help), 79)
+    commands = [f"  {each.name:<9} {each.summary}" for each in COMMANDS]
+    return "\n".join(
+        [*about, "", *commands, "", f"Start with: {_NAME} PATH", f"Options: {_NAME} COMMAND --help"]
+    )
+
+
 def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     """Complete a hint that repeats this command with one more option, keeping the options in use."""
     from ckpttool.cli import usage
 
     given = sys.argv[1:]
     usage.complete_not_found(error, given)
+    usage.complete_inspect_hint(error, given)
     try:
         hint = shlex.split(error.hint or "")
     except ValueError:

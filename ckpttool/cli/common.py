@@ -18,7 +18,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.evidence import AgentFacts
-    from ckpttool.commands.folder import CheckpointFolder
+    from ckpttool.commands.folder import CheckpointChoice, CheckpointFolder
     from ckpttool.commands.inspect import CheckpointSummary
     from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import Diff, Stats
@@ -620,7 +620,7 @@ def after_stats(path: str, found: Stats) -> Steps:
 def after_diff(left: str, right: str, found: Diff) -> Steps:
     """Suggest checking whether two different agents still act alike."""
     agents = None not in found.layouts
-    return [("verify", left, right)] if agents and not found.identical else []
+    return [("verify", left, right)] if agents and not found.identical and not found.resized else []
 
 
 def after_doctor(path: str, found: Diagnosis) -> Steps:
@@ -765,17 +765,31 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
 
     choice = folder.choose_checkpoint(path)
     if choice.candidates:
-        paths = [each.path for each in choice.candidates]
-        words = [paths[-1] if word == path else word for word in sys.argv[1:]]
-        hint = shlex.join(("ckpttool", *words))
-        found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
-        raise NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
+        raise _ambiguous_folder_error(path, choice)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
         beside = f" (also in this folder: {abbreviate_list([*choice.beside], _CANDIDATES)})"
         _write_stderr(
             [wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)]
         )
     return choice.path
+
+
+def require_one_run(paths: Sequence[str]) -> None:
+    """Raise NotACheckpointError for a folder of several training runs, from which the user must choose."""
+    from ckpttool.commands import folder
+
+    for path in paths:
+        choice = folder.choose_checkpoint(path)
+        if choice.folders > 1:
+            raise _ambiguous_folder_error(path, choice)
+
+
+def _ambiguous_folder_error(path: str, choice: CheckpointChoice) -> NotACheckpointError:
+    paths = [each.path for each in choice.candidates]
+    words = [paths[-1] if word == path else word for word in sys.argv[1:]]
+    found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
+    hint = shlex.join(("ckpttool", *words))
+    return NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
 
 
 # Checkpoints of a folder in an error.

@@ -360,7 +360,7 @@ class ModelPairOptions(OptionPanel, title="Models"):
         bool | None,
         typer.Option(
             "--transpose-inputs/--no-transpose-inputs",
-            help="Whether B's channels are last where A's are first.",
+            help="Move the channel axis of A's images for B.",
             show_default=False,
         ),
     ] = None

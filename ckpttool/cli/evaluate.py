@@ -26,7 +26,7 @@ from ckpttool.cli.common import (
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
 from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import sidecar, urls
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
 from ckpttool.core.text import clean, format_count
 
 if TYPE_CHECKING:
@@ -300,6 +300,8 @@ def evaluate(
             progress=moving,
         )
     if not found.scored and found.failed and len(found.failed) == 1:
+        if isinstance(found.failed[0].error, NotACheckpointError):
+            common.require_one_run(paths)
         raise found.failed[0].error
     shown, mean = _print_results(found, compared, output, options, as_json=as_json, quiet=quiet)
     return _exit_status(found, shown, mean, runs.min_return)

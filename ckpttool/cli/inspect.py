@@ -452,7 +452,10 @@ def diff(
     if as_json:
         common.print_text(common.render_document(found.document()))
     else:
-        common.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet))
+        height = common.terminal_height()
+        # The last lines are the next command and the prompt.
+        screen = None if height is None else height - (1 if quiet else 3)
+        common.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet, screen=screen))
         common.print_next_steps(common.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
 

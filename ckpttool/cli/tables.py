@@ -505,7 +505,8 @@ def _installed_cell(row: PluginRow) -> str:
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTOGRAM, _NUMBER, _SHARE = 8, 9, 5
 _SHORTEST_PATH = 16
-_MOST_CHANGES = 20
+# Numbers of changes to try, from a pipe's to a small terminal's.
+_MOST_CHANGES = (20, 12, 8, 5, 3)
 _HEADS = ("min", "max", "mean", "std")
 
 
@@ -569,22 +570,33 @@ def _histogram_bars(histogram: Sequence[int]) -> str:
     return "".join(_BARS[round(count / most * 7)] if count else " " for count in sums)
 
 
-def render_diff(found: Diff, *, whole: bool, quiet: bool) -> str:
-    """Return the changes (all if `whole`), entries on one side only, and the verdict."""
-    shown = found.changed if whole else found.changed[:_MOST_CHANGES]
-    lines = [line for each in shown for line in _change_lines(each)]
-    if len(shown) < len(found.changed):
-        lines.append(f"and {len(found.changed) - len(shown):,} more differences (--all shows them)")
+def render_diff(found: Diff, *, whole: bool, quiet: bool, screen: int | None = None) -> str:
+    """Return the verdict, the changes (all if `whole`), the entries on one side only, and notes.
+
+    `screen` is the number of lines that the text may have; None in a pipe.
+    """
+    head = [] if quiet else [_diff_verdict(found)]
+    notes = merge_default_sentences(() if quiet else found.notes)
+    tail = [] if quiet else _declared_lines(found, whole=whole)
+    tail += [wrap_sentence(f"note: {clean(note)}") for note in notes]
+    taken = sum(line.count("\n") + 1 for line in (*head, *tail))
+    for most in (None,) if whole else _MOST_CHANGES:
+        lines = _difference_lines(found, most)
+        if screen is None or len(lines) + taken <= screen:
+            break
+    return "\n".join((*head, *lines, *tail))
+
+
+def _difference_lines(found: Diff, most: int | None) -> list[str]:
+    """Return at most `most` changes, and of the entries on each side only as many."""
+    lines = [line for each in found.changed[:most] for line in _change_lines(each)]
+    if most is not None and len(found.changed) > most:
+        lines.append(f"and {len(found.changed) - most:,} more differences (--all shows them)")
     for word, names in (("left", found.only_left), ("right", found.only_right)):
-        some = names if whole else names[:_MOST_CHANGES]
-        lines += [f"only {word}: {fit_path(clean(name), len(word) + 7)}" for name in some]
-        if len(some) < len(names):
-            lines.append(f"only {word}: and {len(names) - len(some):,} more")
-    if not quiet:
-        lines += _declared_lines(found, whole=whole)
-        notes = merge_default_sentences(found.notes)
-        lines += [*(wrap_sentence(f"note: {clean(note)}") for note in notes), _diff_verdict(found)]
-    return "\n".join(lines)
+        lines += [f"only {word}: {fit_path(clean(name), len(word) + 7)}" for name in names[:most]]
+        if most is not None and len(names) > most:
+            lines.append(f"only {word}: and {len(names) - most:,} more (--all shows them)")
+    return lines
 
 
 _REASONS = {

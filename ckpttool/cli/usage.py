@@ -79,6 +79,17 @@ def complete_not_found(error: CkpttoolError, words: Sequence[str]) -> None:
         error.hint = shlex.join((NAME, *words[:at], "--out", *words[at:]))
 
 
+def complete_inspect_hint(error: CkpttoolError, words: Sequence[str]) -> None:
+    """Set the path in a hint that says to inspect the source of this command."""
+    bare = f"run {NAME} inspect to "
+    if error.hint is None or bare not in error.hint:
+        return
+    path = next((word for word in words[1:] if not word.startswith("-")), None)
+    if path is not None:
+        command = shlex.join((NAME, "inspect", path))
+        error.hint = error.hint.replace(bare, f"run {command} to ")
+
+
 def _command_name(error: Any, words: Sequence[str], commands: Commands) -> str:
     """Return the command that the error is about; "" for the program's own options."""
     context = getattr(error, "ctx", None)

@@ -42,6 +42,7 @@ from ckpttool.core.errors import (
     EnvironmentMismatchError,
     UnsupportedError,
     UsageError,
+    abbreviate_list,
     suggest_choice,
 )
 from ckpttool.core.sidecar import LedgerEntries
@@ -61,6 +62,7 @@ from ckpttool.evaluation.statistics import (
 )
 from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import WrapperSpec
+from ckpttool.libraries import single_networks
 from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
@@ -560,13 +562,15 @@ def collect_versions(backend: Backend, spec: EnvSpec) -> dict[str, str]:
 def _policy_part(agent: Agent, network: str) -> AgentNetwork:
     part = agent.playable(agent.title(network))
     if part is None or not part.acts:
-        policies = [p.title for p in agent.binding.parts if p.acts]
-        raise UsageError(
-            f"no policy named {network} in the checkpoint",
-            file=agent.checkpoint.path,
-            hint=f"available policies: {', '.join(policies)}"
-            if policies
-            else "the checkpoint contains no policy",
+        file = agent.checkpoint.path
+        if policies := [p.title for p in agent.binding.parts if p.acts]:
+            hint = " or ".join(f"--network {each}" for each in policies)
+            raise UsageError(f"no policy named {network} in the checkpoint", file=file, hint=hint)
+        raise UnsupportedError(
+            "the checkpoint contains no policy with continuous actions, which eval plays",
+            file=file,
+            found=abbreviate_list([p.title for p in agent.binding.parts], 4),
+            hint=single_networks.conversion_hint(file),
         )
     return part
 

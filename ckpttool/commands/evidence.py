@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import shlex
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -471,7 +473,8 @@ _NO_ROLE = re.compile(
     r"critic|value|optim|env|buffer|logger|wrapper|schedul|noise|replay|runner|trainer|callback"
 )
 _OF_OBSERVATIONS: Topic = "observation statistics"
-_MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
+_MOST_OPENED, _LARGEST = 40, 1 << 20
+_SETTLED_NS = 2_000_000_000  # resolution of the times of FAT, the coarsest file system
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # maximum number of entries per topic
 _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
@@ -1140,51 +1143,92 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
     own = {os.path.basename(file.path) for file in checkpoint.files} | {os.path.basename(checkpoint.path)}
     own |= set(facts.files)
     unread: list[str] = []
-    names = _list_folder(folder, unread)
+    beside, subfolders = _list_side_files(folder, "", unread)
     below = [
-        os.path.join(name, inner)
-        for name in names
-        if (name == ".hydra" or _STATISTICS_WORDS.fullmatch(name.lower()))
-        and os.path.isdir(os.path.join(folder, name))
-        for inner in _list_folder(os.path.join(folder, name), unread)
+        each
+        for name in subfolders
+        if os.path.isdir(os.path.join(folder, name))
+        for each in _list_side_files(folder, name, unread)[0]
     ]
-    for each in unread:
+    for problem in unread:
         yield LedgerEntry(
-            "cannot be known", "observation statistics", "files in a folder that cannot be listed", each
+            "cannot be known", "observation statistics", "files in a folder that cannot be listed", problem
         )
-    stem = _WORDS.findall(os.path.basename(checkpoint.path).lower())
-    opened = 0
-    for name in (*names, *below):
-        file = os.path.join(folder, name)
-        if name in own or os.path.basename(name).startswith(".") or opened >= _MOST_OPENED:
-            continue
-        if name.endswith(sidecar.SUFFIX):
-            continue  # record of another checkpoint's conversion, or of other weights
-        words = [*_WORDS.findall(os.path.basename(name).lower()), *_WORDS.findall(os.path.dirname(name))]
-        is_statistics = _STATISTICS_FILE.fullmatch(name.lower()) and any(
-            map(_STATISTICS_WORDS.fullmatch, words)
-        )
-        is_settings = _SETTINGS_FILE.fullmatch(name) and (
-            any(map(_SETTINGS_WORDS.fullmatch, words)) or words[:-1] == stem[: len(words) - 1]
-        )
-        if not (is_statistics or is_settings) or os.path.islink(file) or not os.path.isfile(file):
-            continue
-        opened += 1
-        if is_statistics:
-            yield from _statistics_file(file, name, checkpoint, facts)
+    stem = tuple(_WORDS.findall(os.path.basename(checkpoint.path).lower()))
+    found = [each for each in (*beside, *below) if each.name not in own and each.belongs_to(stem)]
+    files = [each for each in found if _is_plain_file(os.path.join(folder, each.name))]
+    # Statistics change the observations: they are read first.
+    files.sort(key=lambda each: not each.is_statistics)
+    for each in files[:_MOST_OPENED]:
+        file = os.path.join(folder, each.name)
+        if each.is_statistics:
+            yield from _statistics_file(file, each.name, checkpoint, facts)
         else:
-            yield from _settings_file(file, name, facts)
+            yield from _settings_file(file, each.name, facts)
+    if left := files[_MOST_OPENED:]:
+        what: Topic = "observation statistics" if left[0].is_statistics else "architecture"
+        value = f"{len(left):,} more files of statistics or settings, which were not read"
+        yield LedgerEntry("cannot be known", what, value, folder)
 
 
-def _list_folder(folder: str, unread: list[str]) -> list[str]:
-    """Return the names in a folder; a folder that cannot be listed is added to `unread`."""
+def _is_plain_file(file: str) -> bool:
+    return os.path.isfile(file) and not os.path.islink(file)
+
+
+class _SideFile(NamedTuple):
+    """A file whose name is that of statistics or settings; `words` are those of the name, in lower case."""
+
+    name: str
+    words: tuple[str, ...]
+    is_statistics: bool
+    is_settings: bool  # of every checkpoint in the folder
+
+    def belongs_to(self, stem: tuple[str, ...]) -> bool:
+        """Return whether the file concerns the checkpoint whose name has these words."""
+        return self.is_statistics or self.is_settings or self.words[:-1] == stem[: len(self.words) - 1]
+
+
+def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequence[_SideFile], Sequence[str]]:
+    """Return the files of statistics and settings in a folder, and the subfolders that may contain some.
+
+    With `below`, list that subfolder. A folder that cannot be listed is added to `unread`.
+    """
+    listed = os.path.join(folder, below) if below else folder
     try:
-        return sorted(os.listdir(folder))[:_MOST_FILES]
+        found = os.stat(listed)
+        # Two changes within the resolution of the clock of a file system have one time.
+        settled = time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+        list_files = _side_files if settled else _side_files.__wrapped__
+        return list_files(folder, below, found.st_ino, found.st_mtime_ns)
     except FileNotFoundError:
-        return []
+        return (), ()
     except OSError as error:
-        unread.append(f"{folder}: {error.strerror}")
-        return []
+        unread.append(f"{listed}: {error.strerror}")
+        return (), ()
+
+
+@functools.lru_cache(maxsize=16)
+def _side_files(
+    folder: str,
+    below: str,
+    inode: int,  # noqa: ARG001  # it and the time are the folder's state
+    changed_ns: int,  # noqa: ARG001
+) -> tuple[Sequence[_SideFile], Sequence[str]]:
+    """List a folder once for all checkpoints in it, while it does not change."""
+    files, subfolders = [], []
+    for name in sorted(os.listdir(os.path.join(folder, below) if below else folder)):
+        lower = name.lower()
+        if name == ".hydra" or _STATISTICS_WORDS.fullmatch(lower):
+            subfolders.append(name)
+        if name.startswith(".") or name.endswith(sidecar.SUFFIX):
+            continue  # a sidecar records the conversion of another checkpoint, or other weights
+        words = (*_WORDS.findall(lower), *_WORDS.findall(below))
+        statistics = _STATISTICS_FILE.fullmatch(lower) and any(map(_STATISTICS_WORDS.fullmatch, words))
+        settings = _SETTINGS_FILE.fullmatch(name)
+        if statistics or settings:
+            general = settings is not None and any(map(_SETTINGS_WORDS.fullmatch, words))
+            files.append(_SideFile(os.path.join(below, name), words, bool(statistics), general))
+    return files, subfolders
 
 
 def _statistics_file(

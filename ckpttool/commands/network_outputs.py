@@ -25,6 +25,7 @@ from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -236,7 +237,17 @@ def pair_networks(
 
 def agent_network_settings(agent: Agent, other: Agent) -> tuple[NetworkSettings, LedgerEntries]:
     """Return how the agent's layers become networks, and a ledger entry for each assumption."""
-    _, act_dim = network_sizes(agent)
+    obs_dim, act_dim = network_sizes(agent)
+    _, actions = network_sizes(other)
+    if actions != act_dim and len(agent.known.action_low or other.known.action_low or ()) == actions:
+        paths = (other.checkpoint.path, agent.checkpoint.path)
+        raise EnvironmentMismatchError(
+            "the two policies have different sizes, and one records no action bounds",
+            file=agent.checkpoint.path,
+            expected=format_count(actions, "action"),
+            found=f"{format_count(obs_dim, 'observation')}, {format_count(act_dim, 'action')}",
+            hint=format_command("diff", *paths),
+        )
     unit = ActionBounds(
         [-1.0] * act_dim, [1.0] * act_dim, "same default for both sides, because neither records bounds"
     )

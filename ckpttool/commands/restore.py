@@ -747,7 +747,10 @@ class Agent:
             else:
                 reason = "cannot be run yet"
             raise UnsupportedError(
-                f"{title} {reason}", file=self.checkpoint.path, found=abbreviate_list(left, 3)
+                f"{title} {reason}",
+                file=self.checkpoint.path,
+                found=abbreviate_list(left, 3),
+                hint=single_networks.conversion_hint(self.checkpoint.path) if "discrete" in reason else None,
             )
         return part
 
@@ -775,7 +778,11 @@ def recognize_playable_agent(
     binding = recognize_checkpoint(checkpoint, layout)
     if binding is not None or layout not in (None, NO_LAYOUT):
         return binding
-    return single_networks.recognize_single_policy(checkpoint, network)
+    try:
+        return single_networks.recognize_single_policy(checkpoint, network)
+    except (UnsupportedError, UsageError) as error:
+        error.hint = error.hint or format_command("inspect", checkpoint.path)
+        raise
 
 
 def no_agent_error(checkpoint: Checkpoint) -> CkpttoolError:
@@ -785,7 +792,7 @@ def no_agent_error(checkpoint: Checkpoint) -> CkpttoolError:
         "no layout recognises an agent in this checkpoint",
         file=checkpoint.path,
         found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
-        hint="run ckpttool inspect to list its tensors, ckpttool layouts to list the supported layouts",
+        hint=f"{format_command('inspect', checkpoint.path)} lists its tensors",
     )
 
 

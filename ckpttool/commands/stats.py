@@ -304,6 +304,12 @@ class Diff:
         """Return whether no difference was found."""
         return not (self.changed or self.only_left or self.only_right)
 
+    @property
+    def resized(self) -> bool:
+        """Return whether any weight has another shape."""
+        weights = (each.left for each in self.changed if each.what == "shape")
+        return any(isinstance(each, Leaf) and each.role == "parameter" for each in weights)
+
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {

@@ -712,6 +712,8 @@ def sweep(
             interrupted = True
         if not (interrupted or run.found or run.failed):
             first = next((entry.path for entry in requested), None)
+            if len(requested) == 1:  # restoring it as if it was named raises the reason
+                run.jobs.job(0, replace(requested[0], named=True))
             raise NotACheckpointError(
                 "no agent to play",
                 file=", ".join(paths),

@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
-from ckpttool.core import plugins
+from ckpttool.core import plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import NORMS_BEFORE
@@ -513,7 +513,15 @@ def _require_policy(found: Sequence[_CandidateNetwork], wanted: str, checkpoint:
         "Q-networks output one value per discrete action; eval only plays policies with continuous actions",
         file=checkpoint.path,
         found=abbreviate_list(names, 4),
+        hint=conversion_hint(checkpoint.path),
     )
+
+
+def conversion_hint(path: str) -> str:
+    """Return the command for networks that are not played, but can be converted."""
+    name = f"{os.path.splitext(os.path.basename(path.rstrip('/')))[0]}-networks.pt"
+    command = shlex.join(("ckpttool", "convert", urls.display_url(path), name))
+    return f"{command} writes the networks for your own program"
 
 
 def _to_snake_case(word: str) -> str:
@@ -755,6 +763,7 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
             file=file,
             expected="each layer's input size equal to another layer's output size",
             found=abbreviate_list([_describe_layer(module) for module in dense], 8),
+            hint=conversion_hint(file),
         )
     if len(by_size) == 1:
         chain, why = by_size[0], "the only order that their sizes allow"
