@@ -451,6 +451,7 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     given = sys.argv[1:]
     usage.complete_not_found(error, given)
     usage.complete_inspect_hint(error, given)
+    usage.fill_hint(error, given)
     try:
         hint = shlex.split(error.hint or "")
     except ValueError:
@@ -462,6 +463,8 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     positional, proposed = _split_options(hint[2:])
     if not positional or any(word not in given for word in positional):
         return error
+    if given[0] in _OF_TWO_PATHS:
+        positional, _ = _split_options(given[1:])
     ours = [
         (name, [v for v in values if v not in positional]) for name, values in _split_options(given[1:])[1]
     ]
@@ -474,6 +477,7 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     return error
 
 
+_OF_TWO_PATHS = ("verify", "diff", "convert")
 # Commands that take eval's facts of an agent (--head, --activation, ...).
 _LIKE_EVAL = ("verify", "doctor")
 

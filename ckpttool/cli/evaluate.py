@@ -236,9 +236,9 @@ class OutputOptions(OptionPanel, title="Output"):
                 "--video-episodes lists no episode", hint="use e.g. best,worst or episode numbers from 0"
             )
         if self.filmed != ("0",) and self.video is None and self.strip is None:
-            raise UsageError("--video-episodes requires --video or --strip")
+            raise UsageError("--video-episodes requires --video or --strip", hint="add --video play.gif")
         if self.video_width is not None and self.video is None:
-            raise UsageError("--video-width requires --video")
+            raise UsageError("--video-width requires --video", hint="add --video play.gif")
         for name, value, most in (
             ("--video-width", self.video_width, _MOST_PIXELS),
             ("--strip-frames", self.strip_frames, _MOST_FRAMES),

@@ -8,7 +8,20 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.core.errors import CkpttoolError, NotFoundError, UsageError
+from ckpttool.core import urls
+from ckpttool.core.errors import (
+    ChangedError,
+    CkpttoolError,
+    DeadlineError,
+    FormatError,
+    LimitError,
+    MappingError,
+    NotACheckpointError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     import typer.core
@@ -79,6 +92,26 @@ def complete_not_found(error: CkpttoolError, words: Sequence[str]) -> None:
         error.hint = shlex.join((NAME, *words[:at], "--out", *words[at:]))
 
 
+def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
+    """Give an error without a hint the next step of its kind."""
+    command = words[0] if words and not words[0].startswith("-") else ""
+    if error.hint is not None:
+        return
+    if isinstance(error, LimitError):
+        error.hint = f"{NAME} limits"
+    elif isinstance(error, ChangedError | DeadlineError):
+        error.hint = "run the command again"
+    elif isinstance(error, FormatError):
+        error.hint = "if the file is damaged, copy or download it again"
+    elif isinstance(error, UnsupportedError | MappingError) and error.file is not None:
+        error.hint = shlex.join((NAME, "inspect", urls.display_url(error.file)))
+    elif isinstance(error, WorkerError) and "--python" in words[:-1]:
+        python = words[list(words).index("--python") + 1]
+        error.hint = f"check the interpreter: {shlex.join((python, '--version'))}"
+    elif isinstance(error, UsageError | NotFoundError | NotACheckpointError):
+        error.hint = _help(command)
+
+
 def complete_inspect_hint(error: CkpttoolError, words: Sequence[str]) -> None:
     """Set the path in a hint that says to inspect the source of this command."""
     bare = f"run {NAME} inspect to "
@@ -141,6 +174,8 @@ def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> Usa
     import difflib
 
     near = difflib.get_close_matches(word.lower(), commands, 1)
+    if word.lower() == "version":
+        return UsageError(f"unknown command '{word}'", hint=f"{NAME} --version")
     meant = _SYNONYMS.get(word.lower()) or next(iter(near), None)
     if meant is None:
         return UsageError(f"unknown command '{word}'", hint=f"{NAME} --help lists all commands")
@@ -165,6 +200,14 @@ def _unknown_option(
         return UsageError(sentence, hint=f"did you mean -{written}? see {_help(name)}")
     if name in commands and {f"{option}-a", f"{option}-b"} <= _options(load(name)):
         return UsageError(sentence, hint=f"did you mean {option}-a or {option}-b? see {_help(name)}")
+    if name in commands and (file := next((w for w in words if w.startswith("-") and os.path.isfile(w)), "")):
+        hint = _replace_word(words, file, [os.path.join(os.curdir, file)])
+        return UsageError(f"the path '{file}' looks like an option", hint=hint)
+    if not name and (command := next((word for word in words if word in commands), None)) is not None:
+        before = list(words[: list(words).index(command)])
+        if before and set(before) <= _options(load(command)):
+            meant = (*words[len(before) :], *before)
+            return UsageError(f"{option} comes after the command", hint=shlex.join((NAME, *meant)))
     if name and option in _PROGRAM_OPTIONS:
         hint = f"{option} comes before the command: {NAME} {option} {_PROGRAM_OPTIONS[option]} {name} ..."
         return UsageError(sentence, hint=hint)
@@ -224,6 +267,9 @@ def _too_many_paths(
     from ckpttool.commands.options import EXPORTS, TARGETS
 
     first = str(getattr(error.ctx, "params", {}).get("path") or "")
+    if os.path.exists(whole := " ".join((first, *extra))):
+        rest = [word for word in words if word not in (first, *extra)]
+        return UsageError("a path with blanks needs quotes", hint=shlex.join((NAME, *rest, whole)))
     if name == "PATH" and extra[0] in _SYNONYMS.values():
         return UsageError(f"unknown command '{first}'", hint=shlex.join((NAME, extra[0], first, *extra[1:])))
     if (setting := _option_without_dashes(extra[0], command)) is not None:

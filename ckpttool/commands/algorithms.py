@@ -207,6 +207,7 @@ def find_runs(
                 file=path,
                 expected=f"the last {last}",
                 found=str(len(checkpoints)),
+                hint="give the folder of the run, or leave out --last",
             )
         run = TrainingRun(path, checkpoints, every_agent[:-last])
         found.setdefault(tuple(map(filesystem.realpath, checkpoints)), run)

@@ -191,7 +191,11 @@ class CandidateCollector:
     def _pattern(self, pattern: str) -> None:
         names = folder.match_paths(pattern)
         if not names:
-            raise NotFoundError("no file or folder matches the pattern", file=pattern)
+            raise NotFoundError(
+                "no file or folder matches the pattern",
+                file=pattern,
+                hint="a folder stands for everything below it: ckpttool check FOLDER",
+            )
         # A link to a parent folder creates many names for a file: the shortest one is used.
         for name in sorted(names, key=lambda each: (each.count(os.sep), natural_sort_key(each))):
             if filesystem.isdir(name):

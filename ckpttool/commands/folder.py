@@ -40,6 +40,7 @@ from ckpttool.formats.detect import (
 )
 from ckpttool.formats.tf_common import CheckpointState
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import NO_LAYOUT
 
 # Checkpoints in a folder: names, times, sizes, and which one is the latest.
 
@@ -91,6 +92,8 @@ def inspect_path(
     `summary` raises.
     """
     path = filesystem.resolve_path(path)
+    if layout not in (None, NO_LAYOUT):
+        plugins.find("layouts", layout)  # a list of checkpoints recognises none
     with filesystem.read_session():
         return _inspect_path(path, glob, layout) if filesystem.isdir(path) else summary(path, glob, layout)
 

@@ -435,6 +435,7 @@ class _Planner:
             raise UsageError(
                 f"only an agent can be written as {self.kind.layout}, but no layout recognises an agent here",
                 file=file,
+                hint="use --to torch or --to tf, which write the layers of any model",
             )
         if self.folds and (binding is None or binding.layout == NO_LAYOUT):
             raise UsageError("--fold-normalizer needs an agent that a layout recognises", file=file)
@@ -446,7 +447,9 @@ class _Planner:
                 else f"is mapped by its layout, {binding.layout}"
             )
             raise UsageError(
-                f"--kind and --flatten set how layers are mapped, but this checkpoint {why}", file=file
+                f"--kind and --flatten set how layers are mapped, but this checkpoint {why}",
+                file=file,
+                hint="leave out --kind and --flatten",
             )
         if kept:
             return self._copy()

@@ -674,6 +674,7 @@ _WORDS = {
     errno.ENOTDIR: "the output folder no longer exists",
     errno.EISDIR: "a folder with this name now exists",
 }
+_MAKE_ROOM = "make room, or write to another folder"
 
 
 def require_free_space(outputs: Sequence[Output]) -> None:
@@ -682,7 +683,7 @@ def require_free_space(outputs: Sequence[Output]) -> None:
         least = sum(o.nbytes for o in outputs if os.path.dirname(os.path.abspath(o.target)) == folder)
         free = filesystem.free_bytes(folder)
         if free is not None and least > free:
-            raise UsageError(_no_space_message(least, free), file=outputs[0].target)
+            raise UsageError(_no_space_message(least, free), file=outputs[0].target, hint=_MAKE_ROOM)
 
 
 def describe_os_error(
@@ -693,10 +694,11 @@ def describe_os_error(
     least = max(written, sum(output.nbytes for output in outputs))
     if error.errno == errno.ENOSPC:
         free = filesystem.free_bytes(os.path.dirname(os.path.abspath(file)))
-        return UsageError(_no_space_message(least, None if free is None else free + written), file=file)
+        sentence = _no_space_message(least, None if free is None else free + written)
+        return UsageError(sentence, file=file, hint=_MAKE_ROOM)
     if error.errno == errno.EDQUOT:
         sentence = "the disk quota is too small for the target"
-        return UsageError(f"{sentence}: it needs at least {least:,} bytes", file=file)
+        return UsageError(f"{sentence}: it needs at least {least:,} bytes", file=file, hint=_MAKE_ROOM)
     words = _WORDS.get(error.errno or 0, error.strerror or str(error))
     size = f"; the target needs at least {least:,} bytes" if error.errno == errno.EFBIG else ""
     return UsageError(f"cannot write the target: {words}{size}", file=file)

@@ -158,7 +158,11 @@ def resolve(path: str) -> CheckpointLocation:
     path = filesystem.resolve_path(path)
     probe = _find_run_model(Probe(path))
     if probe.kind == "special":
-        raise NotACheckpointError("the path is a device, socket or pipe, not a checkpoint", file=path)
+        raise NotACheckpointError(
+            "the path is a device, socket or pipe, not a checkpoint",
+            file=path,
+            hint=f"to read what a pipe contains: ckpttool inspect - < {shlex.quote(path)}",
+        )
     found = matching_formats(probe, plugins.BUILT_IN["formats"])
     if not found:
         ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
@@ -229,7 +233,9 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
         if (error := filesystem.access_error(probe.path)) is not None:
             return error
         if filesystem.lexists(probe.path):
-            return NotFoundError("broken symbolic link", file=probe.path)
+            target = os.readlink(probe.path)
+            hint = f"restore the file that it points to: {os.path.join(os.path.dirname(probe.path), target)}"
+            return NotFoundError("broken symbolic link", file=probe.path, hint=hint)
         return NotFoundError("checkpoint not found", file=probe.path, hint=_explain_missing_path(probe))
     if probe.kind == "folder":
         names = sorted(probe.names)
@@ -267,6 +273,9 @@ def _explain_missing_path(probe: Probe) -> str | None:
     if glob.has_magic(path) and filesystem.find_store(path) is None:
         names = sorted(itertools.islice(glob.iglob(path), _LOOKED_AT))
         return _did_you_mean(_latest_first(names)) or "no file matches this pattern"
+    stem = path.removesuffix(".meta")
+    if stem != path and os.path.isfile(f"{stem}.index"):
+        return _did_you_mean([stem])
     return _suggest_similar(probe) or _explain_missing_folder(path)
 
 

@@ -278,7 +278,8 @@ def call_factory(name: str, arguments: Any) -> Any:
     try:
         return found(**given) if isinstance(given, dict) else found(*given)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{name} raises {last_error_line(error)}") from error
+        hint = "correct it, or pass its arguments: --like-args '{\"NAME\": VALUE}'"
+        raise UsageError(f"{name} raises {last_error_line(error)}", hint=hint) from error
 
 
 def find_named_object(name: str, option: str) -> Any:
@@ -1106,6 +1107,7 @@ def _build(session: ModelSession, message: Message) -> Message:
             "{} does not return a model".format(message["factory"]),
             expected="a torch.nn.Module, a keras.Model or a tf.Module",
             found=kind,
+            hint="name the class of the model, or a function that returns it: MODULE:NAME",
         )
     session.model, session.framework = made, framework
     return {"framework": framework, "class": type(made).__name__, "forms": list(session.functions.forms)}

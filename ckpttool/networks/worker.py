@@ -289,7 +289,8 @@ def _parse_arguments(text: str | None, option: str) -> Any:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100]) from None
+        hint = f"{option} '{{\"hidden\": 256}}': names in double quotes, all in single quotes"
+        raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100], hint=hint) from None
     if not isinstance(found, list | dict):
         raise UsageError(f"{option} requires a JSON object or list", found=text[:100])
     return found

@@ -717,7 +717,12 @@ def read_verification(file: str, path: str) -> VerificationSection:
     found = text.load_json(file, "the verification", "sidecar_bytes")
     networks, sides = found.get("networks"), (found.get("a"), found.get("b"))
     if not isinstance(networks, list) or not all(isinstance(each, str) for each in sides):
-        raise FormatError("not a verification", file=file, expected="the output of verify --json")
+        raise FormatError(
+            "not a verification",
+            file=file,
+            expected="the output of verify --json",
+            hint="write it by ckpttool verify A B --json > verification.json",
+        )
     models = _as_object(found.get("models"))
     first = _as_object(models.get("first_difference"))
     every = _layer_rows(models.get("layers"), first)

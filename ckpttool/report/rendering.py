@@ -198,7 +198,10 @@ def read_evaluations(files: Sequence[str]) -> EvaluationSection:
         played = whole.get("evaluations", [whole])
         if not isinstance(played, list) or not all(_is_evaluation(each) for each in played):
             raise FormatError(
-                "not an evaluation", file=file, expected="the output of ckpttool eval --json or --out"
+                "not an evaluation",
+                file=file,
+                expected="the output of ckpttool eval --json or --out",
+                hint="write it by ckpttool eval PATH --out results.json",
             )
         results += [_read_evaluation(each) for each in played]
         curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
