@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib.abc
@@ -9,9 +10,11 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -199,6 +202,26 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, _ignore)
+    _own_temporary_folder()
+
+
+def _own_temporary_folder() -> None:
+    """Give the frameworks a temporary folder that is removed at the end; the programs of xdist share it.
+
+    AutoGraph leaves modules and torch.compile a cache in it. The tests' own folders stay where they are.
+    """
+    if "PYTEST_DEBUG_TEMPROOT" in os.environ:
+        return
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="ckpttool-tests-")
+    tempfile.tempdir = None
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+
+    atexit.register(remove)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

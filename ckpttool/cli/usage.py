@@ -13,6 +13,7 @@ from ckpttool.core.errors import (
     ChangedError,
     CkpttoolError,
     DeadlineError,
+    EnvironmentMismatchError,
     FormatError,
     LimitError,
     MappingError,
@@ -105,6 +106,8 @@ def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
         error.hint = "if the file is damaged, copy or download it again"
     elif isinstance(error, UnsupportedError | MappingError) and error.file is not None:
         error.hint = shlex.join((NAME, "inspect", urls.display_url(error.file)))
+    elif isinstance(error, EnvironmentMismatchError):
+        error.hint = "pass --env ID of the environment in which the agent was trained"
     elif isinstance(error, WorkerError) and "--python" in words[:-1]:
         python = words[list(words).index("--python") + 1]
         error.hint = f"check the interpreter: {shlex.join((python, '--version'))}"

@@ -589,6 +589,25 @@ class _KerasReader:
 
 
 @dataclass
+class _KerasNode:
+    """A layer of a functional model, its calls with their inputs, and the result of each evaluated call.
+
+    `outer` is the shape that a model around this one gives an input layer.
+    """
+
+    entry: dict[str, Any]
+    name: str
+    calls: Sequence[Sequence[_KerasReference]]
+    outer: Extents | None
+    made: list[ArchitectureLayer] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Return whether every call is evaluated."""
+        return len(self.made) == max(len(self.calls), 1)
+
+
+@dataclass
 class _KerasModelReader:
     """Reads the layers of one Sequential or functional model."""
 
@@ -648,66 +667,63 @@ class _KerasModelReader:
             calls = [_call_inputs(cls, node) for node in nodes] if isinstance(nodes, list) else []
             for node in nodes if isinstance(nodes, list) else []:
                 self.recorded.update(_recorded_shapes(node))
-            waiting.append((entry, calls))
-        steps = 0
+            name = _layer_name(entry)
+            outer = given[inputs.index(name)] if name in inputs[: len(given)] else None
+            waiting.append(_KerasNode(entry, name, calls, outer))
+        steps, before = 0, -1
         while waiting:
-            later: list[tuple[dict[str, Any], list[list[_KerasReference]]]] = []
             steps += len(waiting)
             if steps > _MOST_STEPS:
                 raise UnsupportedError("layers in reverse order")
-            for entry, calls in waiting:
-                name = _layer_name(entry)
-                if all(ref in self.values for refs in calls for ref in refs):
-                    outer = given[inputs.index(name)] if name in inputs[: len(given)] else None
-                    self._node(entry, calls, outer)
-                else:
-                    later.append((entry, calls))
-            if len(later) == len(waiting):
-                self._unconnected(later)
+            # A layer may be called on its own output, so that its calls become ready one after the other.
+            for node in waiting:
+                self._call(node)
+                if node.done:
+                    self._add(node)
+            waiting = [node for node in waiting if not node.done]
+            if before == (before := sum(len(node.made) for node in waiting) + len(self.layers)):
+                self._unconnected(waiting)
                 break
-            waiting = later
         ends = list_references(config.settings.get("output_layers"))
         return tuple(self.values.get(ref) for ref in ends)
 
-    def _unconnected(self, later: Sequence[tuple[dict[str, Any], Any]]) -> None:
-        """Add layers whose inputs are not listed, or that are called more than once in a circle."""
-        for entry, _ in later:
-            name = self.below(_layer_name(entry))
-            self.layers.append(replace(self.reader.call(entry, name, [None], self.depth + 1)[0], macs=None))
+    def _unconnected(self, later: Sequence[_KerasNode]) -> None:
+        """Add layers with an input that is not listed."""
+        for node in later:
+            made, _ = self.reader.call(node.entry, self.below(node.name), [None], self.depth + 1)
+            self.layers.append(replace(made, macs=None))
 
-    def _node(
-        self,
-        entry: dict[str, Any],
-        calls: Sequence[Sequence[_KerasReference]],
-        outer: Extents | None,
-    ) -> None:
-        """Add one layer with the shapes of all its calls."""
-        name = _layer_name(entry)
-        layer, macs = None, []
-        for number, refs in enumerate(calls or [()]):
-            shapes = [self.values.get(ref) for ref in refs]
-            made, outputs = self.reader.call(
-                entry, self.below(name), shapes if refs else [outer] if outer else [], self.depth + 1
-            )
-            if not calls and not self.depth and outputs:
-                self.reader.inputs.append((name, outputs[0] or ()))
+    def _call(self, node: _KerasNode) -> None:
+        """Evaluate the shapes of a layer's next calls, as far as their inputs are known."""
+        for number, refs in enumerate(node.calls or [()]):
+            if number < len(node.made):
+                continue
+            if not all(ref in self.values for ref in refs):
+                return
+            given = [self.values.get(ref) for ref in refs]
+            given = given if refs else [node.outer] if node.outer else []
+            made, outputs = self.reader.call(node.entry, self.below(node.name), given, self.depth + 1)
+            if not node.calls and not self.depth and outputs:
+                self.reader.inputs.append((node.name, outputs[0] or ()))
             known = outputs or (None,)
             if not self.reader.shapes:
-                known = tuple(self._checked((name, number, n), value) for n, value in enumerate(known))
+                known = tuple(self._checked((node.name, number, n), value) for n, value in enumerate(known))
                 if made.output is not None and known[0] != made.output:
                     made = replace(made, output=None, macs=None)
             for place, value in enumerate(known):
-                self.values[name, number, place] = value
-            macs.append(made.macs)
-            layer = layer or (made if made.output is not None else replace(made, output=known[0]))
-        assert layer is not None  # noqa: S101 - there is at least one call
-        sources = list(dict.fromkeys(ref[0] for refs in calls for ref in refs))
+                self.values[node.name, number, place] = value
+            node.made.append(made if made.output is not None else replace(made, output=known[0]))
+
+    def _add(self, node: _KerasNode) -> None:
+        """Add one layer with the operations of all its calls."""
+        macs = [made.macs for made in node.made]
+        sources = list(dict.fromkeys(ref[0] for refs in node.calls for ref in refs if ref[0] != node.name))
         last = self.layers[-1].name if self.layers else ""
         listed = () if sources in ([], [last]) else tuple(map(self.below, sources))
-        detail = f"called {len(calls)} times" if len(calls) > 1 else ""
+        detail = f"called {len(node.calls)} times" if len(node.calls) > 1 else ""
         total = None if None in macs else sum(each or 0 for each in macs)
-        words = ", ".join(filter(None, (layer.detail, detail)))
-        self.layers.append(replace(layer, inputs=listed, macs=total, detail=words))
+        words = ", ".join(filter(None, (node.made[0].detail, detail)))
+        self.layers.append(replace(node.made[0], inputs=listed, macs=total, detail=words))
 
     def _checked(self, at: _KerasReference, shape: Extents | None) -> Extents | None:
         """Return an output's shape; the recorded one if there is none, or if it is another one."""

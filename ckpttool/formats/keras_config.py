@@ -226,6 +226,7 @@ def _judge_module(module: str, cls: str, value: Mapping[str, Any]) -> tuple[str,
 # (keras/src/layers/core/dense.py, normalization/*.py, rnn/*.py, convolutional/*.py ...).
 
 UNNAMED = ""
+SPECTRAL = "SpectralNormalization"
 
 
 class KerasVariable(NamedTuple):
@@ -261,6 +262,9 @@ VARIABLES: dict[str, tuple[KerasVariable, ...]] = {
         KerasVariable("count", "buffer"),
     ),
     "SeedGenerator": (KerasVariable("state", "other"),),
+    # The kernel of its layer, which that layer stores too, and a vector that is not trained
+    # (keras/src/layers/normalization/spectral_normalization.py).
+    SPECTRAL: (KerasVariable(UNNAMED, "buffer"), KerasVariable("vector_u", "buffer")),
 }
 # Variables that a quantized layer stores after them: int8, int4, float8 (variable_serialization_spec of
 # keras/src/layers/core/dense.py, einsum_dense.py and embedding.py).

@@ -237,7 +237,9 @@ def config_document(format_: str, location: str) -> dict[str, Any] | None:
 
 TOP = "top_level_model_weights"
 # Keras 1 names of non-trainable weights and of the two weights of a dense or convolutional layer.
-_BUFFERS = frozenset(("moving_mean", "moving_variance", "running_mean", "running_std", "mean", "variance"))
+_BUFFERS = frozenset(
+    ("moving_mean", "moving_variance", "running_mean", "running_std", "mean", "variance", "vector_u")
+)
 _OTHER = frozenset(("count", "seed_generator_state", "seed"))
 _KERAS1 = {"W": "kernel", "b": "bias"}
 
@@ -405,6 +407,15 @@ class KerasNode:
     holds: bool = False
 
 
+def _has_normalized_kernel(node: KerasNode) -> bool:
+    """Return whether the variables are a SpectralNormalization's: its layer's kernel, and one row of it."""
+    layer = node.below.get("layer")
+    if layer is None or len(node.variables) != 2 or not layer.variables:
+        return False
+    kernel, row = (each.shape for each in node.variables)
+    return kernel == layer.variables[0].shape and row == (1, *kernel[-1:])
+
+
 def is_modules(found: Hdf5Index) -> bool:
     """Return whether any group belongs to Keras 3."""
     return any(path == VARS or path.endswith(f"/{VARS}") for path in found.groups)
@@ -527,6 +538,7 @@ class KerasWalk:
     def _variables(
         self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig, trainable: bool | None
     ) -> list[TrainedVariable]:
+        cls = keras_config.SPECTRAL if cls is None and _has_normalized_kernel(node) else cls
         roles = keras_config.layer_variables(cls, config.settings, [each.shape for each in node.variables])
         other = METRICS in node.group.split("/")[:-1]
         trained = []
