@@ -133,6 +133,12 @@ TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
 # --- files ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_caption_names_each_seed_once(number: int, golden: Golden) -> None:
+    one = evaluation("a.pt", [5.0] * number)
+    golden(figures._figure_caption(figures.PlotData([one], []), compared=False))
+
+
 @needs_matplotlib
 @pytest.mark.parametrize("case", TWICE)
 def test_the_same_numbers_give_the_same_bytes(case: str, tmp_path: Path) -> None:

@@ -883,7 +883,8 @@ def _figure_caption(data: PlotData, *, compared: bool) -> str:
         format_count(counts[0], "episode") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} episodes"
     )
     seeds = [one.rollout.seeds for one in data.found if len(one.rollout.seeds)]
-    spread = f" (seeds {min(map(min, seeds))} to {max(map(max, seeds))})" if seeds else ""
+    ends = sorted({min(map(min, seeds)), max(map(max, seeds))}) if seeds else []
+    spread = f" (seed{'s' * (len(ends) - 1)} {' to '.join(map(str, ends))})" if ends else ""
     bootstrap = f"{RESAMPLES:,} resamples, seed 0"
     if not compared:
         each = " per checkpoint" if len(data.found) > 1 else ""
