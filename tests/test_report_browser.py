@@ -443,6 +443,18 @@ def test_on_paper_the_tree_is_whole_and_light(browser: Browser, sample: Path) ->
     printed, rows = browser.run("return [window.onPaper, rows.length]")
     assert printed == rows
     assert browser.number("[role=treeitem]") == 2
+    # Paper is as narrow as a tablet, and has the table of a wide window: every number below its title.
+    browser.open(sample, 703, 1000)
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    columns = browser.run(
+        "const right = (row) => [...row.querySelectorAll('.size, .nbytes, .mean, .std')]"
+        ".filter((cell) => cell.getClientRects().length).map((cell) => cell.getBoundingClientRect().right);"
+        "document.getElementById('unfold').click();"
+        "const rows = [...document.querySelectorAll('#tree .tensor > .row')];"
+        "return [right(document.querySelector('.heads')), ...rows.map(right)]"
+    )
+    assert len(columns[0]) == 4
+    assert len(columns) > 10
+    assert all(each == pytest.approx(columns[0], abs=1) for each in columns[1:])
     browser.screen("print")
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
