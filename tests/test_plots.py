@@ -133,6 +133,61 @@ TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
 # --- files ------------------------------------------------------------------------------------------
 
 
+SCALES = {"large": 1e12, "small": 1e-9, "negative": -3e7, "plain": 1.0}
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_ticks_are_whole_numbers(scale: float, offset: float) -> None:
+    """Each tick shows its own value: neither a factor nor an offset stands elsewhere."""
+    values = scale * (offset + np.linspace(1, 3, 20))
+    with figures._plot_style(figures.LIGHT):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        figure = figures._draw_figure(figures.PlotData([evaluation("a.pt", values)]), figures.LIGHT)
+        FigureCanvasAgg(figure).draw()
+        axis = figure.axes[0].xaxis
+        assert not axis.get_offset_text().get_text()
+        places = axis.get_majorticklocs()
+        shown = [float(each.get_text().replace("\u2212", "-")) for each in axis.get_majorticklabels()]
+        assert shown == pytest.approx(places, abs=np.ptp(places) / 1000)
+        low, high = axis.get_view_interval()
+        labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        assert labels
+        boxes = [label.get_window_extent() for label in labels]
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+        legend = figure.axes[0].get_legend()
+        assert legend is not None
+        (mean,) = (each.get_text() for each in legend.get_texts() if each.get_text().startswith("mean"))
+    assert float(mean.split()[1].replace("\u2212", "-").replace(",", "")) == pytest.approx(
+        values.mean(), rel=0.01
+    )
+
+
+@needs_matplotlib
+@pytest.mark.parametrize(("counts", "known"), [((1, 1), False), ((1, 5), True), ((4, 4), True)])
+def test_intervals_are_named_where_they_are_drawn(counts: Sequence[int], known: bool) -> None:
+    scored = [
+        ScoredCheckpoint(evaluation(f"/r/ckpt-{step}", np.arange(n, dtype=float)), step)
+        for step, n in enumerate(counts)
+    ]
+    found, curve = [each.evaluation for each in scored], sweep.build_learning_curve(scored)
+    for data in (figures.PlotData(found, curve), figures.PlotData(found)):
+        figure = figures._draw_figure(data, figures.LIGHT)
+        legend = figure.axes[0].get_legend()
+        assert legend is not None
+        named = [each.get_text() for each in legend.get_texts()]
+        assert any("CI" in each for each in named) == known
+        assert ("CI" in figures._figure_caption(data, compared=False)) == known
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_caption_names_each_seed_once(number: int, golden: Golden) -> None:
+    one = evaluation("a.pt", [5.0] * number)
+    golden(figures._figure_caption(figures.PlotData([one], []), compared=False))
+
+
 @needs_matplotlib
 @pytest.mark.parametrize("case", TWICE)
 def test_the_same_numbers_give_the_same_bytes(case: str, tmp_path: Path) -> None:

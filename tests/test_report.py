@@ -363,6 +363,42 @@ def test_what_one_side_has_alone_and_other_shapes(tmp_path: Path) -> None:
     assert "change" not in page.rows["same"]
     assert "A: 1 gone" in page.words
     assert "B: 1 new" in page.words
+    assert page.rows["new"]["change"] == -2
+    assert page.rows["new"]["stats"] == {"min": 1, "max": 1, "mean": 1, "std": 0, "norm": 1.41421}
+    assert (page.cells(page.rows["new"]["picture"]) == 1).all()
+
+
+def test_rows_of_entries_only_in_b_are_those_of_its_own_page(folder: Path) -> None:
+    """Names, types, numbers and pictures are those of B; each row of the page has its own number."""
+    whole = folder / "whole"
+    whole.mkdir()
+    arrays = {
+        f"{name}/{at}/w": np.random.default_rng(at).normal(size=(4, 3)) for at in range(3) for name in "ab"
+    }
+    np.savez(whole / "all.npz", **arrays)
+    np.savez(whole / "a.npz", **{name: each for name, each in arrays.items() if name.startswith("a")})
+    alone, _ = made(folder, "b-alone.html", whole / "all.npz")
+    both, _ = made(folder, "b-both.html", whole / "a.npz", whole / "all.npz")
+    for name, row in alone.rows.items():
+        if not name.startswith("b"):
+            continue
+        other = both.rows[name]
+        assert other["change"] == -2
+        same = ("dtype", "shape", "nbytes", "stats", "histogram")
+        assert {key: other.get(key) for key in same} == {key: row.get(key) for key in same}
+        assert (both.cells(other["picture"]) == alone.cells(row["picture"])).all()
+    numbers = [row["id"] for row in both.data["rows"] if "id" in row]
+    assert sorted(numbers) == list(range(6))
+
+
+@given(st.floats(-1e15, 1e15))
+@example(54321.0)
+@example(1234567.8)
+def test_no_rounded_number_looks_exact(value: float) -> None:
+    shown = pages.format_moments(pages.Moments(1, value, value, value))["min"]
+    assert shown == pytest.approx(value, rel=1e-5)
+    assert not shown.is_integer() or abs(shown - value) <= 0.5
+    assert not value.is_integer() or shown == value or abs(value) < 1e-5
 
 
 # --- What lies beside -------------------------------------------------------------------------------

@@ -220,6 +220,28 @@ def test_search_finds_by_words(browser: Browser, sample: Path) -> None:
     assert browser.complaints() == []
 
 
+def test_whole_numbers_have_all_their_digits(browser: Browser, folder: Path) -> None:
+    """Counters are read as numbers of steps: rounded ones would be wrong."""
+    numbers = {"small": 7, "steps": 54321, "more": 1_234_567, "most": 9_876_543_210, "below": -65504}
+    np.savez(
+        folder / "counters.npz", pair=np.array([12345, 99999]), **{k: np.array(v) for k, v in numbers.items()}
+    )
+    file = folder / "counters.html"
+    write_report(str(folder / "counters.npz"), out=str(file))
+    browser.open(file)
+    browser.run("document.getElementById('unfold').click()")
+    shown = browser.run(
+        "return Object.fromEntries(rows.map((row, at) => [row.name, elementOf(at).querySelector('.spark')])"
+        ".map(([name, cell]) => [name, [cell.textContent, getComputedStyle(cell).overflowX]]))"
+    )
+    minus = {f"= {number:,}".replace("-", "\u2212"): name for name, number in numbers.items()}
+    assert {text: name for name, (text, _) in shown.items() if text} == minus
+    assert {shown[name][1] for name in numbers} == {"visible"}
+    assert browser.run(
+        "return rows.filter((row) => row.name === 'pair').map(numbersOf)[0].textContent"
+    ).startswith("Numbersmin12,345max99,999mean56,172")
+
+
 def test_the_tree_is_walked_by_keyboard(browser: Browser, sample: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -421,6 +443,18 @@ def test_on_paper_the_tree_is_whole_and_light(browser: Browser, sample: Path) ->
     printed, rows = browser.run("return [window.onPaper, rows.length]")
     assert printed == rows
     assert browser.number("[role=treeitem]") == 2
+    # Paper is as narrow as a tablet, and has the table of a wide window: every number below its title.
+    browser.open(sample, 703, 1000)
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    columns = browser.run(
+        "const right = (row) => [...row.querySelectorAll('.size, .nbytes, .mean, .std')]"
+        ".filter((cell) => cell.getClientRects().length).map((cell) => cell.getBoundingClientRect().right);"
+        "document.getElementById('unfold').click();"
+        "const rows = [...document.querySelectorAll('#tree .tensor > .row')];"
+        "return [right(document.querySelector('.heads')), ...rows.map(right)]"
+    )
+    assert len(columns[0]) == 4
+    assert len(columns) > 10
+    assert all(each == pytest.approx(columns[0], abs=1) for each in columns[1:])
     browser.screen("print")
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

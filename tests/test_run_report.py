@@ -84,6 +84,14 @@ def test_norms_and_updates_are_those_of_numpy(sample: tuple[Page, dict[str, Any]
         assert layers[path]["parameters"] == weights[0].size
 
 
+def test_norms_of_numbers_whose_squares_are_none(tmp_path: Path) -> None:
+    arrays = [{"l/w": np.array([3.0, -4.0]) * scale, "l/b": np.zeros(1)} for scale in (1e200, 1e199, 1e-200)]
+    _, document = written(run_of(tmp_path / "run", *arrays))
+    (layer,) = document["layers"]
+    assert layer["norms"] == pytest.approx([5e200, 5e199, 5e-200], rel=1e-12, abs=0)
+    assert layer["updates"][1:] == pytest.approx([0.9, 1.0])
+
+
 def test_a_pattern_selects_layers(tmp_path: Path) -> None:
     _, document = written(TF_SAMPLE.parent, "--glob", "**/actor/**", out=tmp_path / "page.html")
     assert [each["path"] for each in document["layers"]] == [f"policy/actor/l{n}" for n in (1, 2, 3)]
@@ -149,6 +157,14 @@ def test_colors_follow_the_numbers() -> None:
 
 def names(found: Any) -> list[str]:
     return [] if found is None else [Path(each.path).name for each in found.members]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_only_broken_norms_have_the_color_of_nan(broken: float) -> None:
+    """A broken first norm leaves the others to be compared with the next."""
+    layer = LayerHistory("l", 1, 4, (broken, 1.0, 2.1, broken, 4.0), (None, broken, 1.0, broken, broken))
+    (row,) = build_drift([layer], ("1", "2", "3", "4", "5")).rows
+    assert [cell.shade for cell in row.norms] == ["broken", "n5", "n8", "broken", "n10"]
 
 
 def test_the_run_is_in_training_order_and_of_one_kind(tmp_path: Path) -> None:
@@ -389,6 +405,19 @@ def test_the_film_that_is_given(tmp_path: Path, golden: Golden) -> None:
     other = write_gif(tmp_path / "other.gif")
     _, document = written(TORCH_SAMPLE.parent, "--video", other, out=tmp_path / "page.html")
     assert document["film"]["checkpoint"] is None
+    moving = tmp_path / "ckpt-7500.mp4"
+    moving.write_bytes(b"\0\0\0\x18ftypisom" + bytes(12))
+    page, document = written(TORCH_SAMPLE.parent, "--video", moving, out=tmp_path / "page.html")
+    assert document["film"] == {"file": "ckpt-7500.mp4", "checkpoint": "ckpt-7500.pt"}
+    (video,) = (attributes for tag, attributes in page.elements if tag == "video")
+    kind, _, data = (video["src"] or "").partition(",")
+    assert (kind, base64.b64decode(data)) == ("data:video/mp4;base64", moving.read_bytes())
+    assert {"controls", "muted", "aria-label"} <= video.keys()
+    policy = next(
+        attributes["content"] or "" for _, attributes in page.elements if "http-equiv" in attributes
+    )
+    assert "media-src data:; " in policy
+    assert "img-src" not in policy
     write_gif(tmp_path / "large.gif", 4 << 20)
     (tmp_path / "film.mp4").write_bytes(bytes(100))
     for name in ("large.gif", "film.mp4", "none.gif"):
@@ -544,6 +573,15 @@ def test_two_tensors_are_in_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(history.layers) == 4
     assert peak < 4.5 * size * 8  # 12 tensors in all
+
+
+@pytest.mark.parametrize("certain", [True, False, None])
+def test_the_best_and_its_verdict_are_printed(certain: bool | None, tmp_path: Path, golden: Golden) -> None:
+    run = run_of(tmp_path / "run", {"l/w": np.ones(3)}, {"l/w": np.zeros(3)})
+    best = {"best": {"checkpoint": str(run / "ckpt-2.npz"), "certain": certain}}
+    file = write_results(tmp_path, {1: -900.0, 2: -150.0}, run=run, **({} if certain is None else best))
+    file.write_text(file.read_text().replace(".pt", ".npz"))
+    golden(in_process("report", "run", "--eval", file, cwd=tmp_path))
 
 
 def test_what_is_printed(tmp_path: Path, golden: Golden) -> None:

@@ -40,6 +40,21 @@ def test_moments_are_numpys_however_they_are_cut(array: np.ndarray, cut: int) ->
         assert found.document()["mean"] is None
 
 
+@given(
+    arrays.arrays(np.float64, st.integers(1, 40), elements=st.floats(-8, 8, width=16)),
+    st.integers(0, 40),
+    st.sampled_from([-900, -600, 550, 1010]),
+)
+def test_moments_of_numbers_whose_squares_are_none(array: np.ndarray, cut: int, power: int) -> None:
+    """Numbers times a power of two have as many times the moments."""
+    known = moments.compute_moments(array)
+    large = np.ldexp(array, power)
+    found = moments.compute_moments(large[:cut]) + moments.compute_moments(large[cut:])
+    for name in ("low", "high", "mean", "std", "norm"):
+        expected = np.ldexp(getattr(known, name), power)
+        assert getattr(found, name) == pytest.approx(expected, rel=1e-6, abs=math.ldexp(1e-6, power)), name
+
+
 def test_pieces_add_up() -> None:
     array = np.random.default_rng(0).normal(3, 2, 700_000)
     found = moments.compute_moments(array)

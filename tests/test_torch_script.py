@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.commands.doctor import diagnose
 from ckpttool.core import ChecksumError, Container, NotACheckpointError, attr, index, key
 from ckpttool.formats import open_checkpoint, torch_zip
 from tests.test_torch_tensors import bytes_of, named
@@ -96,6 +97,18 @@ def test_code_is_named_with_its_sizes(folder, golden):
     golden("\n".join(found.notes).replace(f" {files} ", " N "))
     assert str(found.writer).startswith("TorchScript ")
     json.dumps(dict(found.details))
+
+
+def test_findings_name_each_file_that_is_compiled(folder, golden):
+    """The others are positions in the source, for messages of errors: no finding is about them."""
+    file = folder / "script.pt"
+    with zipfile.ZipFile(file) as archive:
+        names = [each.partition("/")[2] for each in archive.namelist()]
+    code = {each for each in names if each.startswith("code/") and each.endswith(".py")}
+    assert code < {each for each in names if each.startswith("code/")}
+    found = [each.sentence for each in diagnose(str(file)).findings if each.topic == "loading"]
+    assert {each.rpartition(" ")[2] for each in found} == code
+    golden(found[0])
 
 
 def test_constants_have_the_names_of_the_code(torch, net, folder):

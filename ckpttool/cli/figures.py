@@ -270,7 +270,8 @@ def draw_learning_curve(
             axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, linewidth=0)
         else:  # an area over one step would have no width
             axes.plot(steps * 2, [*low, *high], color=style["color"], linewidth=5, alpha=0.4)
-        label = names[number] if len(runs) > 1 else "mean with 95 % CI; dots are episodes"
+        known = any(point.ci95 is not None for point in points)
+        label = names[number] if len(runs) > 1 else f"{_name_mean(known)}; dots are episodes"
         axes.plot(steps, means, markersize=4, linewidth=1.5, label=label, **style)
     best = max(curve, key=lambda point: point.mean)
     sentence = f"best mean {_format_return(best.mean)} at {best.step:,}"
@@ -281,13 +282,18 @@ def draw_learning_curve(
     return axes
 
 
+def _name_mean(known: bool) -> str:
+    return "mean with 95 % CI" if known else "mean"
+
+
 def draw_checkpoints(axes: Axes, found: Sequence[Evaluation], theme: FigureTheme = LIGHT) -> None:
     """Plot several checkpoints side by side: every return, the mean and its interval."""
+    known = any(one.statistics.ci95 is not None for one in found)
     for number, one in enumerate(found):
         result, values = one.statistics, one.rollout.returns
         # Spread evenly so that equal returns stay visible; random positions would differ in every file.
         across = number + np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [number]
-        labels = ("_episodes", "_mean") if number else ("episodes", "mean with 95 % CI")  # named once
+        labels = ("_episodes", "_mean") if number else ("episodes", _name_mean(known))  # named once
         axes.plot(
             across,
             values,
@@ -584,9 +590,9 @@ def _wrap_unit(unit: str, width: int) -> str:
 
 
 def _format_difference(found: AlgorithmComparison) -> str:
-    value, spread = _format_score(found.difference.value), ""
+    value, spread = _format_return(found.difference.value), ""
     if found.difference.ci95 is not None:
-        spread = f" (95 % CI {' to '.join(map(_format_score, found.difference.ci95))})"
+        spread = f" (95 % CI {' to '.join(map(_format_return, found.difference.ci95))})"
     return f"difference of means {value}{spread}"
 
 
@@ -625,13 +631,10 @@ def _legend_above(axes: Axes, title: str = "", width: int = 105) -> None:
 
 
 def _limit_ticks(axis: Axis, most: int = 5, *, integer: bool = False) -> None:
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+    from matplotlib.ticker import MaxNLocator
 
     steps = [1, 2, 5, 10] if integer else [1, 2, 2.5, 5, 10]
     axis.set_major_locator(MaxNLocator(nbins=most, integer=integer, steps=steps))
-    form = axis.get_major_formatter()
-    if isinstance(form, ScalarFormatter):
-        form.set_useOffset(False)
 
 
 def have_similar_range(curve: Sequence[LearningCurvePoint], training: Sequence[TrainingCurve]) -> bool:
@@ -685,13 +688,31 @@ def _label_steps(axes: Axes, unit: str = ANY_UNIT) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
+def _plain_ticks(axis: Axis) -> None:
+    """Write whole numbers at the ticks: a common offset or factor would be above, on the legend."""
+    from matplotlib.ticker import AutoLocator, EngFormatter, FuncFormatter, ScalarFormatter
+
+    form = axis.get_major_formatter()
+    if not isinstance(form, ScalarFormatter) or isinstance(form, EngFormatter):
+        return
+    low, high = axis.get_view_interval()
+    largest, span = max(abs(low), abs(high)), abs(high - low)
+    form.set_useOffset(False)
+    form.set_scientific(False)
+    if span and not _SMALL < largest < _LARGE:
+        digits = min(15, 4 + math.ceil(math.log10(largest / span)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.{digits}g}".replace("-", _MINUS)))
+    texts = axis.get_major_formatter().format_ticks(list(axis.get_majorticklocs()))
+    longest = max(map(len, texts), default=0) + 2
+    unlimited = axis is axis.axes.xaxis and isinstance(axis.get_major_locator(), AutoLocator)
+    if unlimited and longest * len(texts) > _ROOM:
+        _limit_ticks(axis, max(1, _ROOM // longest))
+
+
 def _format_return(value: float) -> str:
-    return f"{value:,.1f}".replace("-", _MINUS)
-
-
-def _format_score(value: float) -> str:
-    """Return a return with one decimal, a normalised score with three."""
-    return _format_return(value) if abs(value) >= 10 else f"{value:.3g}".replace("-", _MINUS)
+    """Return a number with one decimal, small ones with three digits, large ones with six."""
+    shown = f"{value:,.1f}" if 10 <= abs(value) < _LARGE else f"{value:.{3 if abs(value) < 10 else 6}g}"
+    return shown.replace("-", _MINUS)
 
 
 # Plot files of evaluations: the returns of one checkpoint, the learning curve of several, algorithms.
@@ -706,6 +727,8 @@ _SILENT: dict[str, dict[str, Any]] = {
 _WIDTH, _HEIGHT, _BELOW = 8.0, 4.0, 2.6  # inches
 _DPI = 200  # 100 pixels per inch, at twice the density
 _CAPTION_WIDTH = 140
+_ROOM = 60  # characters along the x axis of a wide panel
+_SMALL, _LARGE = 1e-4, 1e7  # magnitudes beyond which ticks and labels have an exponent
 _RC = "MATPLOTLIBRC"
 
 
@@ -842,6 +865,9 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
     title = _figure_title(data, compared=compared)
     title = "\n".join(textwrap.fill(line, 100) for line in title.splitlines())
     figure.suptitle(title, x=0.01, ha="left", fontsize=10.5)
+    for axes in figure.axes:
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
     caption = textwrap.fill(_figure_caption(data, compared=compared), _CAPTION_WIDTH)
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=theme.dim)
     return figure
@@ -883,11 +909,12 @@ def _figure_caption(data: PlotData, *, compared: bool) -> str:
         format_count(counts[0], "episode") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} episodes"
     )
     seeds = [one.rollout.seeds for one in data.found if len(one.rollout.seeds)]
-    spread = f" (seeds {min(map(min, seeds))} to {max(map(max, seeds))})" if seeds else ""
+    ends = sorted({min(map(min, seeds)), max(map(max, seeds))}) if seeds else []
+    spread = f" (seed{'s' * (len(ends) - 1)} {' to '.join(map(str, ends))})" if ends else ""
     bootstrap = f"{RESAMPLES:,} resamples, seed 0"
     if not compared:
         each = " per checkpoint" if len(data.found) > 1 else ""
-        interval = f" 95 % CI: percentile bootstrap over episodes, {bootstrap}." if counts[0] > 1 else ""
+        interval = f" 95 % CI: percentile bootstrap over episodes, {bootstrap}." if counts[-1] > 1 else ""
         length = _equal_length(data)
         steps = "" if length is None else f" of {format_count(length, 'step')}"
         return f"{episodes}{steps}{each}{spread}.{interval}"

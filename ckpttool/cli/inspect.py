@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.commands.outline import Architecture
     from ckpttool.report import HtmlReport, RunReport
+    from ckpttool.report.run_page import RunContents
 
 
 # Commands that read metadata or hashes: `inspect` and `digest`.
@@ -522,7 +523,7 @@ class ReportOptions(OptionPanel, title="Report"):
     ] = None
     video: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="GIF or PNG to show on the page of a run."),
+        typer.Option(metavar="FILE", help="GIF, PNG or MP4 to show on the page of a run."),
     ] = None
     conversion: Annotated[
         str | None,
@@ -639,7 +640,25 @@ def _run_text(made: RunReport, *, quiet: bool) -> str:
         text.insert(1, f"{broken:,} unreadable")
     if found.results.results:
         text.append(format_count(len(found.results.results), "evaluation"))
-    return f"{', '.join(text)}\n{wrote}"
+    return "\n".join([", ".join(text), *_best_lines(found), wrote])
+
+
+def _best_lines(found: RunContents) -> list[str]:
+    """Return lines with the best checkpoint of a run and the verdict of `eval`; empty without results."""
+    if (best := found.best) is None:
+        return []
+    result, name = best.result, os.path.basename(found.history.checkpoints[best.number].path)
+    interval = "" if result.ci95 is None else f"95 % CI {result.ci95[0]:.2f} to {result.ci95[1]:.2f}; "
+    certain = {
+        True: ", significantly better than all others",
+        False: ", not significantly better than all others",
+        None: "",
+    }[best.certain]
+    lines = [
+        f"best     {clean(name)}: mean return {result.mean:.2f} in {clean(result.env)} "
+        f"({interval}{format_count(len(result.returns), 'episode')}){certain}"
+    ]
+    return [*lines, *([f"verdict  {result.verdict}"] if result.verdict else [])]
 
 
 def _report_text(made: HtmlReport, *, quiet: bool) -> str:

@@ -216,12 +216,16 @@ def _static_findings(
     yield from _orphan_slot_findings(checkpoint, binding)
 
 
+# What a loader does with code that is a file or a node of a graph, not a name.
+_ACTIONS = {"torchscript": "compile", "tensorflow": "run"}
+
+
 def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
     """Yield the code that would run if the framework loaded the file."""
     acting = asked.filter_verdict(checkpoint.code_references, asked.CODE)
     fix = data_only_command(checkpoint.path)
     for each in acting[:_SHOWN]:
-        what = "call" if each.calls else "import"
+        what = "call" if each.calls else _ACTIONS.get(each.by, "import")
         yield Finding("loading", f"loading it would {what} {each.name}", fix)
     if len(acting) > _SHOWN:
         more = format_count(len(acting) - _SHOWN, "more name that runs code", "more names that run code")

@@ -22,7 +22,7 @@ from ckpttool.commands.digest import DigestRecorder
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.folder import CheckpointEntry, expand_paths, list_names
 from ckpttool.commands.inspect import Finding, natural_sort_key, step_columns, step_in_name
-from ckpttool.commands.stats import compute_stats
+from ckpttool.commands.stats import compute_stats, euclidean_norm
 from ckpttool.core import filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -243,10 +243,13 @@ class LayerHistory:
 
 @dataclass(slots=True)
 class _LayerSums:
-    """Sums over the parameters of one layer in one checkpoint; `apart` is unknown for some tensor if None."""
+    """Norms of all parameters of one layer in one checkpoint, and of their change.
+
+    `apart` is None if the change of some tensor is unknown.
+    """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
-    squares: float = 0.0
+    norm: float = 0.0
     apart: float | None = 0.0
 
 
@@ -271,11 +274,11 @@ class _DriftRecorder:
             sums.shapes[name] = leaf.shape
             old = None if before is None else before.tree.get(at)
             if not isinstance(old, Leaf) or old.shape != leaf.shape or old.dtype != leaf.dtype:
-                sums.squares, sums.apart = sums.squares + _square_sum(array), None
+                sums.norm, sums.apart = math.hypot(sums.norm, _norm(array)), None
                 return
-            sums.squares += _square_sum(array)
+            sums.norm = math.hypot(sums.norm, _norm(array))
             if sums.apart is not None:
-                sums.apart += _square_sum(array, old.array())
+                sums.apart = math.hypot(sums.apart, _norm(array, old.array()))
 
         return add
 
@@ -306,7 +309,7 @@ def _shapes(column: Mapping[str, _LayerSums]) -> dict[str, dict[str, Shape]]:
 def _layer_history(layer: str, columns: Sequence[Mapping[str, _LayerSums] | None]) -> LayerHistory:
     found = [None if column is None else column.get(layer) for column in columns]
     last = next(sums for sums in reversed(found) if sums is not None)
-    norms = tuple(None if sums is None else math.sqrt(sums.squares) for sums in found)
+    norms = tuple(None if sums is None else sums.norm for sums in found)
     changes = tuple(map(_change, (None, *found[:-1]), found))
     sizes = sum(math.prod(shape) for shape in last.shapes.values())
     return LayerHistory(layer, len(last.shapes), sizes, norms, changes)
@@ -314,7 +317,7 @@ def _layer_history(layer: str, columns: Sequence[Mapping[str, _LayerSums] | None
 
 def _change(before: _LayerSums | None, now: _LayerSums | None) -> float | None:
     known = before is not None and now is not None and before.shapes == now.shapes
-    return math.sqrt(now.apart) if known and now is not None and now.apart is not None else None
+    return now.apart if known and now is not None else None
 
 
 def _relative_change(before: float | None, change: float | None) -> float | None:
@@ -325,16 +328,16 @@ def _relative_change(before: float | None, change: float | None) -> float | None
     return change / before
 
 
-def _square_sum(array: np.ndarray, other: np.ndarray | None = None) -> float:
-    """Return the sum of squares of an array, or of its difference from another one of its shape."""
+def _norm(array: np.ndarray, other: np.ndarray | None = None) -> float:
+    """Return the Euclidean norm of an array, or of its difference from another one of its shape."""
     flat, total = array.reshape(-1), 0.0
     against = None if other is None else other.reshape(-1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, flat.size, _PIECE):
-            piece = _to_real(flat[start : start + _PIECE])
-            if against is not None:
+    for start in range(0, flat.size, _PIECE):
+        piece = _to_real(flat[start : start + _PIECE])
+        if against is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
                 piece = piece - _to_real(against[start : start + _PIECE])
-            total += float(np.dot(piece, piece))
+        total = math.hypot(total, euclidean_norm(piece))
     return total
 
 
@@ -375,7 +378,7 @@ def _join_layers(path: str, layers: Sequence[LayerHistory]) -> LayerHistory:
 def _root_of_squares(values: Sequence[float | None]) -> float | None:
     """Return the norm of all parts from the norms of each; None if one is unknown."""
     known = [value for value in values if value is not None]
-    return math.sqrt(sum(value * value for value in known)) if len(known) == len(values) else None
+    return math.hypot(*known) if len(known) == len(values) else None
 
 
 # Findings of doctor over the checkpoints.

@@ -363,6 +363,8 @@ def _entry(entry: Entry) -> dict[str, Any]:
 # Count, extremes, mean and spread of numbers, computed in pieces and combined.
 
 BINS = 16
+# Magnitudes from which sums of numbers may overflow; squares below its inverse lose digits.
+_LARGE = 1e280
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,14 +372,15 @@ class Moments:
     """Statistics of `size` numbers; complex ones count by magnitude.
 
     `low`, `high`, `mean`, `std` (of the population) and `norm` (Euclidean) cover the finite numbers,
-    NaN without any. `zeros`, `nans` and `infs` are counts.
+    NaN without any. `deviation` is the norm of the differences from the mean, `zeros`, `nans` and `infs` are
+    counts.
     """
 
     size: int = 0
     low: float = math.inf
     high: float = -math.inf
     mean: float = 0.0
-    spread: float = 0.0
+    deviation: float = 0.0
     zeros: int = 0
     nans: int = 0
     infs: int = 0
@@ -390,15 +393,15 @@ class Moments:
     @property
     def std(self) -> float:
         """The standard deviation of the population."""
-        return math.sqrt(self.spread / self.finite) if self.finite else math.nan
+        return self.deviation / math.sqrt(self.finite) if self.finite else math.nan
 
     @property
     def norm(self) -> float:
         """The Euclidean norm."""
-        return math.sqrt(self.spread + self.finite * self.mean**2)
+        return math.hypot(self.deviation, math.sqrt(self.finite) * self.mean)
 
     def __add__(self, other: Moments) -> Moments:
-        """Return the combined moments (Chan, Golub and LeVeque 1979, for mean and spread)."""
+        """Return the combined moments (Chan, Golub and LeVeque 1979, for mean and deviation)."""
         finite = self.finite + other.finite
         delta = other.mean - self.mean
         share = other.finite / finite if finite else 0.0
@@ -407,7 +410,7 @@ class Moments:
             min(self.low, other.low),
             max(self.high, other.high),
             self.mean + delta * share,
-            self.spread + other.spread + delta * delta * self.finite * share,
+            math.hypot(self.deviation, other.deviation, delta * math.sqrt(self.finite * share)),
             self.zeros + other.zeros,
             self.nans + other.nans,
             self.infs + other.infs,
@@ -464,11 +467,26 @@ def _piece_moments(piece: np.ndarray) -> Moments:
     infs = piece.size - numbers.size - nans
     if not numbers.size:
         return Moments(piece.size, nans=nans, infs=infs)
-    with np.errstate(over="ignore"):
-        mean = float(numbers.mean())
-        spread = float(np.square(numbers - mean).sum())
+    low, high = float(numbers.min()), float(numbers.max())
+    # The sum of numbers near the largest float64 is infinite, that of their parts is not.
+    mean = float((numbers / numbers.size).sum() if max(-low, high) > _LARGE else numbers.mean())
     zeros = piece.size - int(np.count_nonzero(piece))
-    return Moments(piece.size, float(numbers.min()), float(numbers.max()), mean, spread, zeros, nans, infs)
+    return Moments(piece.size, low, high, mean, euclidean_norm(numbers - mean), zeros, nans, infs)
+
+
+def euclidean_norm(numbers: np.ndarray) -> float:
+    """Return the norm of float64 numbers, also if their squares are above or below what float64 holds."""
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(np.dot(numbers, numbers))
+    if 1 / _LARGE < total < math.inf:
+        return math.sqrt(total)
+    largest = float(np.abs(numbers).max(initial=0.0))
+    if not 0 < largest < math.inf:
+        return largest
+    scaled = numbers / largest
+    return largest * math.sqrt(float(np.dot(scaled, scaled)))
 
 
 # `stats`: the values of every tensor and module, and signs of failed training.

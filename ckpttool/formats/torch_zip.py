@@ -659,6 +659,8 @@ def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...
     return tuple(
         CodeReference(name.removeprefix(f"{top}/"), CODE, by="torchscript")
         for name in _code_files(members, top)
+        # Others are positions in the source (`.debug_pkl`), for error messages.
+        if name.endswith(".py")
     )
 
 

@@ -8,14 +8,14 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from ckpttool.commands import inspect
 from ckpttool.commands.dataflow import FlowStrip
-from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment, recognize_side
+from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import (
@@ -24,6 +24,7 @@ from ckpttool.commands.inspect import (
     TensorRow,
     ValueRow,
     describe_module_kind,
+    group_by_module,
     json_value,
     module_entries,
     signature_lines,
@@ -42,14 +43,14 @@ from ckpttool.commands.stats import (
     compute_moments,
     compute_stats,
     histogram,
+    tensor_stats,
 )
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.errors import FormatError
+from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
-from ckpttool.formats.detect import open_checkpoint
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.rendering import (
     HEIGHT,
@@ -246,19 +247,19 @@ class TensorReadings:
 
 
 def tree_rows(
-    found: CheckpointSummary, known: TensorReadings, marks: Mapping[str, int]
+    found: CheckpointSummary, known: TensorReadings, marks: Mapping[str, int], above: tuple[int, int] = (0, 0)
 ) -> Iterator[dict[str, Any]]:
     """Yield an object for each row, a module before its entries; `level` is the depth.
 
-    `marks` are the marks from `comparison`, by path. Empty values are omitted, because most are empty
-    in most rows.
+    `marks` are the marks from `comparison`, by path; `above` counts the levels and the tensors of rows
+    before these. Empty values are omitted, because most are empty in most rows.
     """
     slots: dict[str, list[str]] = {}
     for row in found.tensors:
         if row.of is not None and row.leaf.role == "slot":
             slots.setdefault(row.of, []).append(row.path)
-    numbers = {row.path: number for number, row in enumerate(found.tensors)}
-    waiting = _module_entries(found.modules[0], 0) if found.modules else []
+    numbers = {row.path: number for number, row in enumerate(found.tensors, above[1])}
+    waiting = _module_entries(found.modules[0], above[0]) if found.modules else []
     while waiting:
         level, shown, entry = waiting.pop()
         if isinstance(entry, ModuleSummary):
@@ -337,12 +338,15 @@ def _tensor_row(
 
 
 def format_moments(found: Moments) -> dict[str, Any]:
-    """Return a tensor's moments, rounded to six significant digits."""
+    """Return a tensor's moments, rounded to six significant digits; whole numbers keep all digits."""
     document = found.document()
-    document.update(
-        {each: float(f"{document[each]:.6g}") for each in _NUMBERS if isinstance(document[each], float)}
-    )
+    document.update({each: _round(document[each]) for each in _NUMBERS if isinstance(document[each], float)})
     return {key: value for key, value in document.items() if value != 0 or key in _NUMBERS}
+
+
+def _round(value: float) -> float:
+    # No rounded number may look like a whole one with all its digits.
+    return float(f"{value:.6g}") if abs(value) < 1e6 or abs(value) >= 2**53 else float(round(value))
 
 
 def _value_row(row: ValueRow) -> dict[str, Any]:
@@ -376,11 +380,15 @@ ALONE = 500
 _VALUE_LENGTH = 80
 
 
+# Marks of rows that only one side has.
+ONLY_LEFT, ONLY_RIGHT = -1, -2
+
+
 @dataclass(frozen=True, slots=True)
 class ComparisonSection:
     """`changes` are objects for the page, largest first; `marks` map the paths of rows to changes.
 
-    A mark is the number of a change, or -1 for an entry that the other checkpoint lacks.
+    A mark is the number of a change, or ONLY_LEFT for an entry that the other checkpoint lacks.
     """
 
     diff: Diff
@@ -408,7 +416,7 @@ class SlotComparison:
 def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
     """Return the section on differences; tensors with pictures are read again, one at a time."""
     places = _paths_by_canonical(found, summary)
-    marks = {path: -1 for name in found.only_left for path in places.get(name, (name,))}
+    marks = {path: ONLY_LEFT for name in found.only_left for path in places.get(name, (name,))}
     changes = []
     for number, each in enumerate(found.changed):
         marks.update(dict.fromkeys(places.get(each.path, (each.path,)), number))
@@ -417,6 +425,42 @@ def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBu
         tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
     )
     return ComparisonSection(found, changes, marks, (left, right), tuple(_compare_slots(found, changes)))
+
+
+def rows_only_right(
+    found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer, tensors: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of entries that only the second checkpoint has, after `tensors` ones of the first.
+
+    `summary` lists the second checkpoint; one tensor at a time is in memory.
+    """
+    places = _paths_by_canonical(found, summary)
+    wanted = {path for name in found.only_right for path in places.get(name, (name,))}
+    rows = tuple(row for row in summary.tensors if row.path in wanted)
+    values = tuple(row for row in summary.values if row.path in wanted)
+    if not rows and not values:
+        return
+    stats, heat_maps = {}, {}
+    for row in rows:
+        if row.leaf.dtype == "string":
+            continue
+        try:
+            array = row.leaf.array()
+            stats[row.path] = tensor_stats(row.path, row.keys, row.leaf, array)
+            picture = pictures.add(row.path, array)
+        except CkpttoolError as error:
+            raise error.located(file=summary.checkpoint.path, path=row.path) from error
+        if picture is not None:
+            heat_maps[row.path] = picture
+    entries: list[TensorRow | ValueRow] = [*rows, *values]
+    modules = group_by_module(((each.path, each) for each in entries), summary.checkpoint.tree.containers)
+    yield {"level": 0, "name": "Only in B", **_module_row(modules[0]), "path": "Only in B"}
+    yield from tree_rows(
+        replace(summary, tensors=rows, values=values, modules=modules),
+        TensorReadings(stats, heat_maps),
+        dict.fromkeys(wanted, ONLY_RIGHT),
+        (1, tensors),
+    )
 
 
 def _compare_slots(found: Diff, changes: Sequence[Mapping[str, Any]]) -> Iterator[SlotComparison]:
@@ -918,18 +962,23 @@ def gather_contents(
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
     checked = inputs.verification
     verification = None if checked is None else read_verification(checked, checkpoint.path)
-    changes = others = None
+    changes = others = second = None
+    drawn = len(listing.tensors)
     if other is not None:
-        sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
-        files += sides[1].checkpoint.files
+        second = summary(other)
+        files += second.checkpoint.files
+        sides = DiffSide(checkpoint, listing.binding), DiffSide(second.checkpoint, second.binding)
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
-        others = find_page_strips(sides[1].checkpoint, sides[1].binding, None)
-    pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
-    pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
+        others = find_page_strips(second.checkpoint, second.binding, None)
+        drawn += _OF_A_CHANGE * min(PICTURED, len(changes.changed)) + len(changes.only_right)
+    pictures = HeatMapBuffer(cell_budget(drawn))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
+    rows = list(tree_rows(listing, readings, {} if comparison is None else comparison.marks))
+    if changes is not None and second is not None:
+        rows += rows_only_right(changes, second, pictures, len(listing.tensors))
     networks = find_page_strips(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
@@ -938,9 +987,9 @@ def gather_contents(
         conversion,
         evaluations,
         comparison,
-        list(tree_rows(listing, readings, {} if comparison is None else comparison.marks)),
+        rows,
         pictures.encoded(),
-        sum(1 for each in values.tensors if each.signs),
+        sum("signs" in each for each in rows),
         files,
         networks,
         verification,

@@ -79,15 +79,16 @@ def join_templates(names: Sequence[str]) -> str:
     return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
 
 
-def content_security_policy(style: str, script: str, *, images: bool = False) -> str:
+def content_security_policy(style: str, script: str, *, film: str | None = None) -> str:
     """Return the content security policy: no network requests, and only our own script runs.
 
-    `images` permits images inside the page.
+    `film` is the media type of the film inside the page, if any.
     """
+    media = "" if film is None else f"{'media' if film.startswith('video/') else 'img'}-src data:; "
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        f"{'img-src data:; ' if images else ''}base-uri 'none'; form-action 'none'"
+        f"{media}base-uri 'none'; form-action 'none'"
     )
 
 
@@ -126,6 +127,7 @@ def template_environment() -> Environment:
         path=lambda text: shorten(clean(urls.display_url(text)), _TITLE),
         sentence=lambda text: shorten(clean(text), _SENTENCE),
         base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
+        counter=lambda title: "In name" if title == "name" else title.capitalize(),
         decimal=format_number,
         breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
         quoted=lambda path: clean(shlex.quote(urls.display_url(path))),

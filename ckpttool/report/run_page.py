@@ -78,9 +78,9 @@ class Film:
     episodes: tuple[str, ...] = ()
 
     @property
-    def moving(self) -> bool:
-        """Whether it is an animation, which readers can stop."""
-        return self.url.startswith("data:image/gif")
+    def kind(self) -> str:
+        """The media type."""
+        return self.url[len("data:") : self.url.index(";")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,12 +276,18 @@ def _find_best(scores: dict[int, EvaluationEntry], choices: dict[str, bool]) -> 
     return BestResult(at, known[at], certain)
 
 
-# Film: a GIF or PNG beside the results, embedded within a budget.
+# Film: a GIF, PNG or MP4 beside the results, embedded within a budget.
 
 _MOST_FILM = 3 << 20
 _MOST_EPISODES = 4
 _SUFFIXES = (".pt", ".pth", ".zip", ".npz", ".h5", ".keras", ".safetensors")
-_KINDS = ((b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"), (b"\x89PNG\r\n\x1a\n", "image/png"))
+# Offset and bytes of each media type.
+_KINDS = (
+    (0, b"GIF87a", "image/gif"),
+    (0, b"GIF89a", "image/gif"),
+    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
+    (4, b"ftyp", "video/mp4"),
+)
 
 
 def _find_film(
@@ -300,7 +306,8 @@ def _find_film(
     if best is None:
         return None
     folder, name = os.path.split(history.checkpoints[best.number].path)
-    beside = [os.path.join(folder, f"{stem}.gif") for stem in dict.fromkeys((name, _stem(name)))]
+    stems = dict.fromkeys((name, _stem(name)))
+    beside = [os.path.join(folder, f"{stem}{kind}") for kind in (".gif", ".mp4") for stem in stems]
     for file in (*(each.file for each in recorded if each.checkpoint == name), *beside):
         if filesystem.isfile(file) and _film_problem(file) is None:
             record = known.get(filesystem.realpath(file))
@@ -321,29 +328,33 @@ def _stem_owner(film: str, names: set[str]) -> str | None:
 
 def _film_problem(file: str) -> FormatError | None:
     found = File.stamp(file)
-    head = found.read(0, min(8, found.size))
-    if not any(head.startswith(magic) for magic, _ in _KINDS):
-        hint = "record a GIF: ckpttool eval PATH --video film.gif"
+    if _media_type(found) is None:
         return FormatError(
-            "not a film that a page can contain", file=file, expected="a GIF or PNG", hint=hint
+            "not a film that a page can contain",
+            file=file,
+            expected="a GIF, PNG or MP4",
+            hint="record one: ckpttool eval PATH --video film.mp4",
         )
     if found.size > _MOST_FILM:
         limit = f"at most {format_size(_MOST_FILM)}"
         size = format_size(found.size)
-        hint = "use a smaller GIF, or a PNG with some of its images"
+        hint = "use a smaller film (eval --video-width), or a PNG with some of its images"
         return FormatError("the film is too large", file=file, expected=limit, found=size, hint=hint)
     return None
 
 
+def _media_type(found: File) -> str | None:
+    head = found.read(0, min(8, found.size))
+    return next((kind for at, magic, kind in _KINDS if head.startswith(magic, at)), None)
+
+
 def _embed_film(file: str) -> str:
-    """Return a GIF or PNG as a data URL; raise FormatError for other and for large files."""
+    """Return a GIF, PNG or MP4 as a data URL; raise FormatError for other and for large files."""
     problem = _film_problem(file)
     if problem is not None:
         raise problem
     found = File.stamp(file)
-    data = found.read(0, found.size)
-    kind = next(kind for magic, kind in _KINDS if data.startswith(magic))
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return f"data:{_media_type(found)};base64,{base64.b64encode(found.read(0, found.size)).decode()}"
 
 
 # Heat strips: one cell per checkpoint or interval, in steps of color that the style sheet defines.
@@ -431,7 +442,7 @@ def _cell_rank(numbered: tuple[int, HeatCell]) -> tuple[int, int]:
 def _drift_row(
     layer: LayerHistory, steps: Sequence[str], updates: _UpdateScale, norms: _NormScale, most: int
 ) -> DriftRow:
-    first = next((norm for norm in layer.norms if norm), None)
+    first = _first_norm(layer)
     sizes = [
         HeatCell(norms.shade(norm, first), f"{step}: norm {_short(norm)}")
         for step, norm in zip(steps, layer.norms, strict=True)
@@ -449,6 +460,11 @@ def _drift_row(
         _ends(layer.updates[1:]),
         tuple((_short(norm), _short(value)) for norm, value in zip(layer.norms, layer.updates, strict=True)),
     )
+
+
+def _first_norm(layer: LayerHistory) -> float | None:
+    """Return the norm to which the others are compared; None if none is finite and above zero."""
+    return next((norm for norm in layer.norms if norm and math.isfinite(norm)), None)
 
 
 def _ends(values: Sequence[float | None]) -> str:
@@ -483,8 +499,9 @@ class _UpdateScale:
             return "broken"
         if value == 0:
             return "same"
-        span = math.log(self._high / self._low)
-        share = math.log(value / self._low) / span if span else 1.0
+        # The ratio of the ends may be above the largest number.
+        span = math.log(self._high) - math.log(self._low)
+        share = (math.log(value) - math.log(self._low)) / span if span else 1.0
         return f"u{min(_SHADES - 1, max(0, int(share * _SHADES)))}"
 
 
@@ -492,23 +509,25 @@ class _NormScale:
     """Map norms to shades by their ratio to the first norm of the layer."""
 
     def __init__(self, layers: Sequence[LayerHistory]) -> None:
-        found = [1.1]
+        logs = [math.log(1.1)]
         for each in layers:
-            first = next((norm for norm in each.norms if norm and math.isfinite(norm)), None)
-            ratios = [norm / first for norm in each.norms if first and norm and math.isfinite(norm)]
-            found += [max(ratio, 1 / ratio) for ratio in ratios]
-        self._most = max(found)
-        self.ends = (f"\u00f7 {format_exactly(self._most, 2)}", f"\u00d7 {format_exactly(self._most, 2)}")
+            first = _first_norm(each)
+            known = [norm for norm in each.norms if norm and math.isfinite(norm)]
+            logs += [abs(math.log(norm) - math.log(first)) for norm in known if first]
+        self._most = max(logs)
+        power = self._most / math.log(10)
+        most = format_exactly(math.exp(self._most), 2) if power < 300 else f"10^{power:.0f}"
+        self.ends = (f"\u00f7 {most}", f"\u00d7 {most}")
 
     def shade(self, norm: float | None, first: float | None) -> str:
         """Return the class of a cell."""
         if norm is None:
             return "unknown"
-        if not math.isfinite(norm) or (first is not None and not math.isfinite(first)):
+        if not math.isfinite(norm):
             return "broken"
         if not first or not norm:
             return f"n{0 if first else _SIDE}"
-        share = math.log(norm / first) / math.log(self._most)
+        share = (math.log(norm) - math.log(first)) / self._most
         return f"n{_SIDE + max(-_SIDE, min(_SIDE, round(share * _SIDE)))}"
 
 
@@ -620,7 +639,7 @@ def render_run(found: RunContents) -> bytes:
         most=rendering.SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
-        policy=rendering.content_security_policy(style, script, images=found.film is not None),
+        policy=rendering.content_security_policy(style, script, film=found.film.kind if found.film else None),
         version=__version__,
     )  # fmt: skip
     return page.encode("utf-8", "backslashreplace")

@@ -21,11 +21,13 @@ function bytes(value) {
   const text = unit && value < 1000 ? String(Number(value.toPrecision(3))) : String(value);
   return `${text} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
 }
-// A number with three digits; words stand for what is none.
+// A number with three digits or without decimals, a whole number (a counter, a number of elements) with all; words stand for what is none.
 function short(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
   const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e10) return number(value).replace("-", "−");
+  if (size >= 1e3 && size < 1e5) return number(Math.round(value)).replace("-", "−");
   if (size && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replaceAll("-", "−").replace("e+", "e");
   return String(Number(value.toPrecision(3))).replace("-", "−");
 }

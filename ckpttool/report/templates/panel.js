@@ -94,7 +94,7 @@ function optimizerState(row) {
 
 function changed(row) {
   const box = make("div", "");
-  if (row.change < 0) { box.append(make("p", "sign", "Only in A")); return box; }
+  if (row.change < 0) { box.append(make("p", "sign", onlyIn(row))); return box; }
   const change = changes[row.change], plates = make("div", "plates");
   box.append(make("h3", "", "From A to B"));
   if (change.share === null) { box.append(make("p", "sign", `${change.what}: ${change.sentence}`)); return box; }

@@ -14,7 +14,7 @@ function unpacked({ keys, items }) {
 const packed = JSON.parse(document.getElementById("data").textContent), rows = unpacked(packed.rows), changes = unpacked(packed.changes);
 const parent = new Int32Array(rows.length), end = new Int32Array(rows.length).fill(rows.length);
 const place = new Int32Array(rows.length), siblings = new Map(), byId = new Map();
-// How many rows below a module are changed, and how many have a sign.
+// How many rows below a module are changed, and how many signs they have.
 const changedBelow = new Int32Array(rows.length), signsBelow = new Int32Array(rows.length);
 {
   const open = [];
@@ -29,7 +29,7 @@ const changedBelow = new Int32Array(rows.length), signsBelow = new Int32Array(ro
     if (row.id !== undefined) byId.set(row.id, index);
     if (row.change !== undefined) for (const above of open) changedBelow[above]++;
     if (row.change >= 0) changes[row.change].path ??= row.path;
-    if (row.signs) for (const above of open) signsBelow[above]++;
+    if (row.signs) for (const above of open) signsBelow[above] += row.signs.length;
     open.push(index);
   });
 }
@@ -56,7 +56,7 @@ function elementOf(index) {
   } else {
     const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
     if (kind === "module") type.textContent = row.kind ?? (row.tensors ? counting(row.tensors, "tensor", "tensors") : "plain values");
-    else { type.textContent = `${row.dtype} `; type.append(make("i", "", shapeOf(row))); if (row.histogram) spark.append(bars(row.histogram)); else if (row.size === 1 && "mean" in stats) spark.textContent = `= ${short(stats.mean)}`; }
+    else { type.textContent = `${row.dtype} `; type.append(make("i", "", shapeOf(row))); if (row.histogram) spark.append(bars(row.histogram)); else if (row.size === 1 && "mean" in stats) { spark.classList.add("lone"); spark.textContent = `= ${short(stats.mean)}`; } }
     const tag = kind === "tensor" ? tagOf(row) : "";
     if (tag) name.append(make("span", "tag", tag));
     if (row.also) { const also = make("span", "tag", `also ${row.also}`); also.title = row.aliases.join("\n"); name.append(also); }
@@ -78,6 +78,9 @@ function tagOf(row) {
   return `${row.slot === row.name ? "" : `${row.slot} `}of ${rows[byId.get(row.of)].path}`;
 }
 
+// Marks of entries that one side lacks: -1 and -2.
+const onlyIn = (row) => `only in ${row.change === -1 ? "A" : "B"}`;
+
 function markOf(index) {
   const row = rows[index], mark = make("span", "mark");
   if (row.module) {
@@ -86,7 +89,7 @@ function markOf(index) {
     return mark;
   }
   if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what ?? "values");
-  else if (row.change === -1) mark.textContent = "only in A";
+  else if (row.change < 0) mark.textContent = onlyIn(row);
   else if (row.signs) { mark.classList.add("sign"); mark.textContent = counting(row.signs.length, "sign", "signs"); }
   return mark;
 }
