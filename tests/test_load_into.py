@@ -367,6 +367,8 @@ def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path, 
     assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
     assert found["agent"] == [6, True]
     golden(found["more"])
+    assert found["products"] == {"turned": [True, 0], "plain": [True, 0], "silent": [True, 1]}
+    assert found["root"] == [["first", "first"], ["scale", "scale"]]
     assert found["half"] == [2, "float16"]
     golden(found["unlike"])
     assert found["diff"] == [True, "path"]

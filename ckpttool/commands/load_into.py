@@ -233,7 +233,8 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     flatten = module.get("flatten")
     if flatten and framework == "torch":  # channels first
         flatten = [*flatten[1:], flatten[0]]
-    tensors = {name: places[number] for name, number in module["tensors"]}
+    names = module.get("names", {})
+    tensors = {names.get(name, name): places[number] for name, number in module["tensors"]}
     shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
     cls, facts = _class_of(module, framework)
@@ -248,10 +249,11 @@ _COMPUTES = {
     ("torch", "rms_norm", ""): "RMSNorm",
     ("keras", "dense", "in_out"): "Dense",
     ("keras", "dense", "out_in"): DENSE_OUT_IN,
+    ("tensorflow", "dense", "out_in"): DENSE_OUT_IN,
     ("keras", "layer_norm", ""): "LayerNormalization",
     ("keras", "rms_norm", ""): "RMSNormalization",
 }
-_OWN_CLASS = {"torch": "Module", "keras": "Layer"}
+_OWN_CLASS = {"torch": "Module", "keras": "Layer", "tensorflow": "Module"}
 
 
 def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[str, Any]]:
