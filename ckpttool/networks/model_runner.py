@@ -21,6 +21,7 @@ from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, end_process, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
+from ckpttool.networks.model_training import paired
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
@@ -53,12 +54,6 @@ def to_array(value: Any) -> Any:
     return np.array(view_array(value))
 
 
-def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
-    left, right = list(one), list(other)
-    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
-
-
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
 
@@ -70,7 +65,7 @@ def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
     if hasattr(value, "items"):
         parts = [(str(key), each) for key, each in value.items()]
     elif hasattr(value, "_fields"):
-        parts = list(_paired(value._fields, value))
+        parts = list(paired(value._fields, value))
     elif isinstance(value, (list, tuple)):
         parts = [(str(number), each) for number, each in enumerate(value)]
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
@@ -184,7 +179,7 @@ class ModelRunner:
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs: by position, by name, as a dict."""
-        by_name = dict(_paired(names, given))
+        by_name = dict(paired(names, given))
         return [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name)]
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
@@ -657,7 +652,7 @@ class KerasRunner(TensorFlowRunner):
             return []
         names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
         rows = []
-        for name, each in _paired(names, given):
+        for name, each in paired(names, given):
             shape = [None if extent is None else int(extent) for extent in each.shape]
             dtype = getattr(each.dtype, "name", str(each.dtype))
             rows.append(
@@ -667,7 +662,7 @@ class KerasRunner(TensorFlowRunner):
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return Keras's ways: one input, a list, a dict by name, by position."""
-        by_name = dict(_paired(names, given))
+        by_name = dict(paired(names, given))
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
@@ -684,7 +679,7 @@ class KerasRunner(TensorFlowRunner):
         found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -739,7 +734,7 @@ class KerasRunner(TensorFlowRunner):
         known = list(model_child.iter_keras_layers([], self.model, set()))
         found = list(model_child.iter_keras_layers([], self.exact, set())) if exact else known
         paths = known if len(found) == len(known) else found
-        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in _paired(paths, found)]
+        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in paired(paths, found)]
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
@@ -874,7 +869,7 @@ class SignatureRunner(TensorFlowRunner):
         """Return the only way: by name, in the dtypes of the signature."""
         tensorflow: Any = sys.modules["tensorflow"]
         specs = self.model.structured_input_signature[1]
-        by_name = {name: tensorflow.cast(each, specs[name].dtype) for name, each in _paired(names, given)}
+        by_name = {name: tensorflow.cast(each, specs[name].dtype) for name, each in paired(names, given)}
         return [lambda f: f(**by_name)]
 
     def _named(self, layer: GraphLayer) -> dict[str, str]:
@@ -912,7 +907,7 @@ class SignatureRunner(TensorFlowRunner):
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
-        given = dict(_paired(names, arrays))
+        given = dict(paired(names, arrays))
         specs = self.model.structured_input_signature[1]
         by_tensor = {specs[name].name + ":0": given[name] for name in names}
         feeds = list(self._graph.inputs)
@@ -923,7 +918,7 @@ class SignatureRunner(TensorFlowRunner):
         fetches = [name for name in wanted if name not in by_tensor]
         run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
         made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
-        values = dict(_paired(fetches, made), **by_tensor)
+        values = dict(paired(fetches, made), **by_tensor)
         for path, each in self._groups.items():
             record = recorder.enter(path, (values[each.takes],), {})
             if record is not None and each.before:
@@ -1097,17 +1092,17 @@ class OnnxRunner(ModelRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        given = dict(_paired(names, [self.tensor(each, exact=exact) for each in arrays]))
+        given = dict(paired(names, [self.tensor(each, exact=exact) for each in arrays]))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
-            return dict(_paired(outputs, run(None, given)))
+            return dict(paired(outputs, run(None, given)))
         observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
         run = self._evaluator(observed) if exact else self._session(observed)[0]
-        made = dict(_paired([*outputs, *wanted], run(None, given)))
+        made = dict(paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
@@ -1115,9 +1110,7 @@ class OnnxRunner(ModelRunner):
                 self._recorder.leave(record, known[row["gives"]])
         # A session of its own would begin again with the seeds of random operations.
         return (
-            {name: made[name] for name in outputs}
-            if exact
-            else dict(_paired(outputs, self._run(None, given)))
+            {name: made[name] for name in outputs} if exact else dict(paired(outputs, self._run(None, given)))
         )
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
@@ -1381,9 +1374,9 @@ def _first_call(
     tried = [each or "float32" for each in dtypes]
     first: Exception | None = None
     for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
-        for place, dtype in _paired(free, chosen):
+        for place, dtype in paired(free, chosen):
             tried[place] = dtype
-        rows = _paired(shapes, tried)
+        rows = paired(shapes, tried)
         given = [_pattern([batch, *shape], dtype, place) for place, (shape, dtype) in enumerate(rows)]
         for style in range(len(runner.styles(names, given))):
             runner.style = style
@@ -1425,7 +1418,7 @@ def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> 
             found[place] = min(size, found[place] or size)
     return [
         _accepted_integers(runner, names, given, place) if size is None and each.dtype.kind in "iu" else size
-        for place, (size, each) in enumerate(_paired(found, given))
+        for place, (size, each) in enumerate(paired(found, given))
     ]
 
 
