@@ -25,6 +25,7 @@ from ckpttool.commands.model_proof import (
     ModelMismatchError,
     ModelProof,
     ProofRequest,
+    common_rounding,
     preserve_state,
     prove_live,
 )
@@ -44,7 +45,7 @@ from ckpttool.core import sidecar
 from ckpttool.core.activations import parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, format_count
@@ -645,6 +646,7 @@ class ModelFillPlan(NamedTuple):
     report: MappingReport
     optimizers: ConvertedOptimizers | None = None
     ledger: ModelLedger = ModelLedger()
+    agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -749,7 +751,7 @@ def load_into(
     proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
-        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=rounded))
+        proof = _prove(target, checkpoint, _proof_request(met, options, rounded=rounded), undo)
         report = replace(report, assumed=(*report.assumed, *proof.assumed))
     return ModelLoadResult(
         target.title,
@@ -767,30 +769,33 @@ def load_into(
     )
 
 
-def _skipped(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> str | None:
-    """Return why the outputs of the checkpoint's model and the filled one cannot be compared, or None."""
+def _proof_request(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> ProofRequest:
+    """Return what runs the checkpoint's model, and what keeps the outputs from being comparable."""
+    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+    skipped, common = None, None
     if not options.verify:
-        return "verify=False was used"
-    if options.part is not None or options.layout is not None:
-        return "a part of the checkpoint was used"
-    if met.report.missing:
-        return "some tensors of the model keep its own values"
-    return "values were rounded to the model's types" if rounded else None
+        skipped = "verify=False was used"
+    elif met.agent:
+        skipped = "the checkpoint was read as an agent"
+    elif options.part is not None and like is None:
+        skipped = "a part of the checkpoint was used; like_source= names the code that builds it"
+    elif rounded:
+        held = [met.skeleton[place] for place in met.values]
+        common, skipped = common_rounding(met.filling.moves, held, merged=bool(met.given.rules))
+    return ProofRequest(
+        like, options.run_code, skipped, options.part, common, incomplete=bool(met.report.missing)
+    )
 
 
 def _prove(
     target: LiveModel,
     checkpoint: Checkpoint,
-    options: FillOptions,
+    request: ProofRequest,
     undo: Callable[[], None],
-    skipped: str | None,
 ) -> ModelProof:
     """Compare the outputs; restore the model's former values and raise MappingError if they differ."""
-    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
     try:
-        return prove_live(
-            checkpoint, target.model, target.shapes, ProofRequest(like, options.run_code, skipped)
-        )
+        return prove_live(checkpoint, target.model, target.shapes, request)
     except ModelMismatchError as error:
         undo()
         first = None if error.proof.comparison is None else error.proof.comparison.first
@@ -802,8 +807,10 @@ def _prove(
             found=None if first is None else first.cause,
             hint=(first.fix if first is not None else None) or "verify=False skips the comparison",
         ) from None
-    except BaseException:
+    except BaseException as error:
         undo()
+        if isinstance(error, CkpttoolError) and error.hint is not None:
+            error.hint = error.hint.replace("--run-code", "run_code=True")
         raise
 
 
@@ -842,7 +849,7 @@ def _account(
         option="allow_unused=",
     )
     report = replace(met.report, unused=ledger.unused, notes=(*met.report.notes, *ledger.notes()))
-    return met._replace(ledger=ledger, report=report)
+    return met._replace(ledger=ledger, report=report, agent=given.agent)
 
 
 def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:

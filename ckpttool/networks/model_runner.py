@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -209,9 +210,17 @@ class ModelRunner:
         del recorder, exact
         yield
 
-    def load(self, file: str) -> list[str]:
-        """Load the file strictly with the framework's own loader; return notes."""
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
+        """Load the file, or a part of it, strictly with the framework's own loader; return notes.
+
+        With `run_code`, a pickle may contain any classes: reading it runs their code.
+        """
+        del part, run_code
         raise UnsupportedError("this model cannot load a file", found=file)
+
+    def round_weights(self, dtype: str) -> None:
+        """Round all weights to a shorter type; they keep their own."""
+        raise UnsupportedError(f"{self.framework} models of this kind have no variables", found=dtype)
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return the result of one layer for a recorded call, with other tensors or settings."""
@@ -311,11 +320,19 @@ class TorchRunner(ModelRunner):
             for hook in hooks:
                 hook.remove()
 
-    def load(self, file: str) -> list[str]:
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Load a state_dict strictly, from a torch, safetensors or npz file."""
-        found = _state_dicts(_read_torch_file(self._torch, file))
-        if not found:
-            raise UsageError("the file contains no state_dict", file=file)
+        held = _read_torch_file(self._torch, file, run_code=run_code)
+        found = [(repr(name) if name else "", each) for name, each in _state_dicts(held)]
+        if part is not None:
+            found = [(repr(part), _part_of(held, part.strip("/").split("/")))]
+        if not found or found[0][1] is None:
+            raise UsageError("the file contains no state_dict", file=file, path=part)
+        found += [
+            (f"{name} without {each}".lstrip(), bare)
+            for name, whole in found
+            for each, bare in _unwrapped(whole)
+        ]
         fitting: list[str] = []
         first: Exception | None = None
         for name, held in found:
@@ -334,7 +351,15 @@ class TorchRunner(ModelRunner):
                 hint="convert the checkpoint to this model first: ckpttool convert --like",
             )
         also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
-        return [f"the state_dict {fitting[0]!r} of the file was loaded{also}"] if fitting[0] or also else []
+        return [f"the state_dict {fitting[0]} of the file was loaded{also}"] if fitting[0] or also else []
+
+    def round_weights(self, dtype: str) -> None:
+        """Round parameters and buffers."""
+        short = getattr(self._torch, dtype)
+        with self._torch.no_grad():
+            for each in itertools.chain(self.model.parameters(), self.model.buffers()):
+                if each.is_floating_point():
+                    each.copy_(each.to(short).to(each.dtype))
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a module's result with changed tensors and settings, which are restored afterwards."""
@@ -471,7 +496,7 @@ def _all_lines(error: BaseException | None) -> str:
     return " ".join(str(error).split())[:600]
 
 
-def _read_torch_file(torch: Any, file: str) -> Any:
+def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
     if file.endswith(".npz"):
         try:
             with np.load(file, allow_pickle=False) as held:
@@ -483,8 +508,26 @@ def _read_torch_file(torch: Any, file: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
+        if run_code:
+            return _unpickle(torch, file)
+        named = re.search(r"GLOBAL (\S{1,200})", str(error))
+        why = str(error).splitlines()[0][:200] if named is None else f"it uses {named[1]}"
         raise UsageError(
-            f"torch.load(weights_only=True) refuses the file: {str(error).splitlines()[0][:200]}", file=file
+            f"torch.load(weights_only=True) refuses the file: {why}",
+            file=file,
+            hint="add --run-code if you trust the file: reading it then runs the code that it names",
+        ) from error
+
+
+def _unpickle(torch: Any, file: str) -> Any:
+    """Return what a pickle of any classes contains; this runs their code, in this process."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise UsageError(
+            f"torch.load(weights_only=False) refuses the file: {last_error_line(error)}",
+            file=file,
+            hint="add the folder of the module that defines its classes to PYTHONPATH",
         ) from error
 
 
@@ -505,6 +548,7 @@ def _read_safetensors(file: str) -> Any:
 
 def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
     """Return the dicts of tensors in a loaded file with their names, usual names first."""
+    held = _opened(held)
     if not hasattr(held, "items") or not depth:
         return []
     found = [(name, held)] if any(hasattr(each, "detach") for each in held.values()) else []
@@ -512,6 +556,38 @@ def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, A
     for key in order:
         found += _state_dicts(held[key], f"{name}.{key}" if name else str(key), depth - 1)
     return found
+
+
+def _opened(held: Any) -> Any:
+    """Return a whole module's state_dict; anything else as it is."""
+    return held.state_dict() if hasattr(held, "named_modules") else held
+
+
+def _part_of(held: Any, steps: list[str]) -> Any:
+    """Return the dict below a path of keys, whose dots divide steps too; None without one."""
+    held = _opened(held)
+    if not steps:
+        return held
+    if not hasattr(held, "items"):
+        return None
+    for count in range(len(steps), 0, -1):
+        for sign in "/.":
+            key = sign.join(steps[:count])
+            if hasattr(_opened(held.get(key)), "items"):
+                return _part_of(held[key], steps[count:])
+    start = ".".join(steps) + "."
+    return {key[len(start) :]: each for key, each in held.items() if str(key).startswith(start)} or None
+
+
+def _unwrapped(held: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a state_dict without the prefixes that all of its names have: a wrapper's, e.g. `module.`."""
+    names = [str(key) for key in held]
+    start = ""
+    while names and all("." in name[len(start) :] for name in names):
+        start = names[0][: names[0].index(".", len(start)) + 1]
+        if not all(name.startswith(start) for name in names):
+            return
+        yield f"the prefix {start!r}", {str(key)[len(start) :]: each for key, each in held.items()}
 
 
 # Keras 2 and 3, tf.Module and SavedModel.
@@ -528,9 +604,21 @@ class TensorFlowRunner(ModelRunner):
         tensorflow: Any = sys.modules.get("tensorflow")
         return given if tensorflow is None else tensorflow.constant(given)
 
-    def load(self, file: str) -> list[str]:
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
-        return _restore_tensorflow(self.model, file)
+        del run_code
+        return _restore_tensorflow(self.model, file, part)
+
+    def round_weights(self, dtype: str) -> None:
+        """Round the floating-point variables."""
+        tensorflow: Any = sys.modules["tensorflow"]
+        variables = (
+            self.model.weights if self.framework == "keras" else model_child.model_variables(self.model)
+        )
+        for each in variables:
+            if tensorflow.as_dtype(each.dtype).is_floating:
+                value = tensorflow.constant(to_array(each))
+                each.assign(tensorflow.cast(tensorflow.cast(value, dtype), each.dtype))
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every module by its first path."""
@@ -556,7 +644,7 @@ def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
     }
 
 
-def _restore_tensorflow(model: Any, file: str) -> list[str]:
+def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
     tensorflow: Any = sys.modules["tensorflow"]
     try:
         tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
@@ -565,11 +653,15 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             f"TensorFlow cannot read the checkpoint: {last_error_line(error)}", file=file
         ) from error
     first: Exception | None = None
-    for name in ("", *dict.fromkeys(top for top in tops if not top.startswith("_"))):
+    names = (
+        [part.strip("/")] if part else ["", *dict.fromkeys(top for top in tops if not top.startswith("_"))]
+    )
+    for name in names:
         try:
-            made = (
-                tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
-            )
+            holder = model
+            for step in reversed(name.split("/") if name else ()):
+                holder = tensorflow.train.Checkpoint(**{step: holder})
+            made = holder if name else model_child._make_checkpoint(model)
             # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
             getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
@@ -704,10 +796,13 @@ class KerasRunner(TensorFlowRunner):
             if self._again is not None:
                 _set_policy(keras, floatx)
 
-    def load(self, file: str) -> list[str]:
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Load a weights file or a TensorFlow checkpoint."""
+        del run_code
         if not os.path.isfile(file):
-            return super().load(file)
+            return super().load(file, part)
+        if part:
+            raise UnsupportedError("Keras loads whole files only", file=file, path=part)
         try:
             self.model.load_weights(file)
         except Exception as error:
@@ -1354,12 +1449,26 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     runner, names = session.runner, message["names"]
     shapes, dtypes = message["shapes"], message["dtypes"]
     lazy = runner.framework != "torch" or _has_lazy(runner.model)
-    notes = [] if lazy or not message["file"] else runner.load(message["file"])
+
+    def load() -> list[str]:
+        return runner.load(message["file"], message["part"], run_code=message["run_code"])
+
+    notes = [] if lazy or not message["file"] else load()
     found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
     if lazy and message["file"]:
-        notes = runner.load(message["file"])
+        notes = load()
+    if message["rounded"] is not None:
+        _round(runner, message["rounded"])
     size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
     return {"dtypes": found, "below": ids, "notes": notes, "size": size}
+
+
+def _round(runner: ModelRunner, dtype: str) -> None:
+    try:
+        runner.round_weights(dtype)
+    except Exception as error:
+        why = last_error_line(error)
+        raise UnsupportedError(f"the model's weights cannot be rounded to {dtype}: {why}") from error
 
 
 def _has_lazy(model: Any) -> bool:
