@@ -669,6 +669,7 @@ class FillOptions:
         kinds: `{"table": "embedding"}`, the kind of a layer that could be of several kinds.
         accept_order: pair layers by order where no other evidence decides.
         from_: orientation of the checkpoint's matrices ("torch" or "tf") where it has no evidence.
+        fold_weight_norm: make one weight of the checkpoint's two tensors of weight norm.
         dry_run: return the report and change nothing.
         optimizer: the model's optimizer (of PyTorch, or a built one of Keras), to be given the state of
             the checkpoint's optimizer.
@@ -691,6 +692,7 @@ class FillOptions:
     kinds: Pairs = ()
     accept_order: bool = False
     from_: str | None = None
+    fold_weight_norm: bool = False
     dry_run: bool = False
     optimizer: Any = None
     verify: bool = True
@@ -943,7 +945,8 @@ def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequenc
     if layout is not None:
         return agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source(checkpoint, part, source=options.from_, shapes=shapes)
+        wanted = PreparationOptions(fold=options.fold_weight_norm)
+        return model_source(checkpoint, part, wanted, source=options.from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name, regardless of its codebase's name for it.
         if part is None or recognize_checkpoint(checkpoint) is None:
@@ -957,8 +960,13 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
     The error names mismatches, else missing model tensors, else unused checkpoint tensors.
     """
     if met.filling.misfits:
-        error = met.filling.misfits[0].error.located(file=checkpoint.path)
-        if met.filling.misfits[0].setting:
+        misfit = met.filling.misfits[0]
+        error = misfit.error.located(file=checkpoint.path)
+        if misfit.setting:
+            raise error
+        if "--fold-weight-norm" in misfit.found:
+            error.hint = "use fold_weight_norm=True"
+            error.found = _as_python_arguments(misfit.found)
             raise error
         error.hint = (
             "use a model with the checkpoint's layers and sizes, or pair layers with match={SOURCE: TARGET}"
@@ -974,6 +982,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         f"{format_count(len(names), 'tensor')} of {met.model} would not be filled, so nothing was changed",
         file=checkpoint.path,
         path=abbreviate_list(names, _SHOWN),
+        found="; ".join(met.ledger.kinds()) or None,
         hint=_hint(met.filling, checkpoint, part),
     )
 
@@ -988,13 +997,14 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         if binding
         else ""
     )
+    patterns = ", ".join(map(repr, unused)) if len(unused) <= _SHOWN else "PATTERN"
     raise MappingError(
         f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
         "was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
-        hint=f"use allow_unused=[PATTERN] to leave them out{parts}",
+        hint=f"use allow_unused=[{patterns}] to leave them out{parts}",
     )
 
 
@@ -1014,6 +1024,7 @@ def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
 
 def _as_python_arguments(sentence: str) -> str:
     """Return a sentence with command-line options replaced by arguments of load_into."""
+    sentence = sentence.replace("--fold-weight-norm", "fold_weight_norm=True")
     return _OPTION.sub(
         lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
     )

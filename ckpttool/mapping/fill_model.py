@@ -24,7 +24,7 @@ from ckpttool.mapping.flattening import (
     layer_settings,
     plan_reordering,
 )
-from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, LayerFacts, LayerKind
+from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, WEIGHT_NORM, LayerFacts, LayerKind
 from ckpttool.mapping.layers import (
     NUMBERED,
     TITLE,
@@ -280,6 +280,7 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
 
 # Fill a target model's skeleton from a source: pairs of layers, their rules, and open questions.
 
+_NORMED = "it uses weight norm: fill the model before you add that"
 NO_SOURCE_LAYER = "no source layer fits"  # beginning of a note; load_into shows it first
 _SHOWN = 3
 _SAID = 6
@@ -717,7 +718,8 @@ def _describe_unmatched(
     named = abbreviate_list([f"{theirs.title(n)} ({theirs.spelled(n)})" for n in left], _SHOWN) or "nothing"
     open_ = [n for n in range(len(ours.candidates)) if n not in filled]
     for number in open_[:_SHOWN]:
-        sentence = f"{ours.title(number)} ({ours.spelled(number)})"
+        spelled = ours.spelled(number).replace(WEIGHT_NORM, _NORMED)
+        sentence = f"{ours.title(number)} ({spelled})"
         yield f"{NO_SOURCE_LAYER} {sentence}; unused source layers: {named}"
     bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
     if open_ and (options := propose_options(theirs.tree, framework, bare)):

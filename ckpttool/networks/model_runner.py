@@ -220,7 +220,7 @@ class ModelRunner:
 
     def round_weights(self, dtype: str) -> None:
         """Round all weights to a shorter type; they keep their own."""
-        raise UnsupportedError(f"{self.framework} models of this kind have no variables", found=dtype)
+        raise UnsupportedError(f"{self.framework} models of this kind have no variables", expected=dtype)
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return the result of one layer for a recorded call, with other tensors or settings."""
@@ -1467,7 +1467,7 @@ def _round(runner: ModelRunner, dtype: str) -> None:
     try:
         runner.round_weights(dtype)
     except Exception as error:
-        why = last_error_line(error)
+        why = error.message if isinstance(error, UnsupportedError) else last_error_line(error)
         raise UnsupportedError(f"the model's weights cannot be rounded to {dtype}: {why}") from error
 
 
