@@ -154,8 +154,8 @@ def test_what_fits_is_filled_where_that_is_wanted() -> None:
     document = done.document()
     assert document["different"][0]["target"] == "l1"
     assert document["matched"][0]["confidence"] == "high"
-    reason = {"verified": False, "reason": "a part of the checkpoint was used"}
-    assert document["verification"] == reason
+    assert not document["verification"]["verified"]
+    assert document["verification"]["reason"].startswith("a part of the checkpoint was used")
     assert {**document, "loaded": False, "verification": None} == told.document()
 
 

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core import dtypes
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
@@ -19,6 +17,9 @@ from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.schema import DefaultSetting
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Supported optimizers, one table each: slots, settings and defaults in every framework.
 #
@@ -650,6 +651,8 @@ class CanonicalOptimizer:
 
         Raise UnsupportedError if the weights have several.
         """
+        import numpy as np
+
         values = {self.number(setting, weight) for weight in weights}
         if len(values) > 1:
             raise UnsupportedError(
@@ -672,6 +675,8 @@ class CanonicalOptimizer:
         self, slot: str, weights: Iterable[Path], file: str, factor: float = 1.0
     ) -> tuple[np.ndarray, ...]:
         """Return a slot for every weight, in float64; zeros, as in a new optimizer, if there is none."""
+        import numpy as np
+
         found = []
         for weight in weights:
             leaf, owner = (

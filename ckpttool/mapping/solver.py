@@ -184,7 +184,7 @@ def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     return False
 
 
-# What a lone tensor's name says of its values: a variance is no standard deviation, a number no logarithm.
+# Quantities that names of lone tensors state: a variance is no standard deviation, a number no logarithm.
 _SPREADS = {
     "variance": frozenset(("var", "variance", "logvar", "logvariance")),
     "deviation": frozenset(("std", "stddev", "stdev", "logstd", "logstddev", "rstd", "invstd")),
