@@ -15,6 +15,54 @@ from tests.test_like import scramble
 TF, PT = str(TF_SAMPLE), str(TORCH_SAMPLE)
 
 
+def products(tf: Any, folder: Path) -> dict[str, Any]:
+    """Fill a tf.Module of square matrices from [out, in]; return by its product what it then computes."""
+    matrix = np.arange(9, dtype=np.float32).reshape(3, 3)
+
+    class Layer(tf.Module):  # type: ignore[misc]
+        def __init__(self, turned: bool) -> None:
+            super().__init__()
+            self.turned, self.w, self.b = turned, tf.Variable(tf.eye(3)), tf.Variable(tf.zeros(3))
+
+        def __call__(self, given: Any) -> Any:
+            return tf.matmul(given, self.w, transpose_b=self.turned) + self.b
+
+    class Silent(Layer):  # type: ignore[misc]
+        def __call__(self, given: Any, other: Any) -> Any:
+            return given + other
+
+    np.savez(folder / "north.npz", **{"north.weight": matrix, "north.bias": np.zeros(3, np.float32)})
+    found = {}
+    for name, layer in {"turned": Layer(True), "plain": Layer(False), "silent": Silent(False)}.items():
+        model = tf.Module()
+        model.north = layer
+        done = ckpttool.load_into(model, folder / "north.npz", from_="torch")
+        given = np.eye(3, dtype=np.float32)
+        right = name == "silent" or np.array_equal(layer(given).numpy(), given @ matrix.T)
+        found[name] = [right, sum("in the model" in each for each in done.report.assumed)]
+    return found
+
+
+def vectors_of_root(keras: Any, folder: Path) -> list[list[str]]:
+    """Fill a model that has a vector of its own beside its layers; return what fills it."""
+
+    class Scaled(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(3)
+            self.scale = self.add_weight(shape=(3,), name="scale")
+
+        def call(self, given: Any) -> Any:
+            return self.first(given) * self.scale
+
+    model = Scaled()
+    model(np.zeros((1, 2), np.float32))
+    held = {"first.weight": np.ones((3, 2)), "first.bias": np.ones(3), "scale": np.ones(3)}
+    np.savez(folder / "root.npz", **{name: each.astype(np.float32) for name, each in held.items()})
+    done = ckpttool.load_into(model, folder / "root.npz", from_="torch")
+    return [[match.source, match.target] for match in done.matched]
+
+
 def filled(folder: Path) -> dict[str, Any]:
     """Fill models of both libraries; return what was said of each, and what came out of it."""
     import keras
@@ -76,6 +124,8 @@ def filled(folder: Path) -> dict[str, Any]:
     found["more"] = refused(Agent(model("l1", "l2", "l3"), tf.Variable(1.0)), TF, part="policy")
     half = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(64, dtype="float16")])
     done = ckpttool.load_into(half, PT, part="actor/l1")
+    found["products"] = products(tf, folder)
+    found["root"] = vectors_of_root(keras, folder)
     found["half"] = [len(done.cast), half.weights[0].numpy().dtype.name]
     found["unlike"] = refused(model("l1", "l2", "l3"), PT, part="critic/q1")
     found["diff"] = [

@@ -170,6 +170,25 @@ def double_mlp() -> Any:
     return pair_models.mlp().double()
 
 
+def half_mlp() -> Any:
+    """The model `mlp` in float16."""
+    return pair_models.mlp().half()
+
+
+def half_silu_mlp() -> Any:
+    """The model `silu_mlp` in float16."""
+    return silu_mlp().half()
+
+
+def placed_mlp() -> Any:
+    """The model `mlp` with a buffer that no output depends on."""
+    import torch
+
+    model = pair_models.mlp()
+    model.register_buffer("position_ids", torch.arange(4))
+    return model
+
+
 def _scaled(factor: float) -> Any:
     from torch import nn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -153,8 +154,8 @@ def test_what_fits_is_filled_where_that_is_wanted() -> None:
     document = done.document()
     assert document["different"][0]["target"] == "l1"
     assert document["matched"][0]["confidence"] == "high"
-    reason = {"verified": False, "reason": "a part of the checkpoint was used"}
-    assert document["verification"] == reason
+    assert not document["verification"]["verified"]
+    assert document["verification"]["reason"].startswith("a part of the checkpoint was used")
     assert {**document, "loaded": False, "verification": None} == told.document()
 
 
@@ -367,6 +368,8 @@ def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path, 
     assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
     assert found["agent"] == [6, True]
     golden(found["more"])
+    assert found["products"] == {"turned": [True, 0], "plain": [True, 0], "silent": [True, 1]}
+    assert found["root"] == [["first", "first"], ["scale", "scale"]]
     assert found["half"] == [2, "float16"]
     golden(found["unlike"])
     assert found["diff"] == [True, "path"]
@@ -394,6 +397,7 @@ MODELS = (
     "rows_lstm",
 )
 _SAVING = """
+import ast
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
@@ -453,3 +457,56 @@ def test_the_hint_of_layers_that_do_not_fit_works(tmp_path: Path) -> None:
         ckpttool.load_into(model, saved)
     assert "match=" in str(caught.value.hint)
     ckpttool.load_into(model, saved, match={"bn1": "bn_2", "bn2": "bn_1"})
+
+
+def test_weight_norm_is_folded_on_request(tmp_path: Path) -> None:
+    source = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+    torch.save(source.state_dict(), tmp_path / "normed.pt")
+    plain = row(3, 4, 2)
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(plain, tmp_path / "normed.pt")
+    assert caught.value.hint is not None
+    assert "fold_weight_norm=True" in caught.value.hint
+    pairs = {"0": "0", "1": "2"}
+    done = ckpttool.load_into(plain, tmp_path / "normed.pt", fold_weight_norm=True, match=pairs)
+    assert done.complete
+    given = torch.linspace(-1, 1, 9).reshape(3, 3)
+    assert torch.allclose(plain[0](given), source[0](given), atol=1e-6)
+    # A weight-normed target is filled before it is normed: the option does not apply to it.
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(source, TF, part="policy/actor")
+    assert "fold_weight_norm" not in (caught.value.hint or "")
+
+
+def test_the_error_of_unused_tensors_names_a_pattern_that_leaves_them_out(tmp_path: Path) -> None:
+    held = dict(row(3, 4, 2).state_dict())
+    torch.save({**held, "lora_A": torch.ones(3), "weight_scale": torch.ones(5)}, tmp_path / "more.pt")
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(row(3, 4, 2), tmp_path / "more.pt")
+    stated = (caught.value.hint or "").partition("allow_unused=")[2].partition(" to")[0]
+    done = ckpttool.load_into(row(3, 4, 2), tmp_path / "more.pt", allow_unused=ast.literal_eval(stated))
+    assert {each.path for each in done.left_out} == {"lora_A", "weight_scale"}
+
+
+def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_path: Path) -> None:
+    net = nn.ModuleDict(
+        {
+            "g": nn.Conv2d(4, 8, 3, groups=2),
+            "dw": nn.Conv2d(8, 16, 3, groups=8),
+            "pw": nn.Conv2d(16, 4, 1),
+        }
+    )
+    shapes = {"g/kernel": (3, 3, 2, 8), "dw/depthwise_kernel": (3, 3, 8, 2), "pw/kernel": (1, 1, 16, 4)}
+    held = {name: np.random.default_rng(0).random(shape, np.float32) for name, shape in shapes.items()}
+    held |= {f"{name}/bias": np.ones(size, np.float32) for name, size in (("g", 8), ("dw", 16), ("pw", 4))}
+    np.savez(tmp_path / "g.npz", **held)
+    assert ckpttool.load_into(net, tmp_path / "g.npz", from_="tf").complete
+    given = held["dw/depthwise_kernel"].transpose(2, 3, 0, 1).reshape(16, 1, 3, 3)
+    assert np.array_equal(net["dw"].weight.detach().numpy(), given)
+    # Without the depthwise convolution, nothing takes the eight channels: a pixel shuffle may.
+    del held["dw/depthwise_kernel"], held["dw/bias"]
+    np.savez(tmp_path / "g.npz", **held)
+    del net["dw"]
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(net, tmp_path / "g.npz", from_="tf")
+    assert "unflatten={'g': 'no'}" in (caught.value.hint or "")

@@ -188,9 +188,9 @@ def test_own_code_that_does_not_run_the_source_is_an_error(factory: str, tmp_pat
 NOT_COMPARED: dict[str, dict[str, Any]] = {
     "the source contains weights": {},
     "--no-verify": {"verify": False, "like_source": "pair_models:mlp"},
-    "--part": {"part": "model", "like_source": "pair_models:mlp"},
+    "--part": {"part": "model"},
     "some tensors": {"allow_missing": True, "like_source": "pair_models:mlp"},
-    "--cast": {"cast": True, "like_source": "pair_models:mlp"},
+    "--cast": {"cast": True, "fold_weight_norm": True, "like_source": "pair_models:mlp"},
 }
 
 
@@ -203,8 +203,10 @@ def test_a_mapping_that_is_not_verified_is_recorded_with_the_reason(reason: str,
         state = {"model": state}
     elif reason == "some tensors":
         del state["4.bias"]
-    elif reason == "--cast":
+    elif reason == "--cast":  # of weight norm, whose weight is computed
         state = {name: value.double() / 3 for name, value in state.items()}
+        state["0.weight_v"] = state.pop("0.weight")
+        state["0.weight_g"] = state["0.weight_v"].norm(dim=1)[:, None]
     torch.save(state, tmp_path / "mlp.pt")
     done = into(tmp_path, str(tmp_path / "mlp.pt"), "pair_models:mlp", **NOT_COMPARED[reason])
     assert done.written
@@ -214,8 +216,129 @@ def test_a_mapping_that_is_not_verified_is_recorded_with_the_reason(reason: str,
     schemas.require("sidecar", receipt)
     assert not receipt["verification"]["verified"]
     assert receipt["verification"]["reason"].startswith(reason)
-    assert receipt["verification"]["command"].startswith("ckpttool verify ")
+    command = receipt["verification"].get("command")
+    assert command is None if reason == "--part" else command.startswith("ckpttool verify ")
     assert done.proof.sentence in done.report.notes
+
+
+# Sources whose model is a part of their file, or whose weights are rounded: state, right model, options.
+def _beside(state: dict[str, Any]) -> dict[str, Any]:
+    return {"model": state, "ema": {name: value + 1 for name, value in state.items()}, "step": 7}
+
+
+def _prefixed(*starts: str) -> Any:
+    """Return what puts a state under each of these prefixes; all but the last have other values."""
+
+    def put(state: dict[str, Any]) -> dict[str, Any]:
+        moved = {start: len(starts) - 1 - number for number, start in enumerate(starts)}
+        return {
+            f"{start}{name}": value + add for start, add in moved.items() for name, value in state.items()
+        }
+
+    return put
+
+
+def _third(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.double() / 3 for name, value in state.items()}
+
+
+COMPARED: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "part of a file": (_beside, "mlp", {"part": "model"}),
+    "second part of a file": (
+        lambda state: {"model": {name: value + 1 for name, value in state.items()}, "ema": state},
+        "mlp",
+        {"part": "ema"},
+    ),
+    "part by names": (_prefixed("value.", "policy.actor."), "mlp", {"part": "policy/actor"}),
+    "part of a part": (
+        lambda state: {"state_dict": _prefixed("other.", "model.")(state)},
+        "mlp",
+        {"part": "state_dict/model"},
+    ),
+    "wrapped": (_prefixed("module."), "mlp", {}),
+    "rounded to float32": (_third, "mlp", {"cast": True}),
+    "rounded to float16": (dict, "half_mlp", {"cast": True}),
+    "missing buffer": (dict, "placed_mlp", {"allow_missing": True}),
+}
+
+
+_FAST = ("part by names", "rounded to float16", "missing buffer")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in _FAST)) for case in COMPARED]
+)
+def test_parts_and_rounded_weights_are_compared(case: str, tmp_path: Path) -> None:
+    import torch
+
+    make, name, options = COMPARED[case]
+    torch.save(make(pair_models.torch_state("mlp")), tmp_path / "mlp.pt")
+    module = "pair_models" if name == "mlp" else "model_proofs"
+    source, options = str(tmp_path / "mlp.pt"), {**options, "like_source": "pair_models:mlp", "force": True}
+    done = into(tmp_path, source, f"{module}:{name}", **options)
+    assert done.proof is not None
+    assert done.proof.verified, done.proof.sentence
+    receipt = json.loads((tmp_path / "out.pt.ckpttool.json").read_bytes())
+    schemas.require("sidecar", receipt)
+    assert receipt["verification"].get("rounded") == (case.split()[-1] if "rounded" in case else None)
+    if case != "missing buffer":
+        wrong = into(tmp_path, source, f"model_proofs:{'half_' * (name == 'half_mlp')}silu_mlp", **options)
+        assert not wrong.within
+        assert not wrong.written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["part of a file", *_FAST])
+def test_a_model_in_memory_is_compared_with_a_part(name: str, tmp_path: Path) -> None:
+    import torch
+
+    make, model, options = COMPARED[name]
+    torch.save(make(pair_models.torch_state("mlp")), tmp_path / "mlp.pt")
+    given = {"part": options["part"]} if "part" in options else {"strict": name != "missing buffer"}
+    net = getattr(pair_models if model == "mlp" else model_proofs, model)()
+    more = {"like_source": "pair_models:mlp", "shapes": [(6,)], **given}
+    done = load_into.load_into(net, str(tmp_path / "mlp.pt"), **more)
+    assert done.proof is not None
+    assert done.proof.verified, done.proof.sentence
+
+
+def test_a_part_that_the_file_does_not_have_for_the_own_code_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        into(tmp_path, save(tmp_path), "pair_models:mlp", like_source="pair_models:mlp", part="nothing")
+
+
+class Planted:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.path),)
+
+
+def test_a_whole_module_is_unpickled_with_permission_only(tmp_path: Path) -> None:
+    import torch
+
+    model = pair_models.mlp()
+    model.load_state_dict(pair_models.torch_state("mlp"))
+    model.planted = Planted(str(tmp_path / "planted"))
+    torch.save(model, tmp_path / "whole.pt")
+    source, options = str(tmp_path / "whole.pt"), {"like_source": "pair_models:mlp"}
+    with pytest.raises(UsageError) as caught:
+        into(tmp_path, source, "pair_models:mlp", **options)
+    assert caught.value.hint is not None
+    assert "--run-code" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        load_into.load_into(pair_models.mlp(), source, shapes=[(6,)], **options)
+    assert caught.value.hint is not None
+    assert "run_code=True" in caught.value.hint
+    assert not (tmp_path / "planted").exists()
+    done = into(tmp_path, source, "pair_models:mlp", run_code=True, **options)
+    assert done.proof is not None
+    assert done.proof.verified, done.proof.sentence
+    wrong = into(tmp_path, source, "model_proofs:silu_mlp", run_code=True, force=True, **options)
+    assert not wrong.within
 
 
 def test_the_command_that_a_reason_names_compares_the_outputs(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_words_of_one_side_only_are_no_order(sources: tuple[str, ...], targets: 
     solution = solve(layers(*sources), layers(*targets))
     assert [(pair.source, pair.target) for pair in solution.pairs] == [(0, 0)]
     (group,) = solution.ambiguous
-    assert group == ((1, 2), (1, 2), None)
+    assert group == ((1, 2), (1, 2), None, False)
 
 
 def test_whole_networks_that_words_of_one_side_tell_apart_are_ambiguous() -> None:
@@ -361,3 +361,50 @@ def test_what_is_evidence(sources: str, targets: str, expected: str) -> None:
         found = solved(having[::-1] if turned else having, layers(*targets.split()), in_order=not turned)
         names = [found.get(t.partition(":")[0], ("-",))[0] for t in targets.split()]
         assert names == expected.split()
+
+
+# Lone tensors whose names state a function of a quantity: source, target, whether the values may be the same.
+QUANTITIES = [
+    ("variance", "std", False),
+    ("obs_var", "obs_std", False),
+    ("running_var", "variance", True),
+    ("log_std", "std", False),
+    ("log_std", "logstd", True),
+    ("logvar", "log_std", False),
+    ("log_alpha", "alpha", False),
+    ("logits", "offset", True),
+    ("scale_inv", "scale", False),
+    ("precision", "scale", False),
+    ("sqrt_beta", "beta_t", False),
+    ("squared_sum", "total", False),
+    ("gain", "gamma", True),
+    ("variable", "log_std", True),
+    ("0", "log_std", True),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "same"), QUANTITIES)
+def test_tensors_that_state_other_quantities_are_not_the_only_fit(
+    source: str, target: str, same: bool
+) -> None:
+    def lone(name: str) -> list[LayerCandidate]:
+        return [one._replace(lone=True) for one in layers(f"{name}:vector")]
+
+    solution = solve(lone(source), lone(target))
+    assert bool(solution.pairs) == same
+    assert [group.differ for group in solution.ambiguous] == ([] if same else [True])
+    (stated,) = solve(lone(source), lone(target), given=[(source, target)]).pairs
+    assert stated.by == "given"
+    assert solve(layers(f"{source}:vector"), layers(f"{target}:vector")).pairs  # layers: one head each
+
+
+def test_what_a_module_has_in_excess_beside_its_siblings_fits_further_out() -> None:
+    found = solved(layers("norm/mean:a", "norm/count:b", "out:c"), layers("mean:a", "fc:c"))
+    assert found == {"mean": ("norm/mean", "name"), "fc": ("out", "only fit")}
+
+
+def test_a_shared_layer_fills_several_where_the_user_pairs_them() -> None:
+    sources, targets = layers("embed"), layers("a", "b")
+    assert solved(sources, targets) == {}
+    found = solved(sources, targets, given=[("embed", "a"), ("embed", "b")])
+    assert found == {"a": ("embed", "given"), "b": ("embed", "given")}

@@ -26,6 +26,7 @@ from ckpttool.commands.model_proof import (
     ModelMismatchError,
     ModelProof,
     ProofRequest,
+    common_rounding,
     comparing_command,
     prove_outputs,
 )
@@ -51,6 +52,7 @@ from ckpttool.core.tree import display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions, Skeleton
+from ckpttool.mapping.rules import Cast, rule_steps
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.worker import ModelSpec
 
@@ -95,7 +97,9 @@ def convert_into_model(
         ledger = _account(checkpoint, given, filling, moved, options)
         made = _with_ledger(_with_optimizers(made, given.ready, moved), ledger)
         vectors = given.guessed() if all(len(each) == 1 for each in given.guessed()) else ()
-        planned = _PlannedModel(target, checkpoint, own, made, filling, moved, ledger, vectors)
+        planned = _PlannedModel(
+            target, checkpoint, own, made, filling, moved, ledger, vectors, bool(given.ready.rules)
+        )
         done = planned.result(given)
         if options.dry_run:
             return replace(done, proof=ModelProof("--dry-run was used"))
@@ -135,6 +139,8 @@ class _PlannedModel:
     ledger: ModelLedger
     vectors: tuple[Shape, ...]
     """the input shapes that the source's first layer shows, if it takes vectors"""
+    merged: bool
+    """tensors of the source were merged before the mapping"""
 
     def result(self, given: ModelSource) -> ConversionResult:
         """Return the result before anything is written."""
@@ -180,7 +186,9 @@ class _ModelWriter:
         built = replace(model, shapes=shapes)
         staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.host())
         named = replace(model, shapes=model.shapes or self.planned.vectors)
-        command = comparing_command(checkpoint, planned.target, named, request)
+        command = None
+        if options.part is None:
+            command = comparing_command(checkpoint, planned.target, named, request)
         self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
         known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
@@ -209,16 +217,16 @@ class _ModelWriter:
         """Return what runs the source, and what keeps the outputs from being comparable."""
         options, report = self.options, self.planned.made.report
         like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
-        skipped = None
-        if not options.verify:
-            skipped = NO_VERIFY
-        elif options.part is not None:
-            skipped = "--part selects a part of the source"
-        elif report.missing:
-            skipped = "some tensors of the model keep its own values"
-        elif any("round to" in move.rule.name for move in self.planned.made.moves):
-            skipped = "--cast rounds values"
-        return ProofRequest(like, options.run_code, skipped)
+        skipped, rounded = None if options.verify else NO_VERIFY, None
+        filling = self.planned.filling
+        steps = (step for move in filling.moves for step in rule_steps(move.rule))
+        if skipped is None and any(isinstance(step, Cast) and step.rounded for step in steps):
+            filled = [filling.tree[move.target] for move in filling.moves]
+            rounded, why = common_rounding(filling.moves, filled, merged=self.planned.merged)
+            skipped = None if why is None else f"--cast: {why}"
+        return ProofRequest(
+            like, options.run_code, skipped, options.part, rounded, incomplete=bool(report.missing)
+        )
 
 
 def _account(

@@ -25,6 +25,7 @@ from ckpttool.commands.model_proof import (
     ModelMismatchError,
     ModelProof,
     ProofRequest,
+    common_rounding,
     preserve_state,
     prove_live,
 )
@@ -44,7 +45,7 @@ from ckpttool.core import sidecar
 from ckpttool.core.activations import parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, format_count
@@ -233,7 +234,8 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     flatten = module.get("flatten")
     if flatten and framework == "torch":  # channels first
         flatten = [*flatten[1:], flatten[0]]
-    tensors = {name: places[number] for name, number in module["tensors"]}
+    names = module.get("names", {})
+    tensors = {names.get(name, name): places[number] for name, number in module["tensors"]}
     shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
     cls, facts = _class_of(module, framework)
@@ -248,10 +250,11 @@ _COMPUTES = {
     ("torch", "rms_norm", ""): "RMSNorm",
     ("keras", "dense", "in_out"): "Dense",
     ("keras", "dense", "out_in"): DENSE_OUT_IN,
+    ("tensorflow", "dense", "out_in"): DENSE_OUT_IN,
     ("keras", "layer_norm", ""): "LayerNormalization",
     ("keras", "rms_norm", ""): "RMSNormalization",
 }
-_OWN_CLASS = {"torch": "Module", "keras": "Layer"}
+_OWN_CLASS = {"torch": "Module", "keras": "Layer", "tensorflow": "Module"}
 
 
 def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[str, Any]]:
@@ -643,6 +646,7 @@ class ModelFillPlan(NamedTuple):
     report: MappingReport
     optimizers: ConvertedOptimizers | None = None
     ledger: ModelLedger = ModelLedger()
+    agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,6 +669,7 @@ class FillOptions:
         kinds: `{"table": "embedding"}`, the kind of a layer that could be of several kinds.
         accept_order: pair layers by order where no other evidence decides.
         from_: orientation of the checkpoint's matrices ("torch" or "tf") where it has no evidence.
+        fold_weight_norm: make one weight of the checkpoint's two tensors of weight norm.
         dry_run: return the report and change nothing.
         optimizer: the model's optimizer (of PyTorch, or a built one of Keras), to be given the state of
             the checkpoint's optimizer.
@@ -687,6 +692,7 @@ class FillOptions:
     kinds: Pairs = ()
     accept_order: bool = False
     from_: str | None = None
+    fold_weight_norm: bool = False
     dry_run: bool = False
     optimizer: Any = None
     verify: bool = True
@@ -747,7 +753,7 @@ def load_into(
     proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
-        proof = _prove(target, checkpoint, options, undo, _skipped(met, options, rounded=rounded))
+        proof = _prove(target, checkpoint, _proof_request(met, options, rounded=rounded), undo)
         report = replace(report, assumed=(*report.assumed, *proof.assumed))
     return ModelLoadResult(
         target.title,
@@ -765,30 +771,33 @@ def load_into(
     )
 
 
-def _skipped(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> str | None:
-    """Return why the outputs of the checkpoint's model and the filled one cannot be compared, or None."""
+def _proof_request(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> ProofRequest:
+    """Return what runs the checkpoint's model, and what keeps the outputs from being comparable."""
+    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+    skipped, common = None, None
     if not options.verify:
-        return "verify=False was used"
-    if options.part is not None or options.layout is not None:
-        return "a part of the checkpoint was used"
-    if met.report.missing:
-        return "some tensors of the model keep its own values"
-    return "values were rounded to the model's types" if rounded else None
+        skipped = "verify=False was used"
+    elif met.agent:
+        skipped = "the checkpoint was read as an agent"
+    elif options.part is not None and like is None:
+        skipped = "a part of the checkpoint was used; like_source= names the code that builds it"
+    elif rounded:
+        held = [met.skeleton[place] for place in met.values]
+        common, skipped = common_rounding(met.filling.moves, held, merged=bool(met.given.rules))
+    return ProofRequest(
+        like, options.run_code, skipped, options.part, common, incomplete=bool(met.report.missing)
+    )
 
 
 def _prove(
     target: LiveModel,
     checkpoint: Checkpoint,
-    options: FillOptions,
+    request: ProofRequest,
     undo: Callable[[], None],
-    skipped: str | None,
 ) -> ModelProof:
     """Compare the outputs; restore the model's former values and raise MappingError if they differ."""
-    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
     try:
-        return prove_live(
-            checkpoint, target.model, target.shapes, ProofRequest(like, options.run_code, skipped)
-        )
+        return prove_live(checkpoint, target.model, target.shapes, request)
     except ModelMismatchError as error:
         undo()
         first = None if error.proof.comparison is None else error.proof.comparison.first
@@ -800,8 +809,10 @@ def _prove(
             found=None if first is None else first.cause,
             hint=(first.fix if first is not None else None) or "verify=False skips the comparison",
         ) from None
-    except BaseException:
+    except BaseException as error:
         undo()
+        if isinstance(error, CkpttoolError) and error.hint is not None:
+            error.hint = error.hint.replace("--run-code", "run_code=True")
         raise
 
 
@@ -840,7 +851,7 @@ def _account(
         option="allow_unused=",
     )
     report = replace(met.report, unused=ledger.unused, notes=(*met.report.notes, *ledger.notes()))
-    return met._replace(ledger=ledger, report=report)
+    return met._replace(ledger=ledger, report=report, agent=given.agent)
 
 
 def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:
@@ -934,7 +945,8 @@ def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequenc
     if layout is not None:
         return agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source(checkpoint, part, source=options.from_, shapes=shapes)
+        wanted = PreparationOptions(fold=options.fold_weight_norm)
+        return model_source(checkpoint, part, wanted, source=options.from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name, regardless of its codebase's name for it.
         if part is None or recognize_checkpoint(checkpoint) is None:
@@ -948,8 +960,13 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
     The error names mismatches, else missing model tensors, else unused checkpoint tensors.
     """
     if met.filling.misfits:
-        error = met.filling.misfits[0].error.located(file=checkpoint.path)
-        if met.filling.misfits[0].setting:
+        misfit = met.filling.misfits[0]
+        error = misfit.error.located(file=checkpoint.path)
+        if misfit.setting:
+            raise error
+        if "--fold-weight-norm" in misfit.found:
+            error.hint = "use fold_weight_norm=True"
+            error.found = _as_python_arguments(misfit.found)
             raise error
         error.hint = (
             "use a model with the checkpoint's layers and sizes, or pair layers with match={SOURCE: TARGET}"
@@ -965,6 +982,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         f"{format_count(len(names), 'tensor')} of {met.model} would not be filled, so nothing was changed",
         file=checkpoint.path,
         path=abbreviate_list(names, _SHOWN),
+        found="; ".join(met.ledger.kinds()) or None,
         hint=_hint(met.filling, checkpoint, part),
     )
 
@@ -979,13 +997,14 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         if binding
         else ""
     )
+    patterns = ", ".join(map(repr, unused)) if len(unused) <= _SHOWN else "PATTERN"
     raise MappingError(
         f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
         "was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
-        hint=f"use allow_unused=[PATTERN] to leave them out{parts}",
+        hint=f"use allow_unused=[{patterns}] to leave them out{parts}",
     )
 
 
@@ -1005,6 +1024,7 @@ def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
 
 def _as_python_arguments(sentence: str) -> str:
     """Return a sentence with command-line options replaced by arguments of load_into."""
+    sentence = sentence.replace("--fold-weight-norm", "fold_weight_norm=True")
     return _OPTION.sub(
         lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
     )

@@ -119,7 +119,8 @@ class ModelHost(Protocol):
 class ModelSide:
     """One side of a comparison: its checkpoint, and the user's factory, if one is given.
 
-    `process` runs the model instead of a new process, e.g. the one that holds a model already.
+    `process` runs the model instead of a new process, e.g. the one that holds a model already. `part` is
+    the path of the model in its file, `rounded` a type to which its weights are rounded before it runs.
     """
 
     word: str
@@ -127,6 +128,8 @@ class ModelSide:
     like: ModelSpec | None = None
     python: str = sys.executable
     process: ModelHost | None = None
+    part: str | None = None
+    rounded: str | None = None
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -507,6 +510,9 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
             dtypes=[declared.get(name) for name in side.names],
             batch=batch,
             file=os.path.abspath(side.side.path) if side.side.like is not None else None,
+            part=side.side.part,
+            run_code=options.run_code,
+            rounded=side.side.rounded,
         )
         session.notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
         rows = zip(answer["dtypes"], answer["below"], strict=True)
@@ -545,6 +551,7 @@ class _Rounds:
         self, session: _Session, opened: Sequence[Mapping[str, Any]], tolerance: float | None
     ) -> None:
         self._session, self._tolerance = session, tolerance
+        self._rounded = session.sides[0].side.rounded
         self._observable = [bool(row["observable"]) for row in opened]
         self._layouts = [str(each.get("channels", "")) for each in opened]
         self._exact: list[bool] | None = None
@@ -578,7 +585,7 @@ class _Rounds:
                 raise UsageError(f"{side.side.word} returns no tensors", file=side.side.path)
         if observe:
             layers = max(a.layers(), b.layers(), key=len)
-            self._bound = RoundingBound.of((*calls[0], *calls[1]), layers)
+            self._bound = RoundingBound.of((*calls[0], *calls[1]), layers, self._rounded)
         if self._exact is None:
             self._exact = _make_exact(self._session)
         exact = [

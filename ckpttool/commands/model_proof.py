@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +31,19 @@ from ckpttool.commands.network_outputs import OWN_ERROR, Parity
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import same_family
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, ValueLeaf
+from ckpttool.mapping.rules import Move, Scale, SumTerm, rule_steps
 from ckpttool.networks import model_runner
 from ckpttool.networks.model_child import model_framework
 from ckpttool.networks.model_runner import to_array
 from ckpttool.networks.worker import ModelSpec
 
 NO_VERIFY = "--no-verify was used"
+_INCOMPLETE = "some tensors of the model keep its own values"
 _SIDES = "comparison of the source (A) with the target (B): "
 _SEED = 0  # of the inputs (commands/model_inputs.py)
 _TOLERANCE = (
@@ -64,12 +68,14 @@ class ModelProof:
         reason: why they were not compared, None if they were.
         command: the command that compares them.
         comparison: what both models computed.
+        rounded: the type to which the source's weights were rounded, as the conversion rounds them.
 
     """
 
     reason: str | None = None
     command: str | None = None
     comparison: ModelComparison | None = None
+    rounded: str | None = None
 
     @property
     def verified(self) -> bool:
@@ -104,6 +110,8 @@ class ModelProof:
             compare = "" if self.command is None else f"; compare the outputs with {self.command}"
             return f"mapping not verified numerically: {self.reason}{compare}"
         one, other = self.comparison.engines
+        if self.rounded is not None:
+            one = f"{one}, weights rounded to {self.rounded}"
         if not self.within:
             return f"the outputs differ: source in {one}, target in {other}"
         rows = format_count(self.outputs[0].n, "input") if self.outputs else "no input"
@@ -123,8 +131,9 @@ class ModelProof:
         return {
             **found,
             "outputs": [each.document() for each in self.outputs],
-            "tolerance": _TOLERANCE,
+            "tolerance": _TOLERANCE + ("" if self.rounded is None else f", in {self.rounded}"),
             "seed": _SEED,
+            **({} if self.rounded is None else {"rounded": self.rounded}),
             **kept,
         }
 
@@ -137,12 +146,38 @@ class ProofRequest:
         like: the user's code that builds the source's model.
         run_code: permit a program in the source's file.
         skipped: why nothing is to be compared.
+        part: the part of the source that fills the model.
+        rounded: the type to which the conversion rounds all weights.
+        incomplete: some tensors of the model keep its own values.
 
     """
 
     like: ModelSpec | None = None
     run_code: bool = False
     skipped: str | None = None
+    part: str | None = None
+    rounded: str | None = None
+    incomplete: bool = False
+
+
+def common_rounding(
+    moves: Sequence[Move], filled: Iterable[Leaf | ValueLeaf], *, merged: bool
+) -> tuple[str | None, str | None]:
+    """Return the type to which a conversion rounds all weights, or why there is no such type.
+
+    Args:
+        moves: the conversion.
+        filled: the tensors that it fills.
+        merged: tensors of the source were merged before.
+
+    """
+    names = {each.dtype for each in filled if isinstance(each, Leaf) and same_family(each.dtype, "float32")}
+    if len(names) != 1:
+        return None, f"values are rounded to several types: {', '.join(sorted(names)) or 'no numbers'}"
+    sums = (each for move in moves for each in rule_steps(move.rule) if isinstance(each, SumTerm | Scale))
+    if merged or next(sums, None) is not None:
+        return None, "values that are computed from others are rounded"
+    return names.pop(), None
 
 
 def _own_kind(checkpoint: Checkpoint) -> str | None:
@@ -155,6 +190,10 @@ def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
         return request.skipped
     if request.like is not None:
         return None
+    if request.part is not None:
+        return (
+            "--part selects a part of the source; --like-source MODULE:FACTORY names the code that builds it"
+        )
     kind = _own_kind(checkpoint)
     if kind is None:
         return "the source contains weights without the model that uses them"
@@ -179,24 +218,30 @@ def prove_outputs(
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason, command)
     like = request.like
-    source = ModelSide("A", checkpoint.path, like, sys.executable if like is None else like.python)
+    python = sys.executable if like is None else like.python
+    source = ModelSide("A", checkpoint.path, like, python, part=request.part, rounded=request.rounded)
     shapes = () if target.like is None else target.like.shapes
     options = ModelComparisonOptions(run_code=request.run_code, shapes_b=shapes)
     try:
         found = compare_models(source, target, options, progress)
     except CkpttoolError as error:
+        if request.incomplete:
+            return ModelProof(f"{_INCOMPLETE}; {_reason(error)}", command)
         if like is not None and _is_of_own_code(error):
             raise
         return ModelProof(_reason(error), command)
-    proof = ModelProof(comparison=found)
-    if not proof.within:
-        raise ModelMismatchError(proof)
-    return proof
+    proof = ModelProof(comparison=found, rounded=request.rounded)
+    if proof.within:
+        return proof
+    if request.incomplete:
+        return ModelProof(f"{_INCOMPLETE}, and the outputs differ", command)
+    raise ModelMismatchError(proof)
 
 
 def _is_of_own_code(error: CkpttoolError) -> bool:
     """Return whether the user's code fails to build the source's model or to load its file."""
-    cannot_run = any(text in error.message for text in ("not installed", "cannot be called"))
+    others = ("not installed", "cannot be called", "cannot be rounded")
+    cannot_run = any(text in error.message for text in others)
     return error.message.startswith("A: ") and not cannot_run
 
 

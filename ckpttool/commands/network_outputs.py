@@ -555,6 +555,10 @@ _EXACT_RESIDUE = 1e-9
 _CONSTANT = 1e-2
 
 
+# How many times coarser the numbers of a shorter type are than float32's.
+_COARSER = {"float16": 2**13, "bfloat16": 2**16}
+
+
 @dataclass(frozen=True, slots=True)
 class RoundingBound:
     """What rounding may cost: the largest number on the way, and its share."""
@@ -563,8 +567,16 @@ class RoundingBound:
     share: float
 
     @classmethod
-    def of(cls, calls: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> RoundingBound:
-        """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence."""
+    def of(
+        cls,
+        calls: Sequence[Mapping[str, Any]],
+        layers: Sequence[Mapping[str, Any]],
+        rounded: str | None = None,
+    ) -> RoundingBound:
+        """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence.
+
+        `rounded` is a shorter type in which one side computes.
+        """
         rows = [row for call in calls for row in call.get("made", ())]
         sizes = [float(row["largest"]) for row in rows if row["kind"] == "f"]
         terms, depth = 1, 0
@@ -573,6 +585,7 @@ class RoundingBound:
             depth += bool(shapes)
             terms = max([terms, *(math.prod(shape) // max(min(shape), 1) for shape in shapes)])
         share = max(ROUNDING, UNIT * math.sqrt(terms) / 2) * math.sqrt(max(depth, 1))
+        share *= _COARSER.get(rounded or "", 1)
         return cls(max((each for each in sizes if math.isfinite(each)), default=0.0), share)
 
     def near(self, scale: float) -> float:

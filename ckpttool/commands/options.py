@@ -952,8 +952,14 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda options, exported: options.like is None and not exported,
-        ("match", "accept_order", "cast", "allow_unused", "like_source", "run_code"),
+        ("match", "accept_order", "cast", "like_source", "run_code"),
         "applies only to --like",
+    ),
+    Exclusion(
+        lambda options, exported: options.like is None and not exported,
+        ("allow_unused",),
+        "applies only to --like",
+        "use --allow-missing to write the target without the unmapped tensors",
     ),
     Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),
 )

@@ -181,20 +181,18 @@ class PolicyReader:
         if family not in FAMILIES or known.value("maximize") or known.number("decay"):
             raise self._refused(f"{name} has an update rule that training steps do not support", family)
         self._assume(name, known, family)
-        settings = {setting: self._number(known, setting, weights) for setting in _SETTINGS[family]}
-        decays = [known.number("weight_decay", weight) or 0.0 for weight in weights]
-        apart = family == "Adam" and bool(known.value("decoupled_weight_decay"))
-        if apart and len(set(decays)) > 1:
-            raise self._refused(f"{name} has decoupled weight decays that differ between its weights")
+        file = self._agent.checkpoint.path
+        settings = {setting: known.common_number(setting, weights, file) for setting in _SETTINGS[family]}
+        decays, apart = known.decays(weights, file)
         if apart and decays[0]:
             settings["weight_decay"] = decays[0]
-        slots = {slot: self._slot(name, slot, weights, 1.0) for slot in _STATE[family]}
+        slots = {slot: self._slot(known, slot, weights) for slot in _STATE[family]}
         if known.value("amsgrad") and family == "Adam":
-            slots["vhat"] = self._slot(name, "vhat", weights, 1.0)
+            slots["vhat"] = self._slot(known, "vhat", weights)
         if known.value("centered") and family == "RMSprop":
-            slots["mg"] = self._slot(name, "mg", weights, 1.0)
-        if family != "Adam" and self._number(known, "momentum", weights):
-            settings["momentum"] = self._number(known, "momentum", weights)
+            slots["mg"] = self._slot(known, "mg", weights)
+        if family != "Adam" and (momentum := known.common_number("momentum", weights, file)):
+            settings["momentum"] = momentum
             settings["nesterov"] = float(bool(known.value("nesterov")))
             slots["buffer"] = self._buffer(known, settings["learning_rate"], weights)
         return OptimizerSetup(
@@ -218,13 +216,6 @@ class PolicyReader:
                 f"{name}: epsilon is added under the root, as Keras and Stable-Baselines3's RMSpropTFLike do"
             )
 
-    def _number(self, known: CanonicalOptimizer, setting: str, weights: Sequence[Path]) -> float:
-        values = {known.number(setting, weight) for weight in weights}
-        if len(values) > 1:
-            raise self._refused(f"{known.name} has a different {setting} for each group of weights")
-        value, exact = values.pop() or 0.0, known.exact(setting)
-        return exact if exact is not None and float(np.float32(exact)) == value else value
-
     def _weights(self, title: str) -> Iterator[Path]:
         """Yield the canonical paths of the trained arrays, in the order of the network's."""
         if title in (TEMPERATURE, LOG_STD):
@@ -242,25 +233,19 @@ class PolicyReader:
                 if path in self._tree:
                     yield path
 
-    def _slot(self, name: str, slot: str, weights: Sequence[Path], factor: float) -> tuple[np.ndarray, ...]:
-        """Return a slot for every weight; zeros, as in a new optimizer, if there is none."""
-        found = []
-        for weight in weights:
-            leaf, owner = self._tree.get(schema.canonical_slot_path(name, slot, weight)), self._tree[weight]
-            shape = owner.shape if isinstance(owner, Leaf) else ()
-            if isinstance(leaf, Leaf) and leaf.shape != shape:
-                raise self._refused(f"{name} has state whose shape differs from its weights", str(leaf.shape))
-            array = leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape)
-            found.append((array * factor).reshape(-1) if array.ndim == 0 else array * factor)
-        return tuple(found)
+    def _slot(
+        self, known: CanonicalOptimizer, slot: str, weights: Sequence[Path], factor: float = 1.0
+    ) -> tuple[np.ndarray, ...]:
+        arrays = known.slot_arrays(slot, weights, self._agent.checkpoint.path, factor)
+        return tuple(np.atleast_1d(each) for each in arrays)
 
     def _buffer(
         self, known: CanonicalOptimizer, rate: float, weights: Sequence[Path]
     ) -> tuple[np.ndarray, ...]:
         """Return the sums of gradients without the learning rate."""
         if VELOCITY in known.slots:
-            return self._slot(known.name, VELOCITY, weights, known.family.folded / rate)
-        return self._slot(known.name, BUFFER, weights, 1.0)
+            return self._slot(known, VELOCITY, weights, known.family.folded / rate)
+        return self._slot(known, BUFFER, weights)
 
     def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
         return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)

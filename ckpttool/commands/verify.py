@@ -621,11 +621,9 @@ class _OptimizerReader:
         if known.family is not ADAM or known.value("maximize") or known.number("decay"):
             raise self._refused(f"{name} is not Adam as TD3 uses it", known.family.name)
         self._assume(name, known)
-        decays = [known.number("weight_decay", weight) or 0.0 for weight in weights]
-        apart = bool(known.value("decoupled_weight_decay"))
-        if apart and len(set(decays)) > 1:
-            raise self._refused(f"{name} has decoupled weight decays that differ between its weights")
-        rate, beta_1, beta_2, epsilon = (self._number(known, setting, weights) for setting in _SETTINGS)
+        file = self._agent.checkpoint.path
+        decays, apart = known.decays(weights, file)
+        rate, beta_1, beta_2, epsilon = (known.common_number(each, weights, file) for each in _SETTINGS)
         return AdamState(
             rate,
             beta_1,
@@ -633,9 +631,9 @@ class _OptimizerReader:
             epsilon,
             corrected=self._corrected,
             step=int(known.number("step") or 0),
-            m=self._moments(name, "m", weights),
-            v=self._moments(name, "v", weights),
-            vhat=self._moments(name, "vhat", weights) if known.value("amsgrad") else (),
+            m=known.slot_arrays("m", weights, file),
+            v=known.slot_arrays("v", weights, file),
+            vhat=known.slot_arrays("vhat", weights, file) if known.value("amsgrad") else (),
             l2=tuple(0.0 if apart else decay for decay in decays),
             decoupled=decays[0] if apart else 0.0,
         )
@@ -647,30 +645,6 @@ class _OptimizerReader:
             self.assumed.append(
                 f"no {name} in the checkpoint: training starts with a new Adam with Keras's defaults"
             )
-
-    def _number(self, known: CanonicalOptimizer, setting: str, weights: Sequence[Path]) -> float:
-        """Return a setting that all weights share; the stated value if that was rounded when stored."""
-        values = {known.number(setting, weight) for weight in weights}
-        if len(values) > 1:
-            raise self._refused(f"{known.name} has a different {setting} for each group of weights")
-        value, exact = values.pop() or 0.0, known.exact(setting)
-        return exact if exact is not None and float(np.float32(exact)) == value else value
-
-    def _moments(self, name: str, slot: str, weights: Sequence[Path]) -> tuple[np.ndarray, ...]:
-        """Return a moment for every weight; zeros, as in a new Adam, if there is none."""
-        found = []
-        for weight in weights:
-            leaf, owner = (
-                self._tree.get(schema.canonical_slot_path(name, slot, weight)),
-                self._agent.tree[weight],
-            )
-            shape = owner.shape if isinstance(owner, Leaf) else ()
-            if isinstance(leaf, Leaf) and leaf.shape != shape:
-                raise self._refused(
-                    f"{name} has moments whose shape differs from their weights", str(leaf.shape)
-                )
-            found.append(leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape))
-        return tuple(found)
 
     def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
         return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)

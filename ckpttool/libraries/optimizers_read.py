@@ -7,16 +7,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core import dtypes
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.schema import DefaultSetting
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Supported optimizers, one table each: slots, settings and defaults in every framework.
 #
@@ -642,6 +645,54 @@ class CanonicalOptimizer:
         """Return a numeric setting, None if it is not a number."""
         value = self.value(setting, weight)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def common_number(self, setting: str, weights: Iterable[Path], file: str) -> float:
+        """Return a setting that all weights share; the stated value if that was rounded when stored.
+
+        Raise UnsupportedError if the weights have several.
+        """
+        import numpy as np
+
+        values = {self.number(setting, weight) for weight in weights}
+        if len(values) > 1:
+            raise UnsupportedError(
+                f"{self.name} has a different {setting} for each group of weights", file=file
+            )
+        value, exact = values.pop() or 0.0, self.exact(setting)
+        return exact if exact is not None and float(np.float32(exact)) == value else value
+
+    def decays(self, weights: Iterable[Path], file: str) -> tuple[list[float], bool]:
+        """Return the weight decay of each weight, and whether it is decoupled: then they must be equal."""
+        decays = [self.number("weight_decay", weight) or 0.0 for weight in weights]
+        apart = self.family.name == "Adam" and bool(self.value("decoupled_weight_decay"))
+        if apart and len(set(decays)) > 1:
+            raise UnsupportedError(
+                f"{self.name} has decoupled weight decays that differ between its weights", file=file
+            )
+        return decays, apart
+
+    def slot_arrays(
+        self, slot: str, weights: Iterable[Path], file: str, factor: float = 1.0
+    ) -> tuple[np.ndarray, ...]:
+        """Return a slot for every weight, in float64; zeros, as in a new optimizer, if there is none."""
+        import numpy as np
+
+        found = []
+        for weight in weights:
+            leaf, owner = (
+                self.agent.get(schema.canonical_slot_path(self.name, slot, weight)),
+                self.agent[weight],
+            )
+            shape = owner.shape if isinstance(owner, Leaf) else ()
+            if isinstance(leaf, Leaf) and leaf.shape != shape:
+                raise UnsupportedError(
+                    f"{self.name} has state whose shape differs from its weights",
+                    file=file,
+                    found=str(leaf.shape),
+                )
+            array = leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape)
+            found.append(array * factor)
+        return tuple(found)
 
     def assumed(self, setting: str) -> str:
         """Return the sentence that a default was used."""

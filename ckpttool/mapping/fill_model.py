@@ -24,7 +24,7 @@ from ckpttool.mapping.flattening import (
     layer_settings,
     plan_reordering,
 )
-from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, LayerFacts, LayerKind
+from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, WEIGHT_NORM, LayerFacts, LayerKind
 from ckpttool.mapping.layers import (
     NUMBERED,
     TITLE,
@@ -127,7 +127,8 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
     for path in bare:
         leaf = tree[path]
         shape = leaf.shape if isinstance(leaf, Leaf) else ()
-        candidates.append(LayerCandidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
+        name = tuple(tree.names[path].split("/"))
+        candidates.append(LayerCandidate(name, frozenset({(BARE, shape)}), lone=True))
     return MatchSide(tree, found, bare, tuple(candidates))
 
 
@@ -279,6 +280,7 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
 
 # Fill a target model's skeleton from a source: pairs of layers, their rules, and open questions.
 
+_NORMED = "it uses weight norm: fill the model before you add that"
 NO_SOURCE_LAYER = "no source layer fits"  # beginning of a note; load_into shows it first
 _SHOWN = 3
 _SAID = 6
@@ -411,7 +413,7 @@ def _pair_misfit(theirs: MatchSide, ours: MatchSide, pair: LayerPair) -> Misfit:
 def _describe_ambiguities(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[Ambiguity]:
     for group in solution.ambiguous:
         sources, targets = map(theirs.title, group.sources), map(ours.title, group.targets)
-        yield Ambiguity(tuple(sources), tuple(targets), group.ordered)
+        yield Ambiguity(tuple(sources), tuple(targets), group.ordered, group.differ)
 
 
 def _build_sides(
@@ -574,18 +576,20 @@ def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[L
 def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
     """Return a side's layers without those found only by name, if the other side has the vectors by name.
 
-    A module with two vectors `gamma` and `beta` is not necessarily a norm.
+    A module with two vectors `gamma` and `beta` is not necessarily a norm, nor is a whole model with a vector
+    `scale`, whatever its class.
     """
     bare = {other.tree.names[path]: other.tree[path] for path in other.bare}
 
     def is_same(path: Path, leaf: Leaf) -> bool:
-        found = bare.get(one.tree.names[path])
+        name = one.tree.names[path]
+        found = bare.get(name) or bare.get(name.rpartition("/")[2])
         return isinstance(found, Leaf) and found.shape == leaf.shape and len(leaf.shape) == 1
 
     return tuple(
         layer
         for layer in one.layers
-        if layer.about.cls
+        if (layer.about.cls and not all(kind.refused for kind in layer.kinds))
         or layer.given
         or not all(is_same(layer.tensors[name], leaf) for name, leaf in layer.group(one.tree).items())
     )
@@ -714,7 +718,8 @@ def _describe_unmatched(
     named = abbreviate_list([f"{theirs.title(n)} ({theirs.spelled(n)})" for n in left], _SHOWN) or "nothing"
     open_ = [n for n in range(len(ours.candidates)) if n not in filled]
     for number in open_[:_SHOWN]:
-        sentence = f"{ours.title(number)} ({ours.spelled(number)})"
+        spelled = ours.spelled(number).replace(WEIGHT_NORM, _NORMED)
+        sentence = f"{ours.title(number)} ({spelled})"
         yield f"{NO_SOURCE_LAYER} {sentence}; unused source layers: {named}"
     bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
     if open_ and (options := propose_options(theirs.tree, framework, bare)):
@@ -837,6 +842,8 @@ class _FillBuilder:
         if self._foreign:
             self.assumed += describe_image_sized_inputs(tree, tuple(done))
             self.assumed += describe_pixel_shuffles(tree, tuple(done))
+            ours = [target for _, target in self.both]
+            self.assumed += flattening.describe_assumed_products(ours, self.ours.tree)
         self.assumed += flattening.describe_differences(self.both, foreign=self._foreign)
         self.assumed += flattening.describe_own_calls(target for _, target in self.both)
         return tuple(needs)

@@ -234,6 +234,19 @@ def describe_own_calls(targets: Iterable[Layer]) -> Iterator[str]:
         yield f"{abbreviate_list(titles, 3)}: {own} computes the same as {base} from its weights"
 
 
+def describe_assumed_products(targets: Iterable[Layer], tree: Tree) -> Iterator[str]:
+    """Yield a sentence for square matrices of tf.Modules whose products no call shows."""
+    found = []
+    for layer in targets:
+        shapes = [leaf.shape for leaf in layer.group(tree).values() if len(leaf.shape) == 2]
+        dense = layer.kinds[0].name == "dense" and layer.kinds[0].framework == "tensorflow"
+        seen = layer.about.cls != "Module" or OWN_CALL in layer.about.settings
+        if dense and not seen and any(rows == columns > 1 for rows, columns in shapes):
+            found.append(layer.title)
+    if found:
+        yield f"{abbreviate_list(found, 3)}: square in the model, assumed [in, out] because no call shows it"
+
+
 def _is_same_setting(one: object, other: object) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= _EPSILON_RANGE * max(abs(one), abs(other))
@@ -545,8 +558,9 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
         for each in found
         if {k.name for k in each.kinds} <= {"dense", *RECURRENT_KIND_NAMES}
     }
-    taken = {takes for _, takes, _ in sides}
-    given = [gives for _, _, gives in sides]
+    depthwise = list(_depthwise_sides(tree, found))
+    taken = {*(takes for _, takes, _ in sides), *(takes for takes, _ in depthwise)}
+    given = [*(gives for _, _, gives in sides), *(gives for _, gives in depthwise)]
     for layer, takes, gives in sides:
         assert takes is not None and gives is not None  # noqa: S101, PT018 - as checked above
         used = gives in taken or any(count % gives == 0 for count in dense)
@@ -596,6 +610,15 @@ def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[st
                     f"(if they become places of an image of {made} channels: --unflatten "
                     f"'{layer.title}={square},{made}')"
                 )
+
+
+def _depthwise_sides(tree: Tree, found: Iterable[Layer]) -> Iterator[tuple[int, int]]:
+    """Yield the input and output channels of depthwise convolutions, one for each in PyTorch."""
+    for layer in found:
+        if {kind.name for kind in layer.kinds} == {"depthwise"}:
+            channels, multiplier = canonical_tensors(tree, layer, layer.kinds[0])["kernel"].shape[-2:]
+            several = layer.kinds[0].framework == "tensorflow"
+            yield (channels if several else channels * multiplier), channels * multiplier
 
 
 def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | None, int | None]]:

@@ -843,7 +843,7 @@ _LORA = (
     "model.save_weights(), which store the sum"
 )
 _QUANTISED = "its weight is quantised: a float copy of the layer would lose the scale"
-_WEIGHT_NORM = "it uses weight norm: use --fold-weight-norm to fold the two tensors into a single weight"
+WEIGHT_NORM = "it uses weight norm: use --fold-weight-norm to fold the two tensors into a single weight"
 _SPECTRAL_NORM = (
     "it uses spectral norm, whose weight depends on a power iteration: remove spectral norm before saving"
 )
@@ -871,8 +871,8 @@ _COMPUTED = (
         kind
         for rank in (2, 3, 4, 5)
         for kind in (
-            _computed_weight_kind("torch", _WEIGHT_NORM, ("bias", 1), ("weight_g", rank), ("weight_v", rank)),
-            _computed_weight_kind("torch", _WEIGHT_NORM, ("original0", rank), ("original1", rank)),
+            _computed_weight_kind("torch", WEIGHT_NORM, ("bias", 1), ("weight_g", rank), ("weight_v", rank)),
+            _computed_weight_kind("torch", WEIGHT_NORM, ("original0", rank), ("original1", rank)),
             _computed_weight_kind(
                 "torch", _SPECTRAL_NORM, ("bias", 1), ("weight_orig", rank), ("weight_u", 1), ("weight_v", 1)
             ),

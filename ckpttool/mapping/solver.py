@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -184,6 +184,32 @@ def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     return False
 
 
+# Quantities that names of lone tensors state: a variance is no standard deviation, a number no logarithm.
+_SPREADS = {
+    "variance": frozenset(("var", "variance", "logvar", "logvariance")),
+    "deviation": frozenset(("std", "stddev", "stdev", "logstd", "logstddev", "rstd", "invstd")),
+}
+_FUNCTIONS = {
+    "logarithm": re.compile(r"log(?:arithm|std|stddev|var|variance|sigma|scale|alpha|temp\w*|prob\w*)?"),
+    "reciprocal": re.compile(r"inv|inverse|reciprocal|rstd|invstd|precision"),
+    "square": re.compile(r"squared?|sq"),
+    "root": re.compile(r"sqrt"),
+}
+_UNNAMED = frozenset(("variable", "param", "parameter", "tensor", "buffer", "vars"))
+
+
+def quantities_differ(one: str, other: str) -> bool:
+    """Return whether the names of two tensors state different functions of a quantity (std, log_std)."""
+    words = [{each.lower() for each in _TOKEN.findall(name)} - _UNNAMED for name in (one, other)]
+    if not all(words):
+        return False
+    for function in _FUNCTIONS.values():
+        if len({any(map(function.fullmatch, side)) for side in words}) > 1:
+            return True
+    spreads = [{name for name, same in _SPREADS.items() if side & same} for side in words]
+    return all(spreads) and spreads[0].isdisjoint(spreads[1])
+
+
 # The modules of a model as scopes: their names, their nesting, and the order of their layers.
 
 Signature = tuple[object, ...]
@@ -197,6 +223,7 @@ class LayerCandidate(NamedTuple):
     `after` is a bit set of the calls whose results are its inputs. `settings` distinguish layers of
     the same kind and shape, by name and value. `listed` means that a number in its name follows a
     list of its model or the calls of its graph, not the order in which its program created layers.
+    `lone` is a tensor outside of layers.
     """
 
     name: tuple[str, ...]
@@ -207,6 +234,7 @@ class LayerCandidate(NamedTuple):
     after: int = 0
     settings: frozenset[tuple[str, object]] = frozenset()
     listed: bool = False
+    lone: bool = False
 
     @property
     def title(self) -> str:
@@ -236,6 +264,11 @@ class NameScope:
     def numbered(self) -> dict[str, NameScope]:
         """Return the child modules whose steps only number them."""
         return {step: child for step, child in self.children.items() if child.word.text is None}
+
+    @property
+    def is_group(self) -> bool:
+        """Whether this is a group of siblings, or a whole model, not a module with a name."""
+        return self.word is _NOTHING
 
     def only(self) -> NameScope | None:
         """Return the only child module, if there is nothing else."""
@@ -401,11 +434,13 @@ class AmbiguousGroup(NamedTuple):
     """Layers of both sides that fit each other, without evidence for the pairs.
 
     `ordered` is the kind of order shared by both sides, so that accepting the order may be right.
+    `differ` means that the names state different functions of a quantity.
     """
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
     ordered: Ordered | None = None
+    differ: bool = False
 
 
 class Solution(NamedTuple):
@@ -469,7 +504,14 @@ class _Solver:
         """Return the complete solution."""
         taken: tuple[set[int], set[int]] = set(), set()
         for theirs, ours in given:
-            left = _find_below(self.sources, theirs, taken[0]), _find_below(self.targets, ours, taken[1])
+            left = (
+                # A layer that the source shares may fill several of the model's.
+                _find_below(self.sources, theirs, taken[0]) or _find_below(self.sources, theirs, ()),
+                _find_below(self.targets, ours, taken[1]),
+            )
+            for names, found in zip((theirs, ours), left, strict=True):
+                if not found:
+                    raise UsageError("no layer matches the name in --match", found=names)
             for known, word in zip(taken, left, strict=True):
                 known |= set(word)
             self._given(*left)
@@ -519,7 +561,8 @@ class _Solver:
         left: tuple[list[int], list[int]] = ([], [])
         for one, other in named:
             rest = self._scope(one, other)
-            if rest[0] and rest[1] and self._crossed.isdisjoint(rest[1]):
+            whole = not (one.is_group or other.is_group)
+            if rest[0] and rest[1] and whole and self._crossed.isdisjoint(rest[1]):
                 self._close(*rest)
             else:
                 # Layers that one side has in excess, or in another place, may have their counterparts further
@@ -642,8 +685,10 @@ class _Solver:
 
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
-        if words_contradict(self._words(0, source), self._words(1, target)) or self._is_elsewhere(
-            source, target
+        if (
+            words_contradict(self._words(0, source), self._words(1, target))
+            or self._is_elsewhere(source, target)
+            or self._states_other(source, target)
         ):
             return False
         self.pairs.append(LayerPair(source, target, by))
@@ -656,6 +701,11 @@ class _Solver:
             for one in (self.sources[source], self.targets[target])
         ]
         return all(places) and places[0] != places[1]
+
+    def _states_other(self, source: int, target: int) -> bool:
+        """Return whether two tensors outside of layers state different functions of a quantity."""
+        one, other = self.sources[source], self.targets[target]
+        return one.lone and other.lone and quantities_differ(one.name[-1], other.name[-1])
 
     def _words(self, side: int, number: int) -> frozenset[str]:
         known = self._tokens[side]
@@ -872,9 +922,9 @@ class _Solver:
         for having, wanting in self._groups(sources, targets):
             if not closest.issuperset(wanting):
                 closest |= set(wanting)
-                self.ambiguous.append(
-                    AmbiguousGroup(tuple(having), tuple(wanting), self._order_of(having, wanting))
-                )
+                differ = all(self._states_other(one, other) for one in having for other in wanting)
+                order = None if differ else self._order_of(having, wanting)
+                self.ambiguous.append(AmbiguousGroup(tuple(having), tuple(wanting), order, differ))
 
     def _order_of(self, having: list[int], wanting: list[int]) -> Ordered | None:
         """Return the kind of order that both sides share for layers of one kind and shape, else None."""
@@ -1037,17 +1087,14 @@ def _group_by_signature(every: Sequence[LayerCandidate], some: Iterable[int]) ->
     return found
 
 
-def _find_below(every: Sequence[LayerCandidate], name: str, taken: set[int]) -> list[int]:
+def _find_below(every: Sequence[LayerCandidate], name: str, taken: Collection[int]) -> list[int]:
     wanted = name.replace(".", "/").strip("/")
-    found = [
+    return [
         number
         for number, one in enumerate(every)
         if number not in taken
         and any(title == wanted or title.startswith(f"{wanted}/") for title in (one.title, one.shown))
     ]
-    if not found:
-        raise UsageError("no layer matches the name in --match", found=name)
-    return found
 
 
 # Result of filling a model: matched layers with their evidence, and open questions.
@@ -1079,12 +1126,13 @@ class LayerMatch:
 class Ambiguity:
     """Layers of both sides that fit each other, without evidence for the pairs.
 
-    `ordered` is the kind of order shared by both sides.
+    `ordered` is the kind of order shared by both sides; `differ` as in AmbiguousGroup.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     ordered: Ordered | None = None
+    differ: bool = False
 
     def document(self) -> dict[str, list[str]]:
         """Return the JSON object."""
@@ -1094,20 +1142,25 @@ class Ambiguity:
     def sentence(self) -> str:
         """Sentence with the candidates of both sides, none chosen, and the options that decide."""
         pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
-        return (
-            f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill "
-            f"{abbreviate_list(self.targets, _MOST)}; choose with {pairs} (each TARGET is one of these), "
-            f"or pair the modules that contain them{self._accepted('--accept-order')}"
-        )
+        return self._choice(pairs, "--accept-order")
 
     @property
     def argument(self) -> str:
         """The same sentence for load_into."""
         pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
+        return self._choice(f"match={{{pairs}}}", "accept_order=True")
+
+    def _choice(self, pairs: str, order: str) -> str:
+        sources, targets = (abbreviate_list(each, _MOST) for each in (self.sources, self.targets))
+        if self.differ:
+            return (
+                f"{sources} fits {targets}, but the names state different quantities, such as a variance and "
+                f"a standard deviation, or a number and its logarithm; use {pairs} only if the values are "
+                "the same"
+            )
         return (
-            f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill "
-            f"{abbreviate_list(self.targets, _MOST)}; choose with match={{{pairs}}} (each TARGET is one of "
-            f"these), or pair the modules that contain them{self._accepted('accept_order=True')}"
+            f"ambiguous: {sources} could fill {targets}; choose with {pairs} (each TARGET is one of these), "
+            f"or pair the modules that contain them{self._accepted(order)}"
         )
 
     def _accepted(self, option: str) -> str:

@@ -409,19 +409,19 @@ def build_tensorflow(
     A tf.Module calls no layers: each variable used as a factor represents its module.
     """
     if not shapes and _has_variables(model):
-        return {}
+        return _probe_modules(model)
     trace = create_tracer("tensorflow") if _has_variables(model) else None
     if trace is None:
         call_model(model, shapes or guessed)
         trace = create_tracer("tensorflow")
     held = {id(variable): variable for variable in model_variables(model)}
+    found = _probe_modules(model)
     if trace is None:
-        return {}
+        return found
     for number, variable in held.items():
         trace.weigh(number, getattr(variable, "handle", None))
     call_model(model, shapes or guessed, trace)
     orders = trace.orders()
-    found: dict[int, dict[str, Any]] = {}
     for _, module in _iter_modules(model):
         names = (
             iter_attributes(_module_attributes(module))
@@ -430,6 +430,41 @@ def build_tensorflow(
         )
         for each in (orders[id(value)] for _, value in names if id(value) in orders and id(value) in held):
             found.setdefault(id(module), {}).setdefault("orders", each)
+    return found
+
+
+def _probe_modules(model: Any) -> dict[int, dict[str, Any]]:
+    """Return how modules of a program's own classes multiply their inputs with a square matrix."""
+    import numpy
+
+    found: dict[int, dict[str, Any]] = {}
+    numbers = {id(variable): place for place, variable in enumerate(model_variables(model))}
+    for _, module in _iter_modules(model) if _is_eager() else ():
+        if not (is_tf_module(module) and has_own_call(module, "__call__")):
+            continue
+        attributes = iter_attributes(_module_attributes(module))
+        held = {name[-1]: value for name, value in attributes if id(value) in numbers}
+        matrix = next((each for each in held.values() if len(_first_shape(each)) == _VECTOR), None)
+        if matrix is None or len(set(_first_shape(matrix))) > 1:
+            continue
+        before = {name: each.numpy() for name, each in held.items()}
+        try:
+            # Zeros, or an identity, are their own transpose.
+            for number, (name, value) in enumerate(before.items()):
+                held[name].assign(numpy.random.default_rng(number).standard_normal(value.shape))
+            drawn = {name: each.numpy() for name, each in held.items()}
+            shape = (_SOME, _first_shape(matrix)[0])
+            computes = probe_module(drawn, shape, lambda x: _compute_keras(module, x, matrix))  # noqa: B023
+        except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
+            continue
+        finally:
+            for name, value in before.items():
+                held[name].assign(value)
+        if computes.get("kind") == "dense":
+            names = {name: "kernel" if each is matrix else "bias" for name, each in held.items()}
+            found[id(module)] = {"computes": computes, "own": type(module).__name__}
+            if computes["form"] == "out_in":
+                found[id(module)]["names"] = names
     return found
 
 

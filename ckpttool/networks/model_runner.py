@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, end_process, message_pipes, serve
 from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
+from ckpttool.networks.model_training import paired
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
@@ -53,12 +55,6 @@ def to_array(value: Any) -> Any:
     return np.array(view_array(value))
 
 
-def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
-    left, right = list(one), list(other)
-    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
-
-
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
 
@@ -70,7 +66,7 @@ def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
     if hasattr(value, "items"):
         parts = [(str(key), each) for key, each in value.items()]
     elif hasattr(value, "_fields"):
-        parts = list(_paired(value._fields, value))
+        parts = list(paired(value._fields, value))
     elif isinstance(value, (list, tuple)):
         parts = [(str(number), each) for number, each in enumerate(value)]
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
@@ -184,7 +180,7 @@ class ModelRunner:
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs: by position, by name, as a dict."""
-        by_name = dict(_paired(names, given))
+        by_name = dict(paired(names, given))
         return [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name)]
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
@@ -214,9 +210,17 @@ class ModelRunner:
         del recorder, exact
         yield
 
-    def load(self, file: str) -> list[str]:
-        """Load the file strictly with the framework's own loader; return notes."""
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
+        """Load the file, or a part of it, strictly with the framework's own loader; return notes.
+
+        With `run_code`, a pickle may contain any classes: reading it runs their code.
+        """
+        del part, run_code
         raise UnsupportedError("this model cannot load a file", found=file)
+
+    def round_weights(self, dtype: str) -> None:
+        """Round all weights to a shorter type; they keep their own."""
+        raise UnsupportedError(f"{self.framework} models of this kind have no variables", expected=dtype)
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return the result of one layer for a recorded call, with other tensors or settings."""
@@ -316,11 +320,19 @@ class TorchRunner(ModelRunner):
             for hook in hooks:
                 hook.remove()
 
-    def load(self, file: str) -> list[str]:
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Load a state_dict strictly, from a torch, safetensors or npz file."""
-        found = _state_dicts(_read_torch_file(self._torch, file))
-        if not found:
-            raise UsageError("the file contains no state_dict", file=file)
+        held = _read_torch_file(self._torch, file, run_code=run_code)
+        found = [(repr(name) if name else "", each) for name, each in _state_dicts(held)]
+        if part is not None:
+            found = [(repr(part), _part_of(held, part.strip("/").split("/")))]
+        if not found or found[0][1] is None:
+            raise UsageError("the file contains no state_dict", file=file, path=part)
+        found += [
+            (f"{name} without {each}".lstrip(), bare)
+            for name, whole in found
+            for each, bare in _unwrapped(whole)
+        ]
         fitting: list[str] = []
         first: Exception | None = None
         for name, held in found:
@@ -339,7 +351,15 @@ class TorchRunner(ModelRunner):
                 hint="convert the checkpoint to this model first: ckpttool convert --like",
             )
         also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
-        return [f"the state_dict {fitting[0]!r} of the file was loaded{also}"] if fitting[0] or also else []
+        return [f"the state_dict {fitting[0]} of the file was loaded{also}"] if fitting[0] or also else []
+
+    def round_weights(self, dtype: str) -> None:
+        """Round parameters and buffers."""
+        short = getattr(self._torch, dtype)
+        with self._torch.no_grad():
+            for each in itertools.chain(self.model.parameters(), self.model.buffers()):
+                if each.is_floating_point():
+                    each.copy_(each.to(short).to(each.dtype))
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a module's result with changed tensors and settings, which are restored afterwards."""
@@ -476,7 +496,7 @@ def _all_lines(error: BaseException | None) -> str:
     return " ".join(str(error).split())[:600]
 
 
-def _read_torch_file(torch: Any, file: str) -> Any:
+def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
     if file.endswith(".npz"):
         try:
             with np.load(file, allow_pickle=False) as held:
@@ -488,8 +508,26 @@ def _read_torch_file(torch: Any, file: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
+        if run_code:
+            return _unpickle(torch, file)
+        named = re.search(r"GLOBAL (\S{1,200})", str(error))
+        why = str(error).splitlines()[0][:200] if named is None else f"it uses {named[1]}"
         raise UsageError(
-            f"torch.load(weights_only=True) refuses the file: {str(error).splitlines()[0][:200]}", file=file
+            f"torch.load(weights_only=True) refuses the file: {why}",
+            file=file,
+            hint="add --run-code if you trust the file: reading it then runs the code that it names",
+        ) from error
+
+
+def _unpickle(torch: Any, file: str) -> Any:
+    """Return what a pickle of any classes contains; this runs their code, in this process."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise UsageError(
+            f"torch.load(weights_only=False) refuses the file: {last_error_line(error)}",
+            file=file,
+            hint="add the folder of the module that defines its classes to PYTHONPATH",
         ) from error
 
 
@@ -510,6 +548,7 @@ def _read_safetensors(file: str) -> Any:
 
 def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
     """Return the dicts of tensors in a loaded file with their names, usual names first."""
+    held = _opened(held)
     if not hasattr(held, "items") or not depth:
         return []
     found = [(name, held)] if any(hasattr(each, "detach") for each in held.values()) else []
@@ -517,6 +556,38 @@ def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, A
     for key in order:
         found += _state_dicts(held[key], f"{name}.{key}" if name else str(key), depth - 1)
     return found
+
+
+def _opened(held: Any) -> Any:
+    """Return a whole module's state_dict; anything else as it is."""
+    return held.state_dict() if hasattr(held, "named_modules") else held
+
+
+def _part_of(held: Any, steps: list[str]) -> Any:
+    """Return the dict below a path of keys, whose dots divide steps too; None without one."""
+    held = _opened(held)
+    if not steps:
+        return held
+    if not hasattr(held, "items"):
+        return None
+    for count in range(len(steps), 0, -1):
+        for sign in "/.":
+            key = sign.join(steps[:count])
+            if hasattr(_opened(held.get(key)), "items"):
+                return _part_of(held[key], steps[count:])
+    start = ".".join(steps) + "."
+    return {key[len(start) :]: each for key, each in held.items() if str(key).startswith(start)} or None
+
+
+def _unwrapped(held: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a state_dict without the prefixes that all of its names have: a wrapper's, e.g. `module.`."""
+    names = [str(key) for key in held]
+    start = ""
+    while names and all("." in name[len(start) :] for name in names):
+        start = names[0][: names[0].index(".", len(start)) + 1]
+        if not all(name.startswith(start) for name in names):
+            return
+        yield f"the prefix {start!r}", {str(key)[len(start) :]: each for key, each in held.items()}
 
 
 # Keras 2 and 3, tf.Module and SavedModel.
@@ -533,9 +604,21 @@ class TensorFlowRunner(ModelRunner):
         tensorflow: Any = sys.modules.get("tensorflow")
         return given if tensorflow is None else tensorflow.constant(given)
 
-    def load(self, file: str) -> list[str]:
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
-        return _restore_tensorflow(self.model, file)
+        del run_code
+        return _restore_tensorflow(self.model, file, part)
+
+    def round_weights(self, dtype: str) -> None:
+        """Round the floating-point variables."""
+        tensorflow: Any = sys.modules["tensorflow"]
+        variables = (
+            self.model.weights if self.framework == "keras" else model_child.model_variables(self.model)
+        )
+        for each in variables:
+            if tensorflow.as_dtype(each.dtype).is_floating:
+                value = tensorflow.constant(to_array(each))
+                each.assign(tensorflow.cast(tensorflow.cast(value, dtype), each.dtype))
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every module by its first path."""
@@ -561,7 +644,7 @@ def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
     }
 
 
-def _restore_tensorflow(model: Any, file: str) -> list[str]:
+def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
     tensorflow: Any = sys.modules["tensorflow"]
     try:
         tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
@@ -570,11 +653,15 @@ def _restore_tensorflow(model: Any, file: str) -> list[str]:
             f"TensorFlow cannot read the checkpoint: {last_error_line(error)}", file=file
         ) from error
     first: Exception | None = None
-    for name in ("", *dict.fromkeys(top for top in tops if not top.startswith("_"))):
+    names = (
+        [part.strip("/")] if part else ["", *dict.fromkeys(top for top in tops if not top.startswith("_"))]
+    )
+    for name in names:
         try:
-            made = (
-                tensorflow.train.Checkpoint(**{name: model}) if name else model_child._make_checkpoint(model)
-            )
+            holder = model
+            for step in reversed(name.split("/") if name else ()):
+                holder = tensorflow.train.Checkpoint(**{step: holder})
+            made = holder if name else model_child._make_checkpoint(model)
             # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
             getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
@@ -657,7 +744,7 @@ class KerasRunner(TensorFlowRunner):
             return []
         names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
         rows = []
-        for name, each in _paired(names, given):
+        for name, each in paired(names, given):
             shape = [None if extent is None else int(extent) for extent in each.shape]
             dtype = getattr(each.dtype, "name", str(each.dtype))
             rows.append(
@@ -667,7 +754,7 @@ class KerasRunner(TensorFlowRunner):
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return Keras's ways: one input, a list, a dict by name, by position."""
-        by_name = dict(_paired(names, given))
+        by_name = dict(paired(names, given))
         first = given[0] if len(given) == 1 else given
         return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
 
@@ -684,7 +771,7 @@ class KerasRunner(TensorFlowRunner):
         found = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
         if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), tensor) for name, (_, tensor) in _paired(names, found)]
+            return [(str(name), tensor) for name, (_, tensor) in paired(names, found)]
         return found
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
@@ -709,10 +796,13 @@ class KerasRunner(TensorFlowRunner):
             if self._again is not None:
                 _set_policy(keras, floatx)
 
-    def load(self, file: str) -> list[str]:
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Load a weights file or a TensorFlow checkpoint."""
+        del run_code
         if not os.path.isfile(file):
-            return super().load(file)
+            return super().load(file, part)
+        if part:
+            raise UnsupportedError("Keras loads whole files only", file=file, path=part)
         try:
             self.model.load_weights(file)
         except Exception as error:
@@ -739,7 +829,7 @@ class KerasRunner(TensorFlowRunner):
         known = list(model_child.iter_keras_layers([], self.model, set()))
         found = list(model_child.iter_keras_layers([], self.exact, set())) if exact else known
         paths = known if len(found) == len(known) else found
-        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in _paired(paths, found)]
+        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in paired(paths, found)]
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
@@ -874,7 +964,7 @@ class SignatureRunner(TensorFlowRunner):
         """Return the only way: by name, in the dtypes of the signature."""
         tensorflow: Any = sys.modules["tensorflow"]
         specs = self.model.structured_input_signature[1]
-        by_name = {name: tensorflow.cast(each, specs[name].dtype) for name, each in _paired(names, given)}
+        by_name = {name: tensorflow.cast(each, specs[name].dtype) for name, each in paired(names, given)}
         return [lambda f: f(**by_name)]
 
     def _named(self, layer: GraphLayer) -> dict[str, str]:
@@ -912,7 +1002,7 @@ class SignatureRunner(TensorFlowRunner):
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
-        given = dict(_paired(names, arrays))
+        given = dict(paired(names, arrays))
         specs = self.model.structured_input_signature[1]
         by_tensor = {specs[name].name + ":0": given[name] for name in names}
         feeds = list(self._graph.inputs)
@@ -923,7 +1013,7 @@ class SignatureRunner(TensorFlowRunner):
         fetches = [name for name in wanted if name not in by_tensor]
         run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
         made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
-        values = dict(_paired(fetches, made), **by_tensor)
+        values = dict(paired(fetches, made), **by_tensor)
         for path, each in self._groups.items():
             record = recorder.enter(path, (values[each.takes],), {})
             if record is not None and each.before:
@@ -1097,17 +1187,17 @@ class OnnxRunner(ModelRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        given = dict(_paired(names, [self.tensor(each, exact=exact) for each in arrays]))
+        given = dict(paired(names, [self.tensor(each, exact=exact) for each in arrays]))
         outputs = [each.name for each in self.model.graph.output]
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
-            return dict(_paired(outputs, run(None, given)))
+            return dict(paired(outputs, run(None, given)))
         observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
         run = self._evaluator(observed) if exact else self._session(observed)[0]
-        made = dict(_paired([*outputs, *wanted], run(None, given)))
+        made = dict(paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
@@ -1115,9 +1205,7 @@ class OnnxRunner(ModelRunner):
                 self._recorder.leave(record, known[row["gives"]])
         # A session of its own would begin again with the seeds of random operations.
         return (
-            {name: made[name] for name in outputs}
-            if exact
-            else dict(_paired(outputs, self._run(None, given)))
+            {name: made[name] for name in outputs} if exact else dict(paired(outputs, self._run(None, given)))
         )
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
@@ -1361,12 +1449,26 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     runner, names = session.runner, message["names"]
     shapes, dtypes = message["shapes"], message["dtypes"]
     lazy = runner.framework != "torch" or _has_lazy(runner.model)
-    notes = [] if lazy or not message["file"] else runner.load(message["file"])
+
+    def load() -> list[str]:
+        return runner.load(message["file"], message["part"], run_code=message["run_code"])
+
+    notes = [] if lazy or not message["file"] else load()
     found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
     if lazy and message["file"]:
-        notes = runner.load(message["file"])
+        notes = load()
+    if message["rounded"] is not None:
+        _round(runner, message["rounded"])
     size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
     return {"dtypes": found, "below": ids, "notes": notes, "size": size}
+
+
+def _round(runner: ModelRunner, dtype: str) -> None:
+    try:
+        runner.round_weights(dtype)
+    except Exception as error:
+        why = error.message if isinstance(error, UnsupportedError) else last_error_line(error)
+        raise UnsupportedError(f"the model's weights cannot be rounded to {dtype}: {why}") from error
 
 
 def _has_lazy(model: Any) -> bool:
@@ -1381,9 +1483,9 @@ def _first_call(
     tried = [each or "float32" for each in dtypes]
     first: Exception | None = None
     for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
-        for place, dtype in _paired(free, chosen):
+        for place, dtype in paired(free, chosen):
             tried[place] = dtype
-        rows = _paired(shapes, tried)
+        rows = paired(shapes, tried)
         given = [_pattern([batch, *shape], dtype, place) for place, (shape, dtype) in enumerate(rows)]
         for style in range(len(runner.styles(names, given))):
             runner.style = style
@@ -1425,7 +1527,7 @@ def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> 
             found[place] = min(size, found[place] or size)
     return [
         _accepted_integers(runner, names, given, place) if size is None and each.dtype.kind in "iu" else size
-        for place, (size, each) in enumerate(_paired(found, given))
+        for place, (size, each) in enumerate(paired(found, given))
     ]
 
 

@@ -60,7 +60,7 @@ def find_loss(name: str | None) -> Callable[..., Any] | None:
     return found if len(taken) != 1 else lambda outputs, _: found(outputs)
 
 
-def _paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
+def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
     """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
     left, right = list(one), list(other)
     return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
@@ -334,8 +334,8 @@ class TorchTrainer(ModelTrainer):
 
     def _fits(self, state: Message, groups: list[list[int]]) -> bool:
         shapes = [tuple(each.shape) for _, each in self.trained(exact=False)]
-        for group, stored in _paired(groups, state["param_groups"]):
-            for number, key in _paired(group, stored["params"]):
+        for group, stored in paired(groups, state["param_groups"]):
+            for number, key in paired(group, stored["params"]):
                 for value in (state["state"].get(key) or {}).values():
                     if getattr(value, "ndim", 0) and tuple(value.shape) != shapes[number]:
                         return False
@@ -385,10 +385,10 @@ class TorchTrainer(ModelTrainer):
         group = made.param_groups[0]
         settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
         settings.update({name: group[name] for name in _TORCH_PLAIN if name in group})
-        settings.update(dict(_paired(_BETAS, group.get("betas", ()))))
+        settings.update(dict(paired(_BETAS, group.get("betas", ()))))
         names = [name for name, _ in self.trained(exact=False)]
         decays, rates = {}, {}
-        for numbers, each in _paired(self._groups, made.param_groups):
+        for numbers, each in paired(self._groups, made.param_groups):
             decays.update({names[number]: float(each.get("weight_decay") or 0.0) for number in numbers})
             rates.update({names[number]: float(each["lr"]) for number in numbers})
         steps = {int(each["step"]) for each in made.state.values() if "step" in each}
@@ -436,7 +436,7 @@ class TorchTrainer(ModelTrainer):
         def step() -> float:
             count[0] += 1
             if job.epsilon is not None:
-                for group, epsilon in _paired(optimizer.param_groups, epsilons):
+                for group, epsilon in paired(optimizer.param_groups, epsilons):
                     group["eps"] = epsilon * epsilon_factor(
                         self.placement, job.epsilon, group["betas"][1], count[0]
                     )
@@ -450,7 +450,7 @@ class TorchTrainer(ModelTrainer):
             yield step
         finally:
             with self._torch.no_grad():
-                for parameter, value in _paired(parameters, kept):
+                for parameter, value in paired(parameters, kept):
                     parameter.grad = None
                     parameter.copy_(value)
 
@@ -467,7 +467,7 @@ class TorchTrainer(ModelTrainer):
         found = self._torch.autograd.grad(loss, parameters, allow_unused=True)
         return float(loss.detach()), [
             np.zeros(tuple(parameter.shape)) if each is None else _array(each)
-            for parameter, each in _paired(parameters, found)
+            for parameter, each in paired(parameters, found)
         ]
 
 
@@ -587,7 +587,7 @@ class KerasTrainer(ModelTrainer):
         )
         if len(variables) != len(values):
             raise ValueError(f"the file has {len(values)} variables of the optimizer, not {len(variables)}")
-        for variable, value in _paired(variables, values):
+        for variable, value in paired(variables, values):
             variable.assign(value)
 
     def _restore_objects(self, file: str, name: str, optimizer: Any) -> None:
@@ -612,7 +612,7 @@ class KerasTrainer(ModelTrainer):
             other = [each for each in other if not str(each.name).endswith("learning_rate")]
         if len(one) != len(other):
             raise WorkerError("the optimizer has other variables than its copy")
-        for value, variable in _paired(one, other):
+        for value, variable in paired(one, other):
             variable.assign(np.array(value.numpy() if hasattr(value, "numpy") else value))
 
     def create(self, cls: str, settings: Message) -> None:
@@ -719,7 +719,7 @@ class KerasTrainer(ModelTrainer):
 
         def update() -> Any:
             loss, found = self._tape(job, given, targets, variables)
-            pairs = [(g, v) for g, v in _paired(found, variables) if g is not None]
+            pairs = [(g, v) for g, v in paired(found, variables) if g is not None]
             optimizer.apply_gradients(pairs)
             return loss
 
@@ -734,7 +734,7 @@ class KerasTrainer(ModelTrainer):
         try:
             yield step
         finally:
-            for variable, value in _paired(variables, kept):
+            for variable, value in paired(variables, kept):
                 variable.assign(value)
 
     def _compiled(
@@ -772,7 +772,7 @@ class KerasTrainer(ModelTrainer):
         loss, found = self._tape(job, self._given(job), self._targets(job), variables)
         return float(_array(loss)), [
             np.zeros(tuple(variable.shape)) if each is None else _array(self._tf.convert_to_tensor(each))
-            for variable, each in _paired(variables, found)
+            for variable, each in paired(variables, found)
         ]
 
 
