@@ -133,7 +133,7 @@ def convert_optimizers(
         skeleton.order,
         left,
         tuple(reasons),
-        "model.weights" if skeleton.framework == "keras" else "model.variables",
+        skeleton.weights,
         sum(
             isinstance(each := skeleton.tree[path], Leaf) and each.role == "parameter"
             for path in skeleton.order

@@ -310,6 +310,7 @@ _FIXES = {
     "RMSprop": "use RMSpropTFLike of Stable-Baselines3, which adds epsilon under the root",
 }
 _TINY = 1e-30
+_COUNTED = frozenset(("Adam", "Adamax", "NAdam", "RAdam", "Nadam", "Lamb"))
 # Settings with state.
 _WITH_STATE = ("amsgrad", "centered", "momentum", "use_ema")
 
@@ -393,6 +394,15 @@ class OptimizerState:
     step: int
     stored: bool
     placement: str
+    own: Mapping[str, Mapping[str, Any]]
+    """the settings of each tensor, which differ between PyTorch's groups of parameters"""
+    counts: Mapping[str, Mapping[str, float]]
+    """the numbers in the state of each tensor: of updates, and NAdam's product of momenta"""
+
+    @property
+    def counted(self) -> bool:
+        """Whether updates depend on their number."""
+        return self.family in _COUNTED or bool(self.settings.get("lr_decay"))
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> OptimizerState:
@@ -407,6 +417,8 @@ class OptimizerState:
             document["step"],
             document["stored"],
             document["placement"],
+            document["own"],
+            document["counts"],
         )
 
     def document(self) -> dict[str, Any]:
@@ -746,7 +758,8 @@ class _TrainingComparison:
 
         Raise UsageError if there is none and no weight moves.
         """
-        found = next((cause for cause, _ in self._different_settings()), None) or self._state_cause()
+        causes = itertools.chain(self._different_settings(), self._different_counts())
+        found = next((cause for cause, _ in causes), None) or self._state_cause()
         if found is not None:
             return replace(found, confirmed=True)
         if still:
@@ -901,11 +914,27 @@ class _TrainingComparison:
             word = "B" if a.stored else "A"
             lost = Cause(f"{word} contains no optimizer state: its training starts anew", confirmed=True)
             yield lost, None
+        yield from self._different_counts()
+        yield from self._different_settings()
+        yield from ((cause, None) for cause in self._lone_settings())
+
+    def _different_counts(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
+        """Yield the numbers in both states that differ, with the change of B that tests each."""
+        a, b = self.a.state, self.b.state
+        if not (a.stored and b.stored and a.counted and b.counted):
+            return
         if a.step != b.step:
             text = f"the number of updates is {a.step} in A and {b.step} in B: the bias correction differs"
             yield Cause(text), {"step": a.step}
-        yield from self._different_settings()
-        yield from ((cause, None) for cause in self._lone_settings())
+        for pair in self.pairs.pairs:
+            one, other = a.counts.get(pair.a, {}), b.counts.get(pair.b, {})
+            for kind in sorted(set(one) & set(other)):
+                if kind == "step" and (one[kind], other[kind]) == (a.step, b.step):
+                    continue
+                if not _is_equal(one[kind], other[kind]):
+                    what = "the number of updates" if kind == "step" else kind
+                    text = f"{what} of {pair.title} is {one[kind]:g} in A and {other[kind]:g} in B"
+                    yield Cause(text, confirmed=True), None
 
     def _different_settings(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
         """Yield the settings that differ, with the change of B that tests each, None if none does."""
@@ -918,6 +947,7 @@ class _TrainingComparison:
                 untested = one is None or (name in _WITH_STATE and not other)
                 text = f"{name} is {one} in A and {other} in B"
                 yield Cause(text, f"set {name}={one} in B"), None if untested else {name: one}
+        yield from self._different_groups()
         rates = [(pair.title, a.rates[pair.a], b.rates[pair.b]) for pair in self.pairs.pairs]
         apart = [row for row in rates if not _is_equal(*row[1:])]
         if apart and _is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
@@ -935,6 +965,17 @@ class _TrainingComparison:
             yield Cause(text), {"weight_decay": one} if same else None
         elif any(a.decays.values()) and a.decoupled != b.decoupled:
             yield Cause("weight decay is decoupled from the gradient on one side only"), None
+
+    def _different_groups(self) -> Iterator[tuple[Cause, None]]:
+        """Yield the settings that differ for some tensors only, those of a group of parameters."""
+        a, b = self.a.state, self.b.state
+        for name in sorted((set(a.settings) & set(b.settings)) - {"learning_rate"}):
+            for pair in self.pairs.pairs:
+                one, other = a.own[pair.a].get(name), b.own[pair.b].get(name)
+                whole = _is_equal(one, a.settings[name]) and _is_equal(other, b.settings[name])
+                if not whole and not _is_equal(one, other):
+                    yield Cause(f"{name} of {pair.title} is {one} in A and {other} in B"), None
+                    break
 
     def _lone_settings(self) -> Iterator[Cause]:
         """Yield the settings of one side that the other side's optimizer does not have."""

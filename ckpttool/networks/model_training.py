@@ -166,6 +166,8 @@ _TORCH_SLOTS = {
     "exp_inf": "u",
     "acc_delta": "deltas",
 }
+# State of one parameter that is a number.
+_TORCH_COUNTS = (STEP, "mu_product")
 _TORCH_NAMES = {ours: theirs for theirs, ours in _TORCH_SETTINGS.items()}
 _BETAS = ("beta_1", "beta_2")
 # State of each class of torch.optim that `torch_optimizer_class` names, besides the number of updates.
@@ -209,6 +211,21 @@ def _class_by_settings(group: Message) -> str | None:
         return "RAdam" if "decoupled_weight_decay" in group else "Adamax"
     rows = [("centered", "RMSprop"), ("lr_decay", "Adagrad"), ("rho", "Adadelta"), ("nesterov", "SGD")]
     return next((name for setting, name in rows if setting in group), None)
+
+
+def _number(value: Any) -> Any:
+    """Return a setting without tensors: PyTorch accepts some as tensors of one number."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_number(each) for each in value)
+    return value.item() if hasattr(value, "detach") and value.ndim == 0 else value
+
+
+def _torch_settings(group: Message) -> Message:
+    """Return the settings of a group of parameters, without weight decay."""
+    settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
+    settings.update({name: group[name] for name in _TORCH_PLAIN if name in group and name != "weight_decay"})
+    settings.update(dict(_paired(_BETAS, group.get("betas", ()))))
+    return settings
 
 
 def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
@@ -352,16 +369,19 @@ class TorchTrainer(ModelTrainer):
     def _make(self, parameters: list[Any]) -> Any:
         cls = getattr(self._torch.optim, self._class)
         groups = [{"params": [parameters[number] for number in group]} for group in self._groups]
+        made = cls(groups, lr=0.01)
         if self._state is None:
-            made = cls(groups, lr=0.01)
             self._change(made, self._settings)
             return made
-        made = cls(groups, lr=0.01)
         try:
             # load_state_dict keeps the tensors, which the optimizer then changes.
             made.load_state_dict(copy.deepcopy(self._state))
         except Exception as error:
             raise UsageError(f"load_state_dict of {self._class} raises {last_error_line(error)}") from error
+        for group in made.param_groups:
+            group.update({name: _number(value) for name, value in group.items() if name != "params"})
+            if "capturable" in group:
+                group["capturable"] = False  # the same updates, which only accelerators can capture
         return made
 
     def _change(self, optimizer: Any, changes: Message) -> None:
@@ -383,24 +403,31 @@ class TorchTrainer(ModelTrainer):
         """Return class, settings (those of the first group), step and decays."""
         made = self._make(self._parameters(exact=False))
         group = made.param_groups[0]
-        settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
-        settings.update({name: group[name] for name in _TORCH_PLAIN if name in group})
-        settings.update(dict(_paired(_BETAS, group.get("betas", ()))))
-        names = [name for name, _ in self.trained(exact=False)]
-        decays, rates = {}, {}
+        settings = _torch_settings(group)
+        trained = self.trained(exact=False)
+        names = [name for name, _ in trained]
+        decays, rates, own = {}, {}, {}
         for numbers, each in _paired(self._groups, made.param_groups):
+            own.update({names[number]: _torch_settings(each) for number in numbers})
             decays.update({names[number]: float(each.get("weight_decay") or 0.0) for number in numbers})
             rates.update({names[number]: float(each["lr"]) for number in numbers})
-        steps = {int(each["step"]) for each in made.state.values() if "step" in each}
+        steps = [int(each["step"]) for each in made.state.values() if "step" in each]
+        counts = {
+            name: {kind: float(made.state[each][kind]) for kind in _TORCH_COUNTS if kind in made.state[each]}
+            for name, each in trained
+            if each in made.state
+        }
         decoupled = self._class == "AdamW" or bool(group.get("decoupled_weight_decay"))
         return {
             "class": "Adam" if self._class == "AdamW" else self._class,
             "title": self._class,
-            "settings": {name: value for name, value in settings.items() if name != "weight_decay"},
+            "settings": settings,
+            "own": own,
+            "counts": counts,
             "decays": decays,
             "rates": rates,
             "decoupled": decoupled,
-            "step": max(steps) if steps else 0,
+            "step": max(set(steps), key=steps.count) if steps else 0,
             "stored": self.stored,
             "placement": self.placement,
         }
@@ -645,6 +672,8 @@ class KerasTrainer(ModelTrainer):
             "class": "Adam" if cls == "AdamW" else cls,
             "title": cls,
             "settings": settings,
+            "own": {name: settings for name, _ in named},
+            "counts": {name: {STEP: float(_array(held.iterations))} for name, _ in named},
             "decays": {name: float(_array(decay)) if decay and uses(each) else 0.0 for name, each in named},
             "rates": {name: rate for name, _ in named},
             "decoupled": True,
