@@ -325,6 +325,7 @@ class TestVerify:
         assert found.training.algorithm == "TD3"
         assert {m.step for m in found.training.moved} == {1, 2, 4}
         assert all(m.relative == 0 and not any(m.tensors) for m in found.training.moved)
+        assert found.training.differences == ()
 
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_mutant_is_caught(self, decayed: Path, tmp_path: Path, name: str) -> None:
@@ -335,6 +336,16 @@ class TestVerify:
         assert found.training is not None
         caught = {(m.name, m.dtype) for m in found.training.moved if not m.within}
         assert caught >= {(title, dtype) for title in wrong for dtype in verify.BOUNDS}
+        assert all(any(title in each for each in found.training.differences) for title in wrong)
+
+    def test_lost_state_is_named_even_if_updates_agree(self, tmp_path: Path) -> None:
+        still = changed(TORCH_SAMPLE, tmp_path / "still.pt", other_setting("lr", 0.0))
+        found = verify.verify(still, changed(still, tmp_path / "mutant.pt", lost_moment), steps=2)
+        assert found.training is not None
+        assert all(m.within for m in found.training.moved)
+        assert len(found.training.differences) == 1
+        assert "critic/q1" in found.training.differences[0]
+        assert not found.within
 
     def test_the_count_that_delays_the_actor_counts(self, decayed: Path, tmp_path: Path) -> None:
         def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpttool.commands import options
 from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
+from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
@@ -27,6 +28,9 @@ from ckpttool.networks.policy_training import (
     PPO,
     SAC,
     TEMPERATURE,
+    TRAINED,
+    AdamState,
+    Learner,
     OptimizerSetup,
     PolicyBatch,
     PolicyLearner,
@@ -337,3 +341,83 @@ def _on_policy_batch(
             "returns": values + size * generator.standard_normal((BATCH, 1)),
         }
     )
+
+
+# Optimizer state of both sides, which equal updates may hide: an AMSGrad maximum, or a momentum at rate 0.
+
+
+class TensorState(NamedTuple):
+    """The state of one trained tensor: its optimizer's settings, number of updates, and slots."""
+
+    settings: Mapping[str, float]
+    step: int
+    slots: Mapping[str, np.ndarray]
+
+
+def compare_states(a: Learner | PolicyLearner, b: Learner | PolicyLearner) -> tuple[str, ...]:
+    """Return a sentence for every kind of state and network that differs, with its first tensor."""
+    one, other = _list_states(a), _list_states(b)
+    found: dict[tuple[str, str], str] = {}
+    for name in one.keys() & other.keys():
+        for kind, sentence in _differences(name, one[name], other[name]):
+            found.setdefault((name.rpartition("/")[0].rpartition("/")[0], kind), sentence)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _differences(name: str, one: TensorState, other: TensorState) -> Iterator[tuple[str, str]]:
+    for setting in sorted(one.settings.keys() | other.settings.keys()):
+        values = one.settings.get(setting, 0.0), other.settings.get(setting, 0.0)
+        if not is_equal(*values):
+            yield setting, f"{setting} of {name} is {values[0]:g} in A and {values[1]:g} in B"
+    if one.step != other.step:
+        yield "step", f"the number of updates of {name} is {one.step} in A and {other.step} in B"
+    for slot in sorted(one.slots.keys() | other.slots.keys()):
+        x, y = (side.slots.get(slot, np.zeros(1)) for side in (one, other))
+        if x.any() != y.any():
+            yield slot, f"only {'A' if x.any() else 'B'} contains {slot} of {name}"
+        elif x.shape != y.shape or relative_distance(x, y) > STATE_BOUND:
+            yield slot, f"{slot}, a moment of the optimizer, differs for {name}"
+
+
+def _list_states(learner: Learner | PolicyLearner) -> dict[str, TensorState]:
+    """Return the state of every trained tensor by name."""
+    if isinstance(learner, Learner):
+        return _adam_states(learner, learner.actor_adam, ("actor",)) | _adam_states(
+            learner, learner.critic_adam, learner.critics
+        )
+    found: dict[str, TensorState] = {}
+    for each in learner.optimizers.values():
+        names = [name for title in each.titles for name in _tensor_names(learner, title)]
+        step = each.step if each.family == "Adam" else 0
+        for n, name in enumerate(names):
+            settings = {**each.settings, "l2": each.l2[n], "amsgrad": float("vhat" in each.slots)}
+            slots = {slot: arrays[n] for slot, arrays in each.slots.items() if arrays}
+            found[name] = TensorState(settings, step, slots)
+    return found
+
+
+def _adam_states(learner: Learner, adam: AdamState, titles: Sequence[str]) -> dict[str, TensorState]:
+    settings = {name: getattr(adam, name) for name in _SETTINGS["Adam"]}
+    settings |= {"weight_decay": adam.decoupled, "amsgrad": float(bool(adam.vhat))}
+    names = [name for title in titles for name in _tensor_names(learner, title)]
+    slots = {"m": adam.m, "v": adam.v, "vhat": adam.vhat}
+    return {
+        name: TensorState(
+            {**settings, "l2": adam.l2[n] if adam.l2 else 0.0},
+            adam.step,
+            {slot: arrays[n] for slot, arrays in slots.items() if arrays},
+        )
+        for n, name in enumerate(names)
+    }
+
+
+def _tensor_names(learner: Learner | PolicyLearner, title: str) -> Iterator[str]:
+    """Yield the names of a network's trained arrays, in order."""
+    if title not in learner.networks:
+        yield title
+        return
+    layers = [node.layer for node in learner.networks[title].nodes if type(node.layer) in TRAINED]
+    for number, layer in enumerate(layers):
+        for name in TRAINED[type(layer)]:
+            if getattr(layer, name) is not None:
+                yield f"{title}/{number}/{name}"

@@ -287,7 +287,7 @@ _MOST_ROUNDING, _ROUNDING_ALONE = 0.1, 1e-2
 # Gradients that the loss hardly depends on are rounding noise, which Adam scales to full updates.
 _NOISE = {"float32": 4e-6, "float64": 7e-15}
 _GRADIENTS = {"float32": 1e-3, "float64": 1e-7}
-_STATE_ERROR = 1e-3
+STATE_BOUND = 1e-3
 # A hypothesis is confirmed if it brings updates within that many bounds.
 _NEAR = 10.0
 _DEFAULT = ("SGD", {"learning_rate": 0.01})
@@ -671,7 +671,7 @@ class _TrainingComparison:
         if a.placement != b.placement and a.family == b.family and a.settings.get("epsilon"):
             if a.family == "Adam":
                 self.placement = a.placement
-            elif a.family in _PLACES and _is_equal(a.settings["epsilon"], b.settings["epsilon"]):
+            elif a.family in _PLACES and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
                 self.tiny = {"epsilon": _TINY}
 
     def _complete(self, found: Sequence[bool]) -> None:
@@ -931,7 +931,7 @@ class _TrainingComparison:
             for kind in sorted(set(one) & set(other)):
                 if kind == "step" and (one[kind], other[kind]) == (a.step, b.step):
                     continue
-                if not _is_equal(one[kind], other[kind]):
+                if not is_equal(one[kind], other[kind]):
                     what = "the number of updates" if kind == "step" else kind
                     text = f"{what} of {pair.title} is {one[kind]:g} in A and {other[kind]:g} in B"
                     yield Cause(text, confirmed=True), None
@@ -943,20 +943,20 @@ class _TrainingComparison:
             one, other = a.settings[name], b.settings[name]
             if name == "nesterov" and not (a.settings.get("momentum") or b.settings.get("momentum")):
                 continue  # without momentum it changes nothing
-            if not _is_equal(one, other):
+            if not is_equal(one, other):
                 untested = one is None or (name in _WITH_STATE and not other)
                 text = f"{name} is {one} in A and {other} in B"
                 yield Cause(text, f"set {name}={one} in B"), None if untested else {name: one}
         yield from self._different_groups()
         rates = [(pair.title, a.rates[pair.a], b.rates[pair.b]) for pair in self.pairs.pairs]
-        apart = [row for row in rates if not _is_equal(*row[1:])]
-        if apart and _is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
+        apart = [row for row in rates if not is_equal(*row[1:])]
+        if apart and is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
             name, one, other = apart[0]
             yield Cause(f"the learning rate of {name} is {one:g} in A and {other:g} in B"), None
         decays = [
             (pair.title, a.decays[pair.a], b.decays[pair.b])
             for pair in self.pairs.pairs
-            if not _is_equal(a.decays[pair.a], b.decays[pair.b])
+            if not is_equal(a.decays[pair.a], b.decays[pair.b])
         ]
         if decays:
             name, one, other = decays[0]
@@ -972,8 +972,8 @@ class _TrainingComparison:
         for name in sorted((set(a.settings) & set(b.settings)) - {"learning_rate"}):
             for pair in self.pairs.pairs:
                 one, other = a.own[pair.a].get(name), b.own[pair.b].get(name)
-                whole = _is_equal(one, a.settings[name]) and _is_equal(other, b.settings[name])
-                if not whole and not _is_equal(one, other):
+                whole = is_equal(one, a.settings[name]) and is_equal(other, b.settings[name])
+                if not whole and not is_equal(one, other):
                     yield Cause(f"{name} of {pair.title} is {one} in A and {other} in B"), None
                     break
 
@@ -1001,7 +1001,7 @@ class _TrainingComparison:
                     word = "A" if y is None else "B"
                     return Cause(f"only {word} contains {kind} of {pair.title}", confirmed=True)
                 error = relative_distance(pair.part(x), pair.bring(y))
-                if error > _STATE_ERROR:
+                if error > STATE_BOUND:
                     text = f"{kind}, a moment of the optimizer, differs for {pair.title} by {error:.1e}"
                     return Cause(text, confirmed=True)
         return None
@@ -1021,7 +1021,8 @@ def _gradient_pair(pair: TensorPair, one: _Arrays, other: _Arrays) -> tuple[np.n
     return pair.part(one[pair.a]), pair.of_b(other)
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def is_equal(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal up to the rounding of float32."""
     if any(not isinstance(each, int | float) or isinstance(each, bool) for each in (one, other)):
         return bool(one == other) or (not one and not other)
     return math.isclose(float(one), float(other), rel_tol=2e-7, abs_tol=0)
@@ -1035,7 +1036,7 @@ def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
     found = {}
     for name in set(a.settings) & set(b.settings):
         one, other = a.settings[name], b.settings[name]
-        if isinstance(one, float) and isinstance(other, float) and one != other and _is_equal(one, other):
+        if isinstance(one, float) and isinstance(other, float) and one != other and is_equal(one, other):
             found[name] = one if float(np.float32(one)) != one else other
     return found
 

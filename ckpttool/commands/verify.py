@@ -737,11 +737,12 @@ class TrainStepComparison:
     steps: int
     moved: tuple[UpdateComparison, ...]
     missing: tuple[str, ...] = policy_agents.MISSING
+    differences: tuple[str, ...] = ()
 
     @property
     def within(self) -> bool:
-        """Return whether every network moved as in A."""
-        return all(each.within for each in self.moved)
+        """Return whether every network moved as in A, and settings and state of the optimizers agree."""
+        return all(each.within for each in self.moved) and not self.differences
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -751,6 +752,7 @@ class TrainStepComparison:
             "batch": BATCH,
             "bounds": dict(BOUNDS),
             "updates": [each.document() for each in self.moved],
+            "differences": list(self.differences),
             "missing": list(self.missing),
         }
 
@@ -765,7 +767,8 @@ def compare_train_steps(
 
     first = learners[0]
     moved = _compare_runs(learners, _reference(first, batches), run)
-    return TrainStepComparison("TD3" if len(first.critics) > 1 else "DDPG", len(batches), moved)
+    name, different = "TD3" if len(first.critics) > 1 else "DDPG", policy_agents.compare_states(*learners)
+    return TrainStepComparison(name, len(batches), moved, differences=different)
 
 
 def compare_policy_steps(
@@ -780,7 +783,9 @@ def compare_policy_steps(
     double = learners[0].cast("float64")
     engine = numpy_backend.learn_policy(double)
     exact = train_policy(engine, double, [each.cast("float64") for each in batches])
-    return TrainStepComparison(learners[0].algorithm, len(batches), _compare_runs(learners, exact, run))
+    different = policy_agents.compare_states(*learners)
+    moved = _compare_runs(learners, exact, run)
+    return TrainStepComparison(learners[0].algorithm, len(batches), moved, differences=different)
 
 
 def _compare_runs(
