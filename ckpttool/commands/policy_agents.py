@@ -1,8 +1,8 @@
-"""Prepare a recognised Gaussian policy for training: networks, vectors and optimizers of its checkpoint."""
+"""Prepare a recognised agent for training: networks, vectors and optimizers of its checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,20 +13,23 @@ from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
 from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Leaf, Path, Tree, attr
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import BUFFER, VELOCITY, CanonicalOptimizer
+from ckpttool.libraries.optimizers_read import ADAM, BUFFER, VELOCITY, CanonicalOptimizer
 from ckpttool.libraries.schema import JOINT, AgentNetwork
+from ckpttool.mapping.rules import ToValue
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Concat, Dense, Network, Node
 from ckpttool.networks.policy_training import (
     A2C,
+    DDPG,
     DISCOUNT,
     FAMILIES,
     LOG_STD,
     PPO,
     SAC,
+    TD3,
     TEMPERATURE,
     TRAINED,
     AdamState,
@@ -43,6 +46,7 @@ MISSING = (
     "learning-rate and clip-range schedules",
     "environment state, and observation statistics that training updates",
 )
+INSTEAD = "use --all instead of --train-step: it compares weights, optimizer state and settings"
 _WEIGHTS = ("kernel", "bias", "scale", "offset")
 _TEMPERATURE_PATH = (attr(schema.TEMPERATURE), attr("log_alpha"))
 _LOG_STD_PATH = (attr("actor"), attr("log_std"))
@@ -63,6 +67,15 @@ def is_gaussian(agent: Agent) -> bool:
         return False
     has_critic = any(part.component == "critic" for part in parts.values())
     return bool(actor.branches) if has_critic else "value" in parts
+
+
+def uses_adam(agent: Agent) -> bool:
+    """Return whether Adam trains the actor and the critics."""
+    tree, defaults = canonical_tree(agent.checkpoint.tree, agent.binding.moves), agent.binding.defaults
+    stated = options.sidecar_settings(agent.sidecar)
+    names = ("actor_optimizer", "critic_optimizer")
+    found = [CanonicalOptimizer(name, tree, stated.get(name, {}), defaults) for name in names]
+    return all(each.family is ADAM for each in found)
 
 
 @dataclass(slots=True)
@@ -92,22 +105,58 @@ class PolicyReader:
         critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
         if critics and "value" in self._parts:
             raise self._refused("the first version of SAC, with a state value, is not trained here")
-        learner = self._off_policy(critics) if critics else self._on_policy()
+        if critics and not is_gaussian(self._agent):
+            learner = self._deterministic(critics)
+        else:
+            learner = self._off_policy(critics) if critics else self._on_policy()
         return PolicySetup(learner, self.assumed, self.notes)
 
-    def _off_policy(self, critics: tuple[str, ...]) -> PolicyLearner:
-        networks = {"actor": self._actor()}
-        slow = {}
-        for title in critics:
-            networks[title] = self._critic(title)
-            slow[title] = title.replace("critic", "critic_target", 1)
+    def _deterministic(self, critics: tuple[str, ...]) -> PolicyLearner:
+        """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it."""
+        networks, slow = self._with_targets({"actor": self._deterministic_actor, **self._critics(critics)})
+        trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
+        setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
+        low, high = self._bounds()
+        algorithm = TD3 if len(critics) > 1 else DDPG
+        count = self._tree.get((attr("total_it"),))
+        value = None if count is None else ToValue().leaf(count)
+        updates = value.value if isinstance(value, ValueLeaf) and isinstance(value.value, int) else 0
+        return PolicyLearner(algorithm, networks, {}, critics, slow, setups, low, high, updates=updates)
+
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        low, high = self._settings.action_low, self._settings.action_high
+        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+    def _critics(self, critics: tuple[str, ...]) -> dict[str, Callable[[str], Network]]:
+        return dict.fromkeys(critics, self._critic)
+
+    def _with_targets(
+        self, makers: Mapping[str, Callable[[str], Network]]
+    ) -> tuple[dict[str, Network], dict[str, str]]:
+        """Return networks and their targets, which are copies if the checkpoint lacks them, and the pairs."""
+        networks, slow = {}, {}
+        for title, make in makers.items():
+            networks[title] = make(title)
+            component, _, head = title.partition("/")
+            slow[title] = f"{component}_target" + (f"/{head}" if head else "")
             if slow[title] in self._parts:
-                networks[slow[title]] = self._critic(slow[title])
+                networks[slow[title]] = make(slow[title])
             else:
                 networks[slow[title]] = networks[title]
                 self.notes.append(
                     f"no {slow[title]} in the checkpoint: training starts from a copy of {title}"
                 )
+        return networks, slow
+
+    def _deterministic_actor(self, title: str) -> Network:
+        part = self._agent.runnable(title)
+        if part is None or part.branches:
+            raise self._refused(f"{title} is a Gaussian policy, which TD3 does not train")
+        return build_part_network(self._agent, part, self._settings)
+
+    def _off_policy(self, critics: tuple[str, ...]) -> PolicyLearner:
+        networks, slow = self._with_targets(self._critics(critics))
+        networks = {"actor": self._actor(), **networks}
         trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
         vectors = self._vectors(_TEMPERATURE_PATH, TEMPERATURE)
         if vectors:
@@ -115,9 +164,7 @@ class PolicyReader:
         else:
             self.assumed.append("the temperature is 0.2 and constant: the checkpoint contains no other")
         setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
-        low, high = (
-            np.asarray(each, np.float64) for each in (self._settings.action_low, self._settings.action_high)
-        )
+        low, high = self._bounds()
         return PolicyLearner(SAC, networks, vectors, critics, slow, setups, low, high)
 
     def _on_policy(self) -> PolicyLearner:
@@ -170,7 +217,9 @@ class PolicyReader:
     def _critic(self, title: str) -> Network:
         network = build_part_network(self._agent, self._parts[title], self._settings)
         if network.width != 1:
-            raise self._refused(f"{title} outputs a distribution, which SAC does not train")
+            raise self._refused(
+                f"{title} outputs a distribution of values, which training steps do not support"
+            )
         return network
 
     def _value(self) -> Network:
@@ -267,7 +316,7 @@ class PolicyReader:
         return self._slot(known.name, BUFFER, weights, 1.0)
 
     def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
-        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)
+        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found, hint=INSTEAD)
 
 
 def make_policy_batches(
@@ -293,12 +342,12 @@ def make_policy_batches(
 
     made = []
     for _ in range(steps):
-        if learner.algorithm == SAC:
+        if learner.critics:
             made.append(_off_policy_batch(double, observations, generator))
         else:
             obs = observations()
             made.append(_on_policy_batch(double, engine, obs, generator))
-    if learner.algorithm == SAC:
+    if learner.critics:
         first = made[0].arrays
         values = engine.forward(learner.critics[0], first["obs"], first["action"])
         scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0

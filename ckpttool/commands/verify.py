@@ -546,8 +546,7 @@ def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
     """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it.
 
     A target network that the checkpoint lacks is a copy of its network. Raise UsageError if actor or
-    critic is missing, UnsupportedError for other training algorithms, and for optimizers other than
-    Adam.
+    critic is missing, UnsupportedError for other training algorithms.
     """
     parts = {part.title: part for part in agent.binding.parts}
     critics = tuple(title for title, part in parts.items() if part.component == "critic")
@@ -588,12 +587,16 @@ def _trainable(agent: Agent, title: str, settings: NetworkSettings) -> Network:
     part = agent.runnable(title)
     if part is None or part.branches:
         raise UnsupportedError(
-            f"{title} is a Gaussian policy, which TD3 does not train", file=agent.checkpoint.path
+            f"{title} is a Gaussian policy, which TD3 does not train",
+            file=agent.checkpoint.path,
+            hint=policy_agents.INSTEAD,
         )
     network = build_part_network(agent, part, settings)
     if not part.acts and network.width != 1:
         raise UnsupportedError(
-            f"{title} outputs a distribution, which TD3 does not train", file=agent.checkpoint.path
+            f"{title} outputs a distribution of values, which training steps do not support",
+            file=agent.checkpoint.path,
+            hint=policy_agents.INSTEAD,
         )
     return network
 
@@ -673,7 +676,9 @@ class _OptimizerReader:
         return tuple(found)
 
     def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
-        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)
+        return UnsupportedError(
+            reason, file=self._agent.checkpoint.path, found=found, hint=policy_agents.INSTEAD
+        )
 
 
 def _weights(tree: Tree, part: AgentNetwork) -> Iterator[Path]:
@@ -1271,7 +1276,7 @@ def _compare_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
     """Train both sides; return results and notes, and add assumptions to `assumed`."""
-    if any(policy_agents.is_gaussian(agent) for agent in (a, b)):
+    if any(policy_agents.is_gaussian(agent) or not policy_agents.uses_adam(agent) for agent in (a, b)):
         return _compare_policy_training(a, b, steps, workers, assumed)
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
@@ -1288,7 +1293,7 @@ def _compare_training(
 def _compare_policy_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
-    """Train both Gaussian policies; return results and notes, and add assumptions to `assumed`."""
+    """Train both agents with optimizers of any kind, as `_compare_training` does."""
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
