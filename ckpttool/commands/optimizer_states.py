@@ -46,6 +46,7 @@ from ckpttool.mapping.rules import (
     compose_plans,
     rule_steps,
 )
+from ckpttool.networks.model_training import choose_optimizer
 
 _NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
 OPTIMIZER = "optimizer"
@@ -715,8 +716,11 @@ class OptimizerDescription(NamedTuple):
         return {"name": self.name, "class": self.cls, "arguments": dict(self.arguments)}
 
 
-def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
-    """Return the only optimizer of a TensorFlow checkpoint or weights file, None if there is none."""
+def describe_keras_optimizer(path: str, wanted: str | None = None) -> OptimizerDescription | None:
+    """Return the optimizer of a TensorFlow checkpoint or weights file, None if there is none.
+
+    `wanted` names one of several.
+    """
     checkpoint = open_checkpoint(path)
     tree = checkpoint.tree
     known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
@@ -729,10 +733,9 @@ def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
     states = KerasStates(tree, settings)
     states.root = states.is_root([source for source, _, _ in rows])
     bound, notes = states.bind_states(rows)
-    if len(bound) > 1:
-        raise UnsupportedError(
-            f"the file has {len(bound)} optimizers; a training step of a model uses one", file=path
-        )
+    titles = [display(state.top) or OPTIMIZER for state in bound]
+    if wanted is not None or len(bound) > 1:
+        bound = [bound[titles.index(str(choose_optimizer(path, titles, wanted)))]]
     if not bound:
         if notes:
             raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)

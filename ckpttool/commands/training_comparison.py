@@ -317,11 +317,16 @@ _WITH_STATE = ("amsgrad", "centered", "momentum", "use_ema")
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of training steps: how many, and the loss of each side, "module:function"."""
+    """Options of training steps: how many, and the loss and optimizer of each side.
+
+    A loss is "module:function"; an optimizer is the name of one of several in the file.
+    """
 
     steps: int = STEPS
     loss_a: str | None = None
     loss_b: str | None = None
+    optimizer_a: str | None = None
+    optimizer_b: str | None = None
 
 
 class OutputTarget(NamedTuple):
@@ -334,10 +339,11 @@ class OutputTarget(NamedTuple):
 
 
 class TrainedFile(NamedTuple):
-    """One side's checkpoint, and the framework of its model."""
+    """One side's checkpoint, the framework of its model, and the name of its optimizer if chosen."""
 
     path: str
     framework: str
+    optimizer: str | None = None
 
 
 class TrainedSide(Protocol):
@@ -512,12 +518,14 @@ class _TrainedModel:
         self.assumed: list[str] = []
         self.notes: list[str] = []
 
-    def restore(self, file: str, spec: OptimizerDescription | None) -> bool:
+    def restore(self, file: TrainedFile, spec: OptimizerDescription | None) -> bool:
         """Restore the file's optimizer; return whether there is one."""
         document = None if spec is None else spec.document()
         if spec is not None:
             self.assumed += spec.assumed
-        return self._prepare(self.process.request("optimizer", file=os.path.abspath(file), spec=document))
+        # A description is already that of the wanted one.
+        values = {"file": os.path.abspath(file.path), "spec": document, "wanted": file.optimizer}
+        return self._prepare(self.process.request("optimizer", **values))
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
         """Create an optimizer without state."""
@@ -599,7 +607,7 @@ def compare_training(
         processes: both sides, with the same inputs.
         files: each side's checkpoint.
         targets: the outputs that the quadratic loss uses.
-        chosen: steps and losses.
+        chosen: steps, losses and optimizers.
 
     """
     for word, file in zip("AB", files, strict=True):
@@ -608,6 +616,8 @@ def compare_training(
                 f"{word} is an agent, which training steps compare with another agent only", file=file.path
             )
     losses = (chosen.loss_a, chosen.loss_b)
+    wanted = (chosen.optimizer_a, chosen.optimizer_b)
+    files = [file._replace(optimizer=name) for file, name in zip(files, wanted, strict=True)]
     models = [
         _TrainedModel(word, process, file.framework, loss)
         for word, process, file, loss in zip("AB", processes, files, losses, strict=True)
@@ -647,10 +657,10 @@ class _TrainingComparison:
         """Restore the optimizers, pair the tensors and write the targets."""
         found = []
         for model, file in zip((self.a, self.b), files, strict=True):
-            known = model.restore(file.path, None)
+            known = model.restore(file, None)
             if not known and file.framework != "torch":
-                spec = describe_keras_optimizer(file.path)
-                known = spec is not None and model.restore(file.path, spec)
+                spec = describe_keras_optimizer(file.path, file.optimizer)
+                known = spec is not None and model.restore(file, spec)
             found.append(known)
         self._complete(found)
         for model, file in zip((self.a, self.b), files, strict=True):

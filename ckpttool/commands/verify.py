@@ -550,6 +550,13 @@ def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
     """
     parts = {part.title: part for part in agent.binding.parts}
     critics = tuple(title for title, part in parts.items() if part.component == "critic")
+    if critics and "actor" not in parts:
+        raise UnsupportedError(
+            "critics without an actor choose discrete actions, which training steps do not support",
+            file=agent.checkpoint.path,
+            found=", ".join(parts),
+            hint=policy_agents.INSTEAD,
+        )
     if "actor" not in parts or not critics:
         raise UsageError(
             "a training step needs an actor and a critic",
@@ -978,6 +985,8 @@ class VerificationOptions:
         loss_a: the loss of the first model's training steps, "module:function", called with its outputs
             and targets; None for the mean of 0.5 * (output - target)^2.
         loss_b: the same for the second model.
+        optimizer_a: for a file of the first model with several optimizers: the name of the one to train with.
+        optimizer_b: the same for the second model.
 
     """
 
@@ -997,11 +1006,18 @@ class VerificationOptions:
     run_code: bool = False
     loss_a: str | None = None
     loss_b: str | None = None
+    optimizer_a: str | None = None
+    optimizer_b: str | None = None
+
+    @property
+    def of_training(self) -> tuple[str | None, str | None, str | None, str | None]:
+        """The losses and optimizers of training steps."""
+        return self.loss_a, self.loss_b, self.optimizer_a, self.optimizer_b
 
     @property
     def of_models(self) -> bool:
         """Whether an option applies to models only."""
-        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, self.loss_a, self.loss_b)
+        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, *self.of_training)
         return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
@@ -1022,8 +1038,8 @@ def verify(
     network in common (unless `whole`), or a side cannot run.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
-    if (options.loss_a or options.loss_b) and options.steps is None:
-        raise UsageError("--loss requires --train-step")
+    if any(options.of_training) and options.steps is None:
+        raise UsageError("--loss, --optimizer-a and --optimizer-b require --train-step")
     if options.of_models and options.whole:
         raise UsageError("--all compares agents, not models that your code builds")
     sides = _model_sides(first, second, options)
@@ -1099,7 +1115,7 @@ def _verify_models(
         options.run_code,
         options.tolerance,
         options.facts,
-        None if options.steps is None else TrainingOptions(options.steps, options.loss_a, options.loss_b),
+        None if options.steps is None else TrainingOptions(options.steps, *options.of_training),
     )
     found = compare_models(sides[0], sides[1], chosen, progress)
     return Verification(

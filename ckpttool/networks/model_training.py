@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError, suggest_choice
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
@@ -83,8 +83,11 @@ class ModelTrainer:
         self.notes: list[str] = []
         self.assumed: list[str] = []
 
-    def restore(self, file: str, spec: Message | None) -> bool:
-        """Create the optimizer that the file contains and load its state; return False if there is none."""
+    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
+        """Create the optimizer that the file contains and load its state; return False if there is none.
+
+        `wanted` names one of several.
+        """
         raise NotImplementedError
 
     def create(self, cls: str, settings: Message) -> None:
@@ -240,6 +243,28 @@ def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tup
     return found
 
 
+def choose_optimizer(file: str, names: list[str], wanted: str | None) -> str | None:
+    """Return the name of the wanted optimizer, or of the only one; None if there is none.
+
+    Raise UsageError if the file does not contain the wanted one, or contains several.
+    """
+    if wanted is not None and wanted not in names:
+        raise UsageError(
+            f"the file has no optimizer {wanted!r}",
+            file=file,
+            found=", ".join(names) or "none",
+            hint=suggest_choice(wanted, names) if names else "leave --optimizer-a and --optimizer-b out",
+        )
+    if wanted is None and len(names) > 1:
+        raise UsageError(
+            f"the file has {len(names)} optimizers, and a training step of a model uses one",
+            file=file,
+            found=", ".join(names),
+            hint=f"choose one with --optimizer-a or --optimizer-b, e.g. {names[0]}",
+        )
+    return wanted if wanted is not None else next(iter(names), None)
+
+
 class TorchTrainer(ModelTrainer):
     """A torch.nn.Module or TorchScript program."""
 
@@ -251,8 +276,8 @@ class TorchTrainer(ModelTrainer):
         self._state: Message | None = None
         self._settings: Message = {}
 
-    def restore(self, file: str, spec: Message | None) -> bool:
-        """Find the only optimizer in the file, and load it by `load_state_dict`."""
+    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
+        """Find the only optimizer in the file, or the wanted one, and load it by `load_state_dict`."""
         del spec
         if file.endswith((".safetensors", ".npz")) or self.runner.model is None:
             return False
@@ -261,16 +286,10 @@ class TorchTrainer(ModelTrainer):
         except Exception:  # noqa: BLE001 - a TorchScript file contains no optimizer
             return False
         found = find_torch_optimizers(held)
-        if len(found) > 1:
-            raise UnsupportedError(
-                "the file has {} optimizers ({}); a training step of a model uses one".format(
-                    len(found), ", ".join(name for name, _ in found)
-                ),
-                file=file,
-            )
-        if not found:
+        name = choose_optimizer(file, [each for each, _ in found], wanted)
+        if name is None:
             return False
-        name, state = found[0]
+        state = dict(found)[name]
         stored = {str(key) for each in state["state"].values() for key in each}
         cls = torch_optimizer_class(state["param_groups"][0], stored)
         if cls is None:
@@ -563,7 +582,7 @@ class KerasTrainer(ModelTrainer):
     def _variables(self, *, exact: bool) -> list[Any]:
         return [each for _, each in self.trained(exact=exact)]
 
-    def restore(self, file: str, spec: Message | None) -> bool:
+    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
         """Create the optimizer of the file's own configuration, or the one of `spec`, and load its state."""
         name = "optimizer"
         if spec is not None:
@@ -573,6 +592,7 @@ class KerasTrainer(ModelTrainer):
             config = compiled_optimizer(file) if os.path.isfile(file) else None
             if config is None:
                 return False
+            choose_optimizer(file, [name], wanted)
             made = self._configured(file, config)
         made.build(self._variables(exact=False))
         try:
@@ -897,7 +917,7 @@ def prepare_optimizer(session: Any, message: Message) -> Message:
         trainer.create(created["class"], created["settings"])
         found = True
     else:
-        found = trainer.restore(message["file"], message.get("spec"))
+        found = trainer.restore(message["file"], message.get("spec"), message.get("wanted"))
     tensors = trainer.trained(exact=False)
     for place, (_, tensor) in enumerate(tensors):
         np.save(session.folder / f"trained-{place}.npy", _array(tensor), allow_pickle=False)
