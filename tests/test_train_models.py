@@ -143,6 +143,46 @@ def _without(state: State) -> None:
     state["state"] = {}
 
 
+def _of_one(name: str, make: Callable[[Any], Any]) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state["state"][2][name] = make(state["state"][2][name])
+
+    return change
+
+
+def _exchanged(*names: str) -> Callable[[State], None]:
+    """Exchange the state of two tensors of equal shape, or two kinds of state of each tensor."""
+
+    def change(state: State) -> None:
+        one, other = state["state"][1], state["state"][3]
+        for name in names:
+            one[name], other[name] = other[name], one[name]
+
+    return change
+
+
+def _moments_exchanged(state: State) -> None:
+    for each in state["state"].values():
+        each["exp_avg"], each["exp_avg_sq"] = each["exp_avg_sq"], each["exp_avg"].abs()
+
+
+def _apart(name: str, **settings: Any) -> Callable[[list[Any]], Any]:
+    def make(parameters: list[Any]) -> Any:
+        import torch
+
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], **settings}]
+        return getattr(torch.optim, name)(groups, lr=0.01)
+
+    return make
+
+
+def _with_tensors(parameters: list[Any]) -> Any:
+    import torch
+
+    betas = (torch.tensor(0.5), torch.tensor(0.75))
+    return torch.optim.Adam(parameters, lr=torch.tensor(0.5), betas=betas, foreach=False)
+
+
 def _second_group(**settings: Any) -> Callable[[State], None]:
     return lambda state: state["param_groups"][1].update(settings)
 
@@ -176,6 +216,34 @@ STATE_FAULTS = {
     "mask of the decay": StateFault(
         _grouped, _second_group(weight_decay=0.1), "weight decay of 2.weight", confirmed=False
     ),
+    "right tensors as settings": StateFault(_with_tensors),
+    "right flags": StateFault(_made("Adam"), _group(fused=True, capturable=True)),
+    "right groups of betas": StateFault(_apart("Adam", betas=(0.5, 0.9))),
+    "betas of a group": StateFault(
+        _apart("Adam", betas=(0.5, 0.9)),
+        _second_group(betas=(0.9, 0.9)),
+        "beta_1 of 2.weight",
+        confirmed=False,
+    ),
+    "sign of a group": StateFault(
+        _apart("SGD", maximize=True), _second_group(maximize=False), "maximize of 2.weight", confirmed=False
+    ),
+    "amsgrad of a group": StateFault(
+        _apart("Adam", amsgrad=True), _second_group(amsgrad=False), "amsgrad of 2.weight", scale=1e-3
+    ),
+    "fewer updates of a tensor": StateFault(
+        _made("Adam"), _of_one("step", lambda step: step - 2), "updates of 2.weight is 3 in A and 1 in B"
+    ),
+    "more updates of a tensor": StateFault(
+        _made("Adam"), _of_one("step", lambda step: step + 2), "updates of 2.weight is 3 in A and 5 in B"
+    ),
+    "product of momenta": StateFault(
+        _made("NAdam"), _state("mu_product", lambda mu: mu * 2), "mu_product of 0.weight"
+    ),
+    "state of equal shape": StateFault(
+        _made("Adam"), _exchanged("exp_avg", "exp_avg_sq"), "differs for 0.bias"
+    ),
+    "exchanged moments": StateFault(_made("Adam"), _moments_exchanged, "m, a moment"),
     "largest moment": StateFault(_AMSGRAD, _state(_GONE, lambda v: v * 0), "vhat, a moment", scale=1e-3),
     "amsgrad": StateFault(_AMSGRAD, _group(amsgrad=False), "amsgrad is True", scale=1e-3),
     "buffer": StateFault(_MOMENTUM, _state("momentum_buffer", lambda each: each * 0), "buffer"),

@@ -31,9 +31,11 @@ from ckpttool.networks import (
 )
 from ckpttool.networks.policy_training import (
     A2C,
+    DDPG,
     LOG_STD,
     PPO,
     SAC,
+    TD3,
     TEMPERATURE,
     OptimizerSetup,
     PolicyBatch,
@@ -121,6 +123,25 @@ def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: s
     return replace(made, optimizers={"optimizer": setup(family, titles, made, settings, *slots)})
 
 
+def deterministic(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> PolicyLearner:
+    generator = np.random.default_rng(4)
+    critics = ("critic/q1", "critic/q2") if algorithm == TD3 else ("critic/q1",)
+    networks, slow = {}, {}
+    for title in ("actor", *critics):
+        component, _, head = title.partition("/")
+        slow[title] = "/".join(filter(None, (f"{component}_target", head)))
+        for each in (title, slow[title]):
+            actor = component == "actor"
+            networks[each] = network(generator, action=not actor, width=ACT if actor else 1)
+    low, high = np.full(ACT, -2.0), np.full(ACT, 1.0)
+    made = PolicyLearner(algorithm, networks, {}, critics, slow, {}, low, high, updates=1)
+    optimizers = {
+        "actor_optimizer": setup(family, ("actor",), made, settings, *slots),
+        "critic_optimizer": setup(family, critics, made, settings, *slots),
+    }
+    return replace(made, optimizers=optimizers)
+
+
 _MOMENTUM = {"learning_rate": 1e-3, "momentum": 0.9}
 _ROOT = {"learning_rate": 1e-3, "rho": 0.99, "epsilon": 1e-5}
 LEARNERS: dict[str, Callable[[], PolicyLearner]] = {
@@ -129,6 +150,8 @@ LEARNERS: dict[str, Callable[[], PolicyLearner]] = {
     "PPO, Nesterov": lambda: on_policy(PPO, "SGD", {**_MOMENTUM, "nesterov": 1.0}, "buffer"),
     "A2C, momentum": lambda: on_policy(A2C, "SGD", _MOMENTUM, "buffer"),
     "A2C, RMSprop": lambda: on_policy(A2C, "RMSprop", _ROOT, "rms"),
+    "TD3, RMSprop": lambda: deterministic(TD3, "RMSprop", _ROOT, "rms"),
+    "DDPG, momentum": lambda: deterministic(DDPG, "SGD", _MOMENTUM, "buffer"),
     "A2C, centered RMSprop with momentum": lambda: on_policy(
         A2C, "RMSprop", {**_ROOT, "momentum": 0.5}, "rms", "mg", "buffer"
     ),
@@ -248,7 +271,7 @@ def test_gradients_are_those_of_differences(name: str, title: str) -> None:
     learner = LEARNERS[name]().cast("float64")
     batch = make_policy_batches(learner, 1)[0].cast("float64")
     engine = Recorder(learner)
-    policy_training.UPDATES[learner.algorithm](engine, learner, batch)
+    policy_training.UPDATES[learner.algorithm](engine, learner, batch, 1)
     loss = _loss(learner, batch, title)
     arrays = trained_arrays(learner.networks[title])
     if title == "actor" and LOG_STD in learner.vectors:

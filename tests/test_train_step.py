@@ -13,8 +13,11 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
+from ckpttool.commands.network_outputs import agent_network_settings
+from ckpttool.commands.policy_agents import PolicyReader
+from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import compare_train_steps
-from ckpttool.core import Leaf, UsageError, ValueLeaf, sidecar
+from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.networks import (
     Activation,
@@ -37,6 +40,7 @@ from ckpttool.networks import (
     train_learner,
     trained_arrays,
 )
+from ckpttool.networks.policy_training import PolicyBatch, PolicyLearner, train_policy
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.mutants import Change, Leaves, changed
@@ -144,6 +148,9 @@ class InProcess(Worker):
 
     def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
         return train_learner(numpy_backend.learn(learner), learner, batches)
+
+    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
+        return train_policy(numpy_backend.learn_policy(learner), learner, batches)
 
 
 LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
@@ -293,6 +300,22 @@ def other_setting(name: str, value: float) -> Change:
     return change
 
 
+def as_rmsprop(leaves: Leaves, names: dict[str, TreePath]) -> None:
+    """Replace Adam by RMSprop, with Adam's second moments."""
+    for name, path in names.items():
+        if name.endswith("/exp_avg_sq"):
+            leaves[*path[:-1], key("square_avg")] = leaves[path]
+        if name.endswith("/param_groups/0/lr"):
+            group = path[:-1]
+            leaves |= {
+                (*group, key(each)): ValueLeaf(value)
+                for each, value in (("alpha", 0.99), ("momentum", 0), ("centered", False))
+            }
+        gone = ("/exp_avg", "/exp_avg_sq", "/betas/0", "/betas/1", "/amsgrad", "/fused")
+        if name.endswith((*gone, "decoupled_weight_decay")):
+            leaves.pop(path)
+
+
 CRITICS = {"critic/q1", "critic/q2"}
 TARGETS = {"critic_target/q1", "critic_target/q2"}
 MUTANTS: dict[str, tuple[Change, set[str]]] = {
@@ -325,6 +348,7 @@ class TestVerify:
         assert found.training.algorithm == "TD3"
         assert {m.step for m in found.training.moved} == {1, 2, 4}
         assert all(m.relative == 0 and not any(m.tensors) for m in found.training.moved)
+        assert found.training.differences == ()
 
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_mutant_is_caught(self, decayed: Path, tmp_path: Path, name: str) -> None:
@@ -335,6 +359,44 @@ class TestVerify:
         assert found.training is not None
         caught = {(m.name, m.dtype) for m in found.training.moved if not m.within}
         assert caught >= {(title, dtype) for title in wrong for dtype in verify.BOUNDS}
+        assert all(any(title in each for each in found.training.differences) for title in wrong)
+
+    def test_other_optimizers_than_adam_train(self, tmp_path: Path) -> None:
+        file = changed(TORCH_SAMPLE, tmp_path / "rmsprop.pt", as_rmsprop)
+        found = verify.verify(file, changed(file, tmp_path / "copy.pt", lambda *_: None), steps=2)
+        assert found.within
+        assert found.training is not None
+        assert found.training.algorithm == "TD3"
+        slower = changed(file, tmp_path / "slower.pt", other_setting("alpha", 0.9))
+        found = verify.verify(file, slower, steps=2)
+        assert found.training is not None
+        wrong = {each.name for each in found.training.moved if not each.within}
+        assert wrong >= CRITICS
+        assert any("rho of critic" in each for each in found.training.differences)
+
+    def test_both_implementations_of_td3_make_the_same_updates(self) -> None:
+        agent = restore_agent(str(TORCH_SAMPLE))
+        settings, _ = agent_network_settings(agent, agent)
+        one = verify.build_learner(agent, settings).learner.cast("float64")
+        other = PolicyReader(agent, settings).setup().learner.cast("float64")
+        assert other.updates == one.updates
+        batches = [each.cast("float64") for each in verify.make_batches(one, 4)]
+        given = [PolicyBatch({**each._asdict(), "next_noise": each.noise}) for each in batches]
+        left = train_learner(numpy_backend.learn(one), one, batches)
+        right = train_policy(numpy_backend.learn_policy(other), other, given)
+        assert left.moved == right.moved
+        for title, arrays in left.last.items():
+            for x, y in zip(arrays, right.last[title], strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-14)
+
+    def test_lost_state_is_named_even_if_updates_agree(self, tmp_path: Path) -> None:
+        still = changed(TORCH_SAMPLE, tmp_path / "still.pt", other_setting("lr", 0.0))
+        found = verify.verify(still, changed(still, tmp_path / "mutant.pt", lost_moment), steps=2)
+        assert found.training is not None
+        assert all(m.within for m in found.training.moved)
+        assert len(found.training.differences) == 1
+        assert "critic/q1" in found.training.differences[0]
+        assert not found.within
 
     def test_the_count_that_delays_the_actor_counts(self, decayed: Path, tmp_path: Path) -> None:
         def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:

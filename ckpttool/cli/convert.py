@@ -368,6 +368,12 @@ class ModelPairOptions(OptionPanel, title="Models"):
     loss: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss for --train-step.")] = None
     loss_a: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss of A alone.")] = None
     loss_b: Annotated[str | None, typer.Option(metavar="MODULE:LOSS", help="Loss of B alone.")] = None
+    optimizer_a: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Optimizer of A, if its file has several.")
+    ] = None
+    optimizer_b: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Optimizer of B, if its file has several.")
+    ] = None
 
     def specs(self) -> tuple[Any, Any]:
         """Return the factories of both sides."""
@@ -426,6 +432,8 @@ def verify(
             run_code=models.run_code,
             loss_a=models.loss_a or models.loss,
             loss_b=models.loss_b or models.loss,
+            optimizer_a=models.optimizer_a,
+            optimizer_b=models.optimizer_b,
             progress=moving,
         )
     if as_json:

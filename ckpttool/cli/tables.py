@@ -458,7 +458,8 @@ def _training_table(found: TrainStepComparison) -> list[str]:
         f"tolerance of updates: relative difference of {bounds}, or {OWN_ERROR:g}x A's own error "
         "if that is larger"
     )
-    return [title, render_table([*columns, ("within", "left")], rows), sentence]
+    different = [wrap_sentence(f"optimizers differ: {clean(each)}") for each in found.differences]
+    return [title, render_table([*columns, ("within", "left")], rows), sentence, *different]
 
 
 def render_plugins(kind: str, rows: Sequence[PluginRow]) -> str:

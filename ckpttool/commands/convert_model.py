@@ -45,10 +45,10 @@ from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_c
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.source import Shape
-from ckpttool.core.tree import display
+from ckpttool.core.tree import ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions, Skeleton
@@ -345,5 +345,13 @@ def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Itera
         f"use --part {head} to convert only the network" if apart else "use --allow-missing to leave it out"
     )
     why = hint if moved.written else next(iter(moved.reasons), hint)
-    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {why}"
-    yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)
+    settings = [path for path in slots if isinstance(tree[path], ValueLeaf)]
+    if settings:
+        lost = abbreviate_list([ready.names[path] for path in settings], 3)
+        none = "use --optimizer none to convert without the optimizer"
+        text = f"{lost}: the target's optimizer has no such setting, so its updates differ; {none}"
+        yield LedgerEntry("not used", "setting", text, ready.names[settings[0]], decides=True, hint=none)
+    count = len(slots) - len(settings)
+    if count:
+        what = f"state of {count:,} {'tensor' if count == 1 else 'tensors'}: {why}"
+        yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -223,7 +223,8 @@ def build_model_skeleton(
     parts = [_part(module, places, framework) for module in modules]
     order = {path: number for number, path in places.items() if isinstance(number, int)}
     order = order or {path: number for number, (path, _) in enumerate(tree.tensors())}
-    return Skeleton(_FRAMEWORKS[framework], tree, parts, order)
+    weights = "model.variables" if framework == "tensorflow" else "model.weights"
+    return Skeleton(_FRAMEWORKS[framework], tree, parts, order, weights)
 
 
 def _call_order(module: Mapping[str, Any]) -> tuple[int, int]:

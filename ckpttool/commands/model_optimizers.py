@@ -22,7 +22,7 @@ from ckpttool.commands.optimizer_states import (
     trained_order,
 )
 from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, attr, display, key
+from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries.optimizers_write import BoundOptimizer, list_torch_optimizers
 from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping.fill_model import Skeleton
@@ -44,8 +44,8 @@ class ConvertedOptimizers(NamedTuple):
     """Optimizers beside a filled model: the whole target tree, the plan of the added part, and what is left.
 
     `prefix` is the path of the model in the tree, `written` are the optimizers by name, `order` the positions
-    of weights in the model, `left` the slots that are not converted, and `reasons`
-    the sentences why.
+    of weights in the model's list `weights`, `left` the slots and settings that are not converted, and
+    `reasons` the sentences why. `parameters` is the number of the model's parameters.
     """
 
     tree: Tree
@@ -55,6 +55,8 @@ class ConvertedOptimizers(NamedTuple):
     order: Mapping[Path, int] = {}
     left: tuple[Path, ...] = ()
     reasons: tuple[str, ...] = ()
+    weights: str = "model.weights"
+    parameters: int = 0
 
     @property
     def names(self) -> frozenset[str]:
@@ -82,7 +84,14 @@ class ConvertedOptimizers(NamedTuple):
         for name, each in self.written.items():
             constructor = each.constructor if len(self.written) == 1 else None
             made.append(f"{name} = {constructor or f'keras.optimizers.{each.cls}(...)'}")
-            made.append(f"{name}.build(model.trainable_variables)")
+            numbers = [self.order[path] for path in each.groups[0]]
+            if each.plain:
+                plain = ", ".join(f"{self.weights}[{self.order[path]}]" for path in each.plain)
+                made.append(f"{name}.exclude_from_weight_decay([{plain}])")
+            # An optimizer of other variables than the file's loads nothing, with a warning only.
+            chosen = f"[{self.weights}[n] for n in {tuple(numbers)}]"
+            whole = len(numbers) == self.parameters
+            made.append(f"{name}.build({'model.trainable_variables' if whole else chosen})")
         if form == "keras":
             return (*made, f"model.compile({next(iter(self.written))})", *lines)
         both = f"tf.train.Checkpoint(model, {', '.join(f'{name}={name}' for name in self.written)})"
@@ -113,7 +122,7 @@ def convert_optimizers(
         return ConvertedOptimizers(filling.tree, left=tuple(slots), reasons=tuple(reasons))
     plan = merge_plans(Plan(()), *plans)
     used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *plan.partly}
-    left = tuple(path for path in slots if path not in used)
+    left = tuple(path for path in (*slots, *_list_settings(source)) if path not in used)
     made = apply_plan(source, replace(plan, aliases={}))
     tree = _beside_model(filling.tree, made, plan, planner.prefix)
     return ConvertedOptimizers(
@@ -124,6 +133,11 @@ def convert_optimizers(
         skeleton.order,
         left,
         tuple(reasons),
+        skeleton.weights,
+        sum(
+            isinstance(each := skeleton.tree[path], Leaf) and each.role == "parameter"
+            for path in skeleton.order
+        ),
     )
 
 
@@ -132,6 +146,17 @@ def _list_slots(tree: Tree) -> list[Path]:
     own = {path for paths in list_torch_optimizers(tree).values() for path in paths}
     return [
         path for path, leaf in tree.tensors() if leaf.role == "slot" or (path in own and leaf.shape != ())
+    ]
+
+
+def _list_settings(tree: Tree) -> list[Path]:
+    """Return the settings of PyTorch optimizers."""
+    tops = list_torch_optimizers(tree)
+    return [
+        path
+        for top, paths in tops.items()
+        for path in paths
+        if path[len(top)] == key("param_groups") and isinstance(tree[path], ValueLeaf)
     ]
 
 

@@ -46,6 +46,7 @@ from ckpttool.mapping.rules import (
     compose_plans,
     rule_steps,
 )
+from ckpttool.networks.model_training import choose_optimizer
 
 _NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
 OPTIMIZER = "optimizer"
@@ -91,7 +92,9 @@ def build_state_plan(
     moves = (*weights, *state.moves.moves, *more)
     agent = canonical_tree(tree, MoveList(moves))
     first = Plan(moves, consumed=tuple(state.moves.consumed))
-    return compose_plans(first, write(agent))
+    made = compose_plans(first, write(agent))
+    assumed = (state.moves.assumed,) if state.moves.assumed else ()
+    return replace(made, assumed=(*assumed, *made.assumed))
 
 
 def name_canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
@@ -150,13 +153,15 @@ class WrittenOptimizer(NamedTuple):
     """One optimizer of the target: its framework's class, arguments that decide which slots it has, weights.
 
     `groups` are the weights' paths in the target, in the optimizer's order; Keras has one group.
-    `constructor` is the Python expression with all settings that creates it, if defaults do not suffice.
+    `constructor` is the Python expression with all settings that creates it, if defaults do not suffice;
+    `plain` are the weights exempt from Keras's weight decay.
     """
 
     cls: str
     arguments: Mapping[str, float | bool]
     groups: Sequence[Sequence[Path]]
     constructor: str | None = None
+    plain: Sequence[Path] = ()
 
 
 def _describe_torch(writer: optimizers_write.TorchOptimizerWriter) -> WrittenOptimizer:
@@ -172,7 +177,8 @@ def _describe_keras(writer: optimizers_write.KerasOptimizerWriter) -> WrittenOpt
     if VELOCITY in has:
         arguments["momentum"] = 0.5
     cls = "AdamW" if writer.arguments.decoupled else writer.family.name
-    return WrittenOptimizer(cls, arguments, [list(writer.numbers)], writer.arguments.constructor)
+    plain = dict.fromkeys(weight.target for weight in writer.arguments.plain)
+    return WrittenOptimizer(cls, arguments, [list(writer.numbers)], writer.arguments.constructor, list(plain))
 
 
 # PyTorch's state_dicts.
@@ -471,6 +477,11 @@ class KerasStates:
     def _clipped(self, top: Path, title: str) -> Iterator[str]:
         """Yield a note for each setting that changes updates and that PyTorch handles outside optimizers."""
         state = self._configuration(top)
+        if state.get("loss_scale_factor") is not None:
+            yield (
+                f"{title} has loss_scale_factor = {state['loss_scale_factor']}: Keras multiplies the loss "
+                "and divides the gradients by it, PyTorch optimizers do neither; train without it"
+            )
         for name in ("clipnorm", "global_clipnorm", "clipvalue"):
             if state.get(name) is not None:
                 yield (
@@ -478,15 +489,24 @@ class KerasStates:
                     "the program must do so before each step"
                 )
 
-    def _first_rate(self, top: Path) -> dict[str, float | bool | str | None]:
-        """Return the initial learning rate of a schedule in the optimizer's configuration."""
-        state = self._configuration(top)
-        first = state.get("learning_rate_initial")
-        return {"learning_rate": first} if isinstance(first, float) else {}
+    def _first_rate(self, state: BoundOptimizer) -> dict[str, float | bool | str | None]:
+        """Return the initial learning rate of a schedule in the optimizer's configuration.
+
+        A velocity includes the present rate, which is another one and in no file.
+        """
+        first = self._configuration(state.top).get("learning_rate_initial")
+        moved = any(len(m.target) > 2 and m.target[1] == attr(VELOCITY) for m in state.moves.moves)
+        return {"learning_rate": first} if isinstance(first, float) and not moved else {}
 
     def _scheduled(self, top: Path, title: str) -> Iterator[str]:
         """Yield a note if a schedule of the program computes the learning rate."""
         state = self._configuration(top)
+        counted = any((*top, attr(name)) in self.tree for name in _ITERATIONS)
+        if top and counted and not state and not has_rate(self.tree, top):
+            yield (
+                f"{title} has no learning rate: a schedule of the program computes it; create the matching "
+                "PyTorch scheduler"
+            )
         if isinstance(state.get("learning_rate"), str):
             yield (
                 f"{title}: the schedule {state['learning_rate']} computes the learning rate; create the "
@@ -501,6 +521,8 @@ class KerasStates:
             for name, value in state.items()
             if name in _CONFIGURED and isinstance(value, bool | int | float)
         }
+        if state.get("decay"):  # of the learning rate, in old versions
+            found["decay"] = state["decay"]
         if found.get("weight_decay") is not None or self._class(top) == ADAMW:
             found["decoupled_weight_decay"] = True
         return found
@@ -514,7 +536,7 @@ class KerasStates:
     ) -> Plan:
         """Return the plan of the optimizer's PyTorch state_dict at `place`, for parameters in their order."""
         weights, more, doubled = self._weights(state, units, paths)
-        facts = {**self._first_rate(state.top), **self._configured(state.top), **self.settings.of(state.name)}
+        facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
 
         def write(agent: Tree) -> Plan:
             self.settings.require_free(state.name, agent)
@@ -694,8 +716,11 @@ class OptimizerDescription(NamedTuple):
         return {"name": self.name, "class": self.cls, "arguments": dict(self.arguments)}
 
 
-def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
-    """Return the only optimizer of a TensorFlow checkpoint or weights file, None if there is none."""
+def describe_keras_optimizer(path: str, wanted: str | None = None) -> OptimizerDescription | None:
+    """Return the optimizer of a TensorFlow checkpoint or weights file, None if there is none.
+
+    `wanted` names one of several.
+    """
     checkpoint = open_checkpoint(path)
     tree = checkpoint.tree
     known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
@@ -708,10 +733,9 @@ def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
     states = KerasStates(tree, settings)
     states.root = states.is_root([source for source, _, _ in rows])
     bound, notes = states.bind_states(rows)
-    if len(bound) > 1:
-        raise UnsupportedError(
-            f"the file has {len(bound)} optimizers; a training step of a model uses one", file=path
-        )
+    titles = [display(state.top) or OPTIMIZER for state in bound]
+    if wanted is not None or len(bound) > 1:
+        bound = [bound[titles.index(str(choose_optimizer(path, titles, wanted)))]]
     if not bound:
         if notes:
             raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)
@@ -723,7 +747,9 @@ def describe_keras_optimizer(path: str) -> OptimizerDescription | None:
     canonical = CanonicalOptimizer(
         state.name, agent, settings.of(state.name, title, OPTIMIZER), state.moves.defaults
     )
-    return _as_keras(canonical, title, state.top)
+    found = _as_keras(canonical, title, state.top)
+    guessed = (state.moves.assumed,) if state.moves.assumed else ()
+    return found._replace(assumed=(*guessed, *found.assumed))
 
 
 def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDescription:

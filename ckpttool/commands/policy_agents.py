@@ -1,32 +1,39 @@
-"""Prepare a recognised Gaussian policy for training: networks, vectors and optimizers of its checkpoint."""
+"""Prepare a recognised agent for training: networks, vectors and optimizers of its checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpttool.commands import options
 from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
+from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Leaf, Path, Tree, attr
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import BUFFER, VELOCITY, CanonicalOptimizer
+from ckpttool.libraries.optimizers_read import ADAM, BUFFER, VELOCITY, CanonicalOptimizer
 from ckpttool.libraries.schema import JOINT, AgentNetwork
+from ckpttool.mapping.rules import ToValue
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Concat, Dense, Network, Node
 from ckpttool.networks.policy_training import (
     A2C,
+    DDPG,
     DISCOUNT,
     FAMILIES,
     LOG_STD,
     PPO,
     SAC,
+    TD3,
     TEMPERATURE,
+    TRAINED,
+    AdamState,
+    Learner,
     OptimizerSetup,
     PolicyBatch,
     PolicyLearner,
@@ -39,6 +46,7 @@ MISSING = (
     "learning-rate and clip-range schedules",
     "environment state, and observation statistics that training updates",
 )
+INSTEAD = "use --all instead of --train-step: it compares weights, optimizer state and settings"
 _WEIGHTS = ("kernel", "bias", "scale", "offset")
 _TEMPERATURE_PATH = (attr(schema.TEMPERATURE), attr("log_alpha"))
 _LOG_STD_PATH = (attr("actor"), attr("log_std"))
@@ -59,6 +67,15 @@ def is_gaussian(agent: Agent) -> bool:
         return False
     has_critic = any(part.component == "critic" for part in parts.values())
     return bool(actor.branches) if has_critic else "value" in parts
+
+
+def uses_adam(agent: Agent) -> bool:
+    """Return whether Adam trains the actor and the critics."""
+    tree, defaults = canonical_tree(agent.checkpoint.tree, agent.binding.moves), agent.binding.defaults
+    stated = options.sidecar_settings(agent.sidecar)
+    names = ("actor_optimizer", "critic_optimizer")
+    found = [CanonicalOptimizer(name, tree, stated.get(name, {}), defaults) for name in names]
+    return all(each.family is ADAM for each in found)
 
 
 @dataclass(slots=True)
@@ -88,22 +105,58 @@ class PolicyReader:
         critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
         if critics and "value" in self._parts:
             raise self._refused("the first version of SAC, with a state value, is not trained here")
-        learner = self._off_policy(critics) if critics else self._on_policy()
+        if critics and not is_gaussian(self._agent):
+            learner = self._deterministic(critics)
+        else:
+            learner = self._off_policy(critics) if critics else self._on_policy()
         return PolicySetup(learner, self.assumed, self.notes)
 
-    def _off_policy(self, critics: tuple[str, ...]) -> PolicyLearner:
-        networks = {"actor": self._actor()}
-        slow = {}
-        for title in critics:
-            networks[title] = self._critic(title)
-            slow[title] = title.replace("critic", "critic_target", 1)
+    def _deterministic(self, critics: tuple[str, ...]) -> PolicyLearner:
+        """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it."""
+        networks, slow = self._with_targets({"actor": self._deterministic_actor, **self._critics(critics)})
+        trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
+        setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
+        low, high = self._bounds()
+        algorithm = TD3 if len(critics) > 1 else DDPG
+        count = self._tree.get((attr("total_it"),))
+        value = None if count is None else ToValue().leaf(count)
+        updates = value.value if isinstance(value, ValueLeaf) and isinstance(value.value, int) else 0
+        return PolicyLearner(algorithm, networks, {}, critics, slow, setups, low, high, updates=updates)
+
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        low, high = self._settings.action_low, self._settings.action_high
+        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+    def _critics(self, critics: tuple[str, ...]) -> dict[str, Callable[[str], Network]]:
+        return dict.fromkeys(critics, self._critic)
+
+    def _with_targets(
+        self, makers: Mapping[str, Callable[[str], Network]]
+    ) -> tuple[dict[str, Network], dict[str, str]]:
+        """Return networks and their targets, which are copies if the checkpoint lacks them, and the pairs."""
+        networks, slow = {}, {}
+        for title, make in makers.items():
+            networks[title] = make(title)
+            component, _, head = title.partition("/")
+            slow[title] = f"{component}_target" + (f"/{head}" if head else "")
             if slow[title] in self._parts:
-                networks[slow[title]] = self._critic(slow[title])
+                networks[slow[title]] = make(slow[title])
             else:
                 networks[slow[title]] = networks[title]
                 self.notes.append(
                     f"no {slow[title]} in the checkpoint: training starts from a copy of {title}"
                 )
+        return networks, slow
+
+    def _deterministic_actor(self, title: str) -> Network:
+        part = self._agent.runnable(title)
+        if part is None or part.branches:
+            raise self._refused(f"{title} is a Gaussian policy, which TD3 does not train")
+        return build_part_network(self._agent, part, self._settings)
+
+    def _off_policy(self, critics: tuple[str, ...]) -> PolicyLearner:
+        networks, slow = self._with_targets(self._critics(critics))
+        networks = {"actor": self._actor(), **networks}
         trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
         vectors = self._vectors(_TEMPERATURE_PATH, TEMPERATURE)
         if vectors:
@@ -111,9 +164,7 @@ class PolicyReader:
         else:
             self.assumed.append("the temperature is 0.2 and constant: the checkpoint contains no other")
         setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
-        low, high = (
-            np.asarray(each, np.float64) for each in (self._settings.action_low, self._settings.action_high)
-        )
+        low, high = self._bounds()
         return PolicyLearner(SAC, networks, vectors, critics, slow, setups, low, high)
 
     def _on_policy(self) -> PolicyLearner:
@@ -166,7 +217,9 @@ class PolicyReader:
     def _critic(self, title: str) -> Network:
         network = build_part_network(self._agent, self._parts[title], self._settings)
         if network.width != 1:
-            raise self._refused(f"{title} outputs a distribution, which SAC does not train")
+            raise self._refused(
+                f"{title} outputs a distribution of values, which training steps do not support"
+            )
         return network
 
     def _value(self) -> Network:
@@ -248,7 +301,7 @@ class PolicyReader:
         return self._slot(known, BUFFER, weights)
 
     def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
-        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)
+        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found, hint=INSTEAD)
 
 
 def make_policy_batches(
@@ -274,12 +327,12 @@ def make_policy_batches(
 
     made = []
     for _ in range(steps):
-        if learner.algorithm == SAC:
+        if learner.critics:
             made.append(_off_policy_batch(double, observations, generator))
         else:
             obs = observations()
             made.append(_on_policy_batch(double, engine, obs, generator))
-    if learner.algorithm == SAC:
+    if learner.critics:
         first = made[0].arrays
         values = engine.forward(learner.critics[0], first["obs"], first["action"])
         scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0
@@ -322,3 +375,83 @@ def _on_policy_batch(
             "returns": values + size * generator.standard_normal((BATCH, 1)),
         }
     )
+
+
+# Optimizer state of both sides, which equal updates may hide: an AMSGrad maximum, or a momentum at rate 0.
+
+
+class TensorState(NamedTuple):
+    """The state of one trained tensor: its optimizer's settings, number of updates, and slots."""
+
+    settings: Mapping[str, float]
+    step: int
+    slots: Mapping[str, np.ndarray]
+
+
+def compare_states(a: Learner | PolicyLearner, b: Learner | PolicyLearner) -> tuple[str, ...]:
+    """Return a sentence for every kind of state and network that differs, with its first tensor."""
+    one, other = _list_states(a), _list_states(b)
+    found: dict[tuple[str, str], str] = {}
+    for name in one.keys() & other.keys():
+        for kind, sentence in _differences(name, one[name], other[name]):
+            found.setdefault((name.rpartition("/")[0].rpartition("/")[0], kind), sentence)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _differences(name: str, one: TensorState, other: TensorState) -> Iterator[tuple[str, str]]:
+    for setting in sorted(one.settings.keys() | other.settings.keys()):
+        values = one.settings.get(setting, 0.0), other.settings.get(setting, 0.0)
+        if not is_equal(*values):
+            yield setting, f"{setting} of {name} is {values[0]:g} in A and {values[1]:g} in B"
+    if one.step != other.step:
+        yield "step", f"the number of updates of {name} is {one.step} in A and {other.step} in B"
+    for slot in sorted(one.slots.keys() | other.slots.keys()):
+        x, y = (side.slots.get(slot, np.zeros(1)) for side in (one, other))
+        if x.any() != y.any():
+            yield slot, f"only {'A' if x.any() else 'B'} contains {slot} of {name}"
+        elif x.shape != y.shape or relative_distance(x, y) > STATE_BOUND:
+            yield slot, f"{slot}, a moment of the optimizer, differs for {name}"
+
+
+def _list_states(learner: Learner | PolicyLearner) -> dict[str, TensorState]:
+    """Return the state of every trained tensor by name."""
+    if isinstance(learner, Learner):
+        return _adam_states(learner, learner.actor_adam, ("actor",)) | _adam_states(
+            learner, learner.critic_adam, learner.critics
+        )
+    found: dict[str, TensorState] = {}
+    for each in learner.optimizers.values():
+        names = [name for title in each.titles for name in _tensor_names(learner, title)]
+        step = each.step if each.family == "Adam" else 0
+        for n, name in enumerate(names):
+            settings = {**each.settings, "l2": each.l2[n], "amsgrad": float("vhat" in each.slots)}
+            slots = {slot: arrays[n] for slot, arrays in each.slots.items() if arrays}
+            found[name] = TensorState(settings, step, slots)
+    return found
+
+
+def _adam_states(learner: Learner, adam: AdamState, titles: Sequence[str]) -> dict[str, TensorState]:
+    settings = {name: getattr(adam, name) for name in _SETTINGS["Adam"]}
+    settings |= {"weight_decay": adam.decoupled, "amsgrad": float(bool(adam.vhat))}
+    names = [name for title in titles for name in _tensor_names(learner, title)]
+    slots = {"m": adam.m, "v": adam.v, "vhat": adam.vhat}
+    return {
+        name: TensorState(
+            {**settings, "l2": adam.l2[n] if adam.l2 else 0.0},
+            adam.step,
+            {slot: arrays[n] for slot, arrays in slots.items() if arrays},
+        )
+        for n, name in enumerate(names)
+    }
+
+
+def _tensor_names(learner: Learner | PolicyLearner, title: str) -> Iterator[str]:
+    """Yield the names of a network's trained arrays, in order."""
+    if title not in learner.networks:
+        yield title
+        return
+    layers = [node.layer for node in learner.networks[title].nodes if type(node.layer) in TRAINED]
+    for number, layer in enumerate(layers):
+        for name in TRAINED[type(layer)]:
+            if getattr(layer, name) is not None:
+                yield f"{title}/{number}/{name}"

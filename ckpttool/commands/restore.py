@@ -1039,6 +1039,7 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
             path=source,
             expected=str(getattr(first, "value", first)),
             found=str(getattr(second, "value", second)),
+            hint="convert with --optimizer none to leave optimizers out",
         )
 
 

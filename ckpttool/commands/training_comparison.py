@@ -287,7 +287,7 @@ _MOST_ROUNDING, _ROUNDING_ALONE = 0.1, 1e-2
 # Gradients that the loss hardly depends on are rounding noise, which Adam scales to full updates.
 _NOISE = {"float32": 4e-6, "float64": 7e-15}
 _GRADIENTS = {"float32": 1e-3, "float64": 1e-7}
-_STATE_ERROR = 1e-3
+STATE_BOUND = 1e-3
 # A hypothesis is confirmed if it brings updates within that many bounds.
 _NEAR = 10.0
 _DEFAULT = ("SGD", {"learning_rate": 0.01})
@@ -310,17 +310,23 @@ _FIXES = {
     "RMSprop": "use RMSpropTFLike of Stable-Baselines3, which adds epsilon under the root",
 }
 _TINY = 1e-30
+_COUNTED = frozenset(("Adam", "Adamax", "NAdam", "RAdam", "Nadam", "Lamb"))
 # Settings with state.
 _WITH_STATE = ("amsgrad", "centered", "momentum", "use_ema")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of training steps: how many, and the loss of each side, "module:function"."""
+    """Options of training steps: how many, and the loss and optimizer of each side.
+
+    A loss is "module:function"; an optimizer is the name of one of several in the file.
+    """
 
     steps: int = STEPS
     loss_a: str | None = None
     loss_b: str | None = None
+    optimizer_a: str | None = None
+    optimizer_b: str | None = None
 
 
 class OutputTarget(NamedTuple):
@@ -333,10 +339,11 @@ class OutputTarget(NamedTuple):
 
 
 class TrainedFile(NamedTuple):
-    """One side's checkpoint, and the framework of its model."""
+    """One side's checkpoint, the framework of its model, and the name of its optimizer if chosen."""
 
     path: str
     framework: str
+    optimizer: str | None = None
 
 
 class TrainedSide(Protocol):
@@ -393,6 +400,15 @@ class OptimizerState:
     step: int
     stored: bool
     placement: str
+    own: Mapping[str, Mapping[str, Any]]
+    """the settings of each tensor, which differ between PyTorch's groups of parameters"""
+    counts: Mapping[str, Mapping[str, float]]
+    """the numbers in the state of each tensor: of updates, and NAdam's product of momenta"""
+
+    @property
+    def counted(self) -> bool:
+        """Whether updates depend on their number."""
+        return self.family in _COUNTED or bool(self.settings.get("lr_decay"))
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> OptimizerState:
@@ -407,6 +423,8 @@ class OptimizerState:
             document["step"],
             document["stored"],
             document["placement"],
+            document["own"],
+            document["counts"],
         )
 
     def document(self) -> dict[str, Any]:
@@ -500,12 +518,14 @@ class _TrainedModel:
         self.assumed: list[str] = []
         self.notes: list[str] = []
 
-    def restore(self, file: str, spec: OptimizerDescription | None) -> bool:
+    def restore(self, file: TrainedFile, spec: OptimizerDescription | None) -> bool:
         """Restore the file's optimizer; return whether there is one."""
         document = None if spec is None else spec.document()
         if spec is not None:
             self.assumed += spec.assumed
-        return self._prepare(self.process.request("optimizer", file=os.path.abspath(file), spec=document))
+        # A description is already that of the wanted one.
+        values = {"file": os.path.abspath(file.path), "spec": document, "wanted": file.optimizer}
+        return self._prepare(self.process.request("optimizer", **values))
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
         """Create an optimizer without state."""
@@ -587,7 +607,7 @@ def compare_training(
         processes: both sides, with the same inputs.
         files: each side's checkpoint.
         targets: the outputs that the quadratic loss uses.
-        chosen: steps and losses.
+        chosen: steps, losses and optimizers.
 
     """
     for word, file in zip("AB", files, strict=True):
@@ -596,6 +616,8 @@ def compare_training(
                 f"{word} is an agent, which training steps compare with another agent only", file=file.path
             )
     losses = (chosen.loss_a, chosen.loss_b)
+    wanted = (chosen.optimizer_a, chosen.optimizer_b)
+    files = [file._replace(optimizer=name) for file, name in zip(files, wanted, strict=True)]
     models = [
         _TrainedModel(word, process, file.framework, loss)
         for word, process, file, loss in zip("AB", processes, files, losses, strict=True)
@@ -635,10 +657,10 @@ class _TrainingComparison:
         """Restore the optimizers, pair the tensors and write the targets."""
         found = []
         for model, file in zip((self.a, self.b), files, strict=True):
-            known = model.restore(file.path, None)
+            known = model.restore(file, None)
             if not known and file.framework != "torch":
-                spec = describe_keras_optimizer(file.path)
-                known = spec is not None and model.restore(file.path, spec)
+                spec = describe_keras_optimizer(file.path, file.optimizer)
+                known = spec is not None and model.restore(file, spec)
             found.append(known)
         self._complete(found)
         for model, file in zip((self.a, self.b), files, strict=True):
@@ -659,7 +681,7 @@ class _TrainingComparison:
         if a.placement != b.placement and a.family == b.family and a.settings.get("epsilon"):
             if a.family == "Adam":
                 self.placement = a.placement
-            elif a.family in _PLACES and _is_equal(a.settings["epsilon"], b.settings["epsilon"]):
+            elif a.family in _PLACES and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
                 self.tiny = {"epsilon": _TINY}
 
     def _complete(self, found: Sequence[bool]) -> None:
@@ -746,7 +768,8 @@ class _TrainingComparison:
 
         Raise UsageError if there is none and no weight moves.
         """
-        found = next((cause for cause, _ in self._different_settings()), None) or self._state_cause()
+        causes = itertools.chain(self._different_settings(), self._different_counts())
+        found = next((cause for cause, _ in causes), None) or self._state_cause()
         if found is not None:
             return replace(found, confirmed=True)
         if still:
@@ -901,11 +924,27 @@ class _TrainingComparison:
             word = "B" if a.stored else "A"
             lost = Cause(f"{word} contains no optimizer state: its training starts anew", confirmed=True)
             yield lost, None
+        yield from self._different_counts()
+        yield from self._different_settings()
+        yield from ((cause, None) for cause in self._lone_settings())
+
+    def _different_counts(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
+        """Yield the numbers in both states that differ, with the change of B that tests each."""
+        a, b = self.a.state, self.b.state
+        if not (a.stored and b.stored and a.counted and b.counted):
+            return
         if a.step != b.step:
             text = f"the number of updates is {a.step} in A and {b.step} in B: the bias correction differs"
             yield Cause(text), {"step": a.step}
-        yield from self._different_settings()
-        yield from ((cause, None) for cause in self._lone_settings())
+        for pair in self.pairs.pairs:
+            one, other = a.counts.get(pair.a, {}), b.counts.get(pair.b, {})
+            for kind in sorted(set(one) & set(other)):
+                if kind == "step" and (one[kind], other[kind]) == (a.step, b.step):
+                    continue
+                if not is_equal(one[kind], other[kind]):
+                    what = "the number of updates" if kind == "step" else kind
+                    text = f"{what} of {pair.title} is {one[kind]:g} in A and {other[kind]:g} in B"
+                    yield Cause(text, confirmed=True), None
 
     def _different_settings(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
         """Yield the settings that differ, with the change of B that tests each, None if none does."""
@@ -914,19 +953,20 @@ class _TrainingComparison:
             one, other = a.settings[name], b.settings[name]
             if name == "nesterov" and not (a.settings.get("momentum") or b.settings.get("momentum")):
                 continue  # without momentum it changes nothing
-            if not _is_equal(one, other):
+            if not is_equal(one, other):
                 untested = one is None or (name in _WITH_STATE and not other)
                 text = f"{name} is {one} in A and {other} in B"
                 yield Cause(text, f"set {name}={one} in B"), None if untested else {name: one}
+        yield from self._different_groups()
         rates = [(pair.title, a.rates[pair.a], b.rates[pair.b]) for pair in self.pairs.pairs]
-        apart = [row for row in rates if not _is_equal(*row[1:])]
-        if apart and _is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
+        apart = [row for row in rates if not is_equal(*row[1:])]
+        if apart and is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
             name, one, other = apart[0]
             yield Cause(f"the learning rate of {name} is {one:g} in A and {other:g} in B"), None
         decays = [
             (pair.title, a.decays[pair.a], b.decays[pair.b])
             for pair in self.pairs.pairs
-            if not _is_equal(a.decays[pair.a], b.decays[pair.b])
+            if not is_equal(a.decays[pair.a], b.decays[pair.b])
         ]
         if decays:
             name, one, other = decays[0]
@@ -935,6 +975,17 @@ class _TrainingComparison:
             yield Cause(text), {"weight_decay": one} if same else None
         elif any(a.decays.values()) and a.decoupled != b.decoupled:
             yield Cause("weight decay is decoupled from the gradient on one side only"), None
+
+    def _different_groups(self) -> Iterator[tuple[Cause, None]]:
+        """Yield the settings that differ for some tensors only, those of a group of parameters."""
+        a, b = self.a.state, self.b.state
+        for name in sorted((set(a.settings) & set(b.settings)) - {"learning_rate"}):
+            for pair in self.pairs.pairs:
+                one, other = a.own[pair.a].get(name), b.own[pair.b].get(name)
+                whole = is_equal(one, a.settings[name]) and is_equal(other, b.settings[name])
+                if not whole and not is_equal(one, other):
+                    yield Cause(f"{name} of {pair.title} is {one} in A and {other} in B"), None
+                    break
 
     def _lone_settings(self) -> Iterator[Cause]:
         """Yield the settings of one side that the other side's optimizer does not have."""
@@ -960,7 +1011,7 @@ class _TrainingComparison:
                     word = "A" if y is None else "B"
                     return Cause(f"only {word} contains {kind} of {pair.title}", confirmed=True)
                 error = relative_distance(pair.part(x), pair.bring(y))
-                if error > _STATE_ERROR:
+                if error > STATE_BOUND:
                     text = f"{kind}, a moment of the optimizer, differs for {pair.title} by {error:.1e}"
                     return Cause(text, confirmed=True)
         return None
@@ -980,7 +1031,8 @@ def _gradient_pair(pair: TensorPair, one: _Arrays, other: _Arrays) -> tuple[np.n
     return pair.part(one[pair.a]), pair.of_b(other)
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def is_equal(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal up to the rounding of float32."""
     if any(not isinstance(each, int | float) or isinstance(each, bool) for each in (one, other)):
         return bool(one == other) or (not one and not other)
     return math.isclose(float(one), float(other), rel_tol=2e-7, abs_tol=0)
@@ -994,7 +1046,7 @@ def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
     found = {}
     for name in set(a.settings) & set(b.settings):
         one, other = a.settings[name], b.settings[name]
-        if isinstance(one, float) and isinstance(other, float) and one != other and _is_equal(one, other):
+        if isinstance(one, float) and isinstance(other, float) and one != other and is_equal(one, other):
             found[name] = one if float(np.float32(one)) != one else other
     return found
 

@@ -546,11 +546,17 @@ def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
     """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it.
 
     A target network that the checkpoint lacks is a copy of its network. Raise UsageError if actor or
-    critic is missing, UnsupportedError for other training algorithms, and for optimizers other than
-    Adam.
+    critic is missing, UnsupportedError for other training algorithms.
     """
     parts = {part.title: part for part in agent.binding.parts}
     critics = tuple(title for title, part in parts.items() if part.component == "critic")
+    if critics and "actor" not in parts:
+        raise UnsupportedError(
+            "critics without an actor choose discrete actions, which training steps do not support",
+            file=agent.checkpoint.path,
+            found=", ".join(parts),
+            hint=policy_agents.INSTEAD,
+        )
     if "actor" not in parts or not critics:
         raise UsageError(
             "a training step needs an actor and a critic",
@@ -588,12 +594,16 @@ def _trainable(agent: Agent, title: str, settings: NetworkSettings) -> Network:
     part = agent.runnable(title)
     if part is None or part.branches:
         raise UnsupportedError(
-            f"{title} is a Gaussian policy, which TD3 does not train", file=agent.checkpoint.path
+            f"{title} is a Gaussian policy, which TD3 does not train",
+            file=agent.checkpoint.path,
+            hint=policy_agents.INSTEAD,
         )
     network = build_part_network(agent, part, settings)
     if not part.acts and network.width != 1:
         raise UnsupportedError(
-            f"{title} outputs a distribution, which TD3 does not train", file=agent.checkpoint.path
+            f"{title} outputs a distribution of values, which training steps do not support",
+            file=agent.checkpoint.path,
+            hint=policy_agents.INSTEAD,
         )
     return network
 
@@ -647,7 +657,9 @@ class _OptimizerReader:
             )
 
     def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
-        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)
+        return UnsupportedError(
+            reason, file=self._agent.checkpoint.path, found=found, hint=policy_agents.INSTEAD
+        )
 
 
 def _weights(tree: Tree, part: AgentNetwork) -> Iterator[Path]:
@@ -711,11 +723,12 @@ class TrainStepComparison:
     steps: int
     moved: tuple[UpdateComparison, ...]
     missing: tuple[str, ...] = policy_agents.MISSING
+    differences: tuple[str, ...] = ()
 
     @property
     def within(self) -> bool:
-        """Return whether every network moved as in A."""
-        return all(each.within for each in self.moved)
+        """Return whether every network moved as in A, and settings and state of the optimizers agree."""
+        return all(each.within for each in self.moved) and not self.differences
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -725,6 +738,7 @@ class TrainStepComparison:
             "batch": BATCH,
             "bounds": dict(BOUNDS),
             "updates": [each.document() for each in self.moved],
+            "differences": list(self.differences),
             "missing": list(self.missing),
         }
 
@@ -739,7 +753,8 @@ def compare_train_steps(
 
     first = learners[0]
     moved = _compare_runs(learners, _reference(first, batches), run)
-    return TrainStepComparison("TD3" if len(first.critics) > 1 else "DDPG", len(batches), moved)
+    name, different = "TD3" if len(first.critics) > 1 else "DDPG", policy_agents.compare_states(*learners)
+    return TrainStepComparison(name, len(batches), moved, differences=different)
 
 
 def compare_policy_steps(
@@ -754,7 +769,9 @@ def compare_policy_steps(
     double = learners[0].cast("float64")
     engine = numpy_backend.learn_policy(double)
     exact = train_policy(engine, double, [each.cast("float64") for each in batches])
-    return TrainStepComparison(learners[0].algorithm, len(batches), _compare_runs(learners, exact, run))
+    different = policy_agents.compare_states(*learners)
+    moved = _compare_runs(learners, exact, run)
+    return TrainStepComparison(learners[0].algorithm, len(batches), moved, differences=different)
 
 
 def _compare_runs(
@@ -942,6 +959,8 @@ class VerificationOptions:
         loss_a: the loss of the first model's training steps, "module:function", called with its outputs
             and targets; None for the mean of 0.5 * (output - target)^2.
         loss_b: the same for the second model.
+        optimizer_a: for a file of the first model with several optimizers: the name of the one to train with.
+        optimizer_b: the same for the second model.
 
     """
 
@@ -961,11 +980,18 @@ class VerificationOptions:
     run_code: bool = False
     loss_a: str | None = None
     loss_b: str | None = None
+    optimizer_a: str | None = None
+    optimizer_b: str | None = None
+
+    @property
+    def of_training(self) -> tuple[str | None, str | None, str | None, str | None]:
+        """The losses and optimizers of training steps."""
+        return self.loss_a, self.loss_b, self.optimizer_a, self.optimizer_b
 
     @property
     def of_models(self) -> bool:
         """Whether an option applies to models only."""
-        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, self.loss_a, self.loss_b)
+        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, *self.of_training)
         return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
@@ -986,8 +1012,8 @@ def verify(
     network in common (unless `whole`), or a side cannot run.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
-    if (options.loss_a or options.loss_b) and options.steps is None:
-        raise UsageError("--loss requires --train-step")
+    if any(options.of_training) and options.steps is None:
+        raise UsageError("--loss, --optimizer-a and --optimizer-b require --train-step")
     if options.of_models and options.whole:
         raise UsageError("--all compares agents, not models that your code builds")
     sides = _model_sides(first, second, options)
@@ -1063,7 +1089,7 @@ def _verify_models(
         options.run_code,
         options.tolerance,
         options.facts,
-        None if options.steps is None else TrainingOptions(options.steps, options.loss_a, options.loss_b),
+        None if options.steps is None else TrainingOptions(options.steps, *options.of_training),
     )
     found = compare_models(sides[0], sides[1], chosen, progress)
     return Verification(
@@ -1240,7 +1266,7 @@ def _compare_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
     """Train both sides; return results and notes, and add assumptions to `assumed`."""
-    if any(policy_agents.is_gaussian(agent) for agent in (a, b)):
+    if any(policy_agents.is_gaussian(agent) or not policy_agents.uses_adam(agent) for agent in (a, b)):
         return _compare_policy_training(a, b, steps, workers, assumed)
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
@@ -1257,7 +1283,7 @@ def _compare_training(
 def _compare_policy_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
-    """Train both Gaussian policies; return results and notes, and add assumptions to `assumed`."""
+    """Train both agents with optimizers of any kind, as `_compare_training` does."""
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)

@@ -458,6 +458,13 @@ KERAS_SETTINGS = {
     "decay": "decay",
 }
 _KNOWN = OTHERS | CLASSES.keys()
+# Variables that only one class has: keras/src/optimizers/nadam.py, tf_keras's, and its legacy/nadam.py.
+_OWN_VARIABLES = {"_u_product": "nadam", "u_product": "nadam", "_m_cache": "nadam", "momentum_cache": "nadam"}
+# Classes with the same slots, which a file may contain without naming its class.
+SAME_SLOTS = {
+    "Adam": "AdamW, Lamb and old versions of Adamax have",
+    "SGD": "Lion has",
+}
 _KINDS = frozenset(slot.kind for family in CLASSES.values() for slot in family.keras_slots.values())
 
 
@@ -470,7 +477,7 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     """
     mine = optimizer.own
     tree = optimizer.tree
-    kind = keras_class(tree[path] for path in mine.values())
+    kind = _stored_class(tree, mine)
     if kind in OTHERS:
         return OptimizerMoves((), note=make_unconverted_note(optimizer.name, str(kind)))
     weights: dict[Path, list[tuple[Path, Rule]]] = {}
@@ -498,11 +505,33 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     # Entries that TensorFlow 1 computes from the update count contain no further information.
     moves += () if counted else move_step_count(optimizer, powers)
     consumed = frozenset(powers.values()) if any(m.target[1:] == _STEP for m in moves) else frozenset()
-    defaults = {} if counted or not is_named(found, tree) else family.tf1_defaults
-    return OptimizerMoves(tuple(moves), consumed, of, defaults=defaults)
+    named = is_named(found, tree)
+    defaults = {} if counted or not named else family.tf1_defaults
+    guessed = SAME_SLOTS.get(family.name) if kind is None and of and not named else None
+    assumed = (
+        ""
+        if guessed is None
+        else (
+            f"{optimizer.name} is {family.name}, by its slots: the checkpoint does not name its class, and "
+            f"{guessed} the same slots"
+        )
+    )
+    return OptimizerMoves(tuple(moves), consumed, of, defaults=defaults, assumed=assumed)
 
 
 _STEP = schema.canonical_setting_path("", "step")[1:]
+
+
+def _stored_class(tree: Tree, mine: Mapping[Name, Path]) -> str | None:
+    """Return the optimizer's class in lower case: by its configuration, a variable of its own, or a name."""
+    for name, path in mine.items():
+        held = tree.containers.get(path[:-1]) if len(name) == 1 else None
+        if held is not None and held.kind == "module" and held.name and held.name.lower() in _KNOWN:
+            return held.name.lower()
+    own = next(
+        (_OWN_VARIABLES[name[0]] for name in mine if len(name) == 1 and name[0] in _OWN_VARIABLES), None
+    )
+    return own or keras_class(tree[path] for path in mine.values())
 
 
 def keras_class(leaves: Iterable[Leaf | ValueLeaf]) -> str | None:
@@ -540,6 +569,8 @@ def _pair_slots(
 
 def _find_canonical_slot(leaf: Leaf | ValueLeaf, family: OptimizerFamily, *, counted: bool) -> str | None:
     kind = leaf.slot if isinstance(leaf, Leaf) else None
+    if family is ADAMAX and kind == "v":
+        kind = "u"  # the name of the maximum in tf_keras/src/optimizers/legacy/adamax.py
     found = next((ours for ours, theirs in family.keras_slots.items() if theirs.kind == kind), None)
     # Keras counts updates in every optimizer; in TensorFlow 1 and Sonnet, momentum has no count.
     if found == VELOCITY and family is SGD and (not counted or is_momentum(leaf)):

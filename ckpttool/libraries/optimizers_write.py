@@ -71,6 +71,11 @@ class KerasOptimizerArguments:
         decays = any(self._decay(weight) for weight in self.weights)
         return self.family is ADAM and self.known.value(_DECOUPLED) is True and decays
 
+    @property
+    def plain(self) -> list[Move]:
+        """The weights that are exempt from a decoupled weight decay."""
+        return [weight for weight in self.weights if not self._decay(weight)] if self.decoupled else []
+
     def kept(self) -> Iterator[tuple[str, Path]]:
         """Yield the settings that are arguments of Keras's class or layers, and not variables.
 
@@ -103,7 +108,8 @@ class KerasOptimizerArguments:
             for n in self.family.constructed
             if n not in _FLAGS and (known.has(n) or self._is_foreign_default(n))
         ]
-        shown = [f"{name}={known.value(name)}" for name in names]
+        # Keras refuses integers where it expects a float.
+        shown = [f"{name}={float(v) if isinstance(v := known.value(name), int) else v}" for name in names]
         flags = [name for name in _FLAGS if name in self.family.constructed]
         shown += [f"{name}=True" for name in flags if known.value(name) is True]
         rates = self._rates()
@@ -128,8 +134,8 @@ class KerasOptimizerArguments:
         lost = [path for _, path in known.flat() if path not in kept and str(path[1].value) in ours]
         for setting in dict.fromkeys(str(path[1].value) for path in lost):
             yield f"{known.name}: Keras's {self.family.name} does not support {setting}; {WITHOUT}"
-        plain = [display(weight.target) for weight in self.weights if not self._decay(weight)]
-        if self.decoupled and plain:
+        plain = [display(weight.target) for weight in self.plain]
+        if plain:
             yield f"{known.name}: exclude from weight decay: {', '.join(plain)}"
         if self._decays and not self.decoupled:
             yield from self._penalties(rates)
@@ -261,7 +267,10 @@ class KerasOptimizerWriter:
     def _notes(self) -> Iterator[str]:
         if any(self._without_rate()):
             yield (
-                f"{self.name}: Keras's momentum includes the learning rate, which is missing from the "
+                f"{self.name}: Keras's momentum includes the learning rate, which is 0 in the checkpoint; "
+                f"{WITHOUT}"
+                if self.known.has("learning_rate", self._first)
+                else f"{self.name}: Keras's momentum includes the learning rate, which is missing from the "
                 f"checkpoint; pass --optimizer {self.name}/learning_rate=0.001"
             )
         yield from self.arguments.notes()
@@ -361,7 +370,10 @@ class KerasOptimizerWriter:
         for weight in self.weights if VELOCITY in self.slots else ():
             source = self._source(VELOCITY, weight)
             buffer = source is not None and source[1] == attr(BUFFER)
-            if buffer and not self.known.has("learning_rate", weight.source):
+            rate = self.known.has("learning_rate", weight.source) and self.known.number(
+                "learning_rate", weight.source
+            )
+            if buffer and not rate and not self.known.idle(weight.source):
                 yield VELOCITY, weight
 
     def _schedule(self) -> Iterator[str]:
@@ -655,6 +667,12 @@ class TorchOptimizerWriter:
             f"(weight_decay={rate}), PyTorch's adds it to the gradient; {WITHOUT}"
             for rate in sorted(set(self._decays_beside()))
         ]
+        decay = self.known.number("decay")
+        if decay:
+            found.append(
+                f"{self.name}: the learning rate is divided by 1 + {decay} * updates at each update (decay); "
+                "in PyTorch use torch.optim.lr_scheduler.LambdaLR"
+            )
         if self.started and self._uncounted:
             found.append(f"{self.name}: its update count is not stored; {self.family.name} does not use it")
         scaled = [
@@ -665,7 +683,10 @@ class TorchOptimizerWriter:
         ]
         if any(self._lacks_rate(*each) for each in scaled):
             found.append(
-                f"{self.name}: its velocity includes the learning rate, which is unknown; pass "
+                f"{self.name}: its velocity includes the learning rate, which changes with every update; "
+                f"{WITHOUT}"
+                if decay
+                else f"{self.name}: its velocity includes the learning rate, which is unknown; pass "
                 f"--optimizer {self.name}/learning_rate=..."
             )
         elif any(self._scale(*each) != KEEP for each in scaled):
@@ -730,7 +751,8 @@ class TorchOptimizerWriter:
         if slot != VELOCITY or self.known.idle(weight.source):
             return False
         recorded = self.known.has("learning_rate", weight.source)
-        return not (recorded and self.known.number("learning_rate", weight.source))
+        known = recorded and self.known.number("learning_rate", weight.source)
+        return not known or bool(self.known.number("decay"))
 
     def _settings(self, number: int) -> list[tuple[str, Path]]:
         """Return the settings of a group with their paths."""

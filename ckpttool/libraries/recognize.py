@@ -336,7 +336,8 @@ class StoredOptimizer:
 class OptimizerMoves:
     """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
 
-    `defaults` are settings of its library if they differ from Keras's.
+    `defaults` are settings of its library if they differ from Keras's; `assumed` is a sentence on a class
+    that the checkpoint does not name.
     """
 
     moves: tuple[Move, ...]
@@ -344,6 +345,7 @@ class OptimizerMoves:
     of: Mapping[Path, Path] | None = None
     note: str = ""
     defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
+    assumed: str = ""
 
 
 def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:

@@ -227,13 +227,15 @@ class ModelModule:
 class Skeleton:
     """A model as saved by its own framework: `tree` is the saved tree, `parts` its modules in order.
 
-    `order` are its weights' paths with their positions in the framework's own list.
+    `order` are its weights' paths with their positions in the framework's own list, which is the
+    expression `weights`.
     """
 
     framework: str
     tree: Tree
     parts: Sequence[ModelModule]
     order: Mapping[Path, int] = field(default_factory=dict)
+    weights: str = "model.weights"
 
     def named(self) -> tuple[Tree, Mapping[Path, Path]]:
         """Return the tensors by module and own name, each with its class, and their paths in `tree`."""

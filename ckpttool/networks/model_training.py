@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError, suggest_choice
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
@@ -83,8 +83,11 @@ class ModelTrainer:
         self.notes: list[str] = []
         self.assumed: list[str] = []
 
-    def restore(self, file: str, spec: Message | None) -> bool:
-        """Create the optimizer that the file contains and load its state; return False if there is none."""
+    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
+        """Create the optimizer that the file contains and load its state; return False if there is none.
+
+        `wanted` names one of several.
+        """
         raise NotImplementedError
 
     def create(self, cls: str, settings: Message) -> None:
@@ -166,6 +169,8 @@ _TORCH_SLOTS = {
     "exp_inf": "u",
     "acc_delta": "deltas",
 }
+# State of one parameter that is a number.
+_TORCH_COUNTS = (STEP, "mu_product")
 _TORCH_NAMES = {ours: theirs for theirs, ours in _TORCH_SETTINGS.items()}
 _BETAS = ("beta_1", "beta_2")
 # State of each class of torch.optim that `torch_optimizer_class` names, besides the number of updates.
@@ -211,6 +216,21 @@ def _class_by_settings(group: Message) -> str | None:
     return next((name for setting, name in rows if setting in group), None)
 
 
+def _number(value: Any) -> Any:
+    """Return a setting without tensors: PyTorch accepts some as tensors of one number."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_number(each) for each in value)
+    return value.item() if hasattr(value, "detach") and value.ndim == 0 else value
+
+
+def _torch_settings(group: Message) -> Message:
+    """Return the settings of a group of parameters, without weight decay."""
+    settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
+    settings.update({name: group[name] for name in _TORCH_PLAIN if name in group and name != "weight_decay"})
+    settings.update(dict(paired(_BETAS, group.get("betas", ()))))
+    return settings
+
+
 def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
     """Return the state_dicts of optimizers in a loaded file, with their names."""
     if not hasattr(held, "items") or not depth:
@@ -221,6 +241,28 @@ def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tup
     for key, each in held.items():
         found += find_torch_optimizers(each, name + "." + str(key) if name else str(key), depth - 1)
     return found
+
+
+def choose_optimizer(file: str, names: list[str], wanted: str | None) -> str | None:
+    """Return the name of the wanted optimizer, or of the only one; None if there is none.
+
+    Raise UsageError if the file does not contain the wanted one, or contains several.
+    """
+    if wanted is not None and wanted not in names:
+        raise UsageError(
+            f"the file has no optimizer {wanted!r}",
+            file=file,
+            found=", ".join(names) or "none",
+            hint=suggest_choice(wanted, names) if names else "leave --optimizer-a and --optimizer-b out",
+        )
+    if wanted is None and len(names) > 1:
+        raise UsageError(
+            f"the file has {len(names)} optimizers, and a training step of a model uses one",
+            file=file,
+            found=", ".join(names),
+            hint=f"choose one with --optimizer-a or --optimizer-b, e.g. {names[0]}",
+        )
+    return wanted if wanted is not None else next(iter(names), None)
 
 
 class TorchTrainer(ModelTrainer):
@@ -234,8 +276,8 @@ class TorchTrainer(ModelTrainer):
         self._state: Message | None = None
         self._settings: Message = {}
 
-    def restore(self, file: str, spec: Message | None) -> bool:
-        """Find the only optimizer in the file, and load it by `load_state_dict`."""
+    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
+        """Find the only optimizer in the file, or the wanted one, and load it by `load_state_dict`."""
         del spec
         if file.endswith((".safetensors", ".npz")) or self.runner.model is None:
             return False
@@ -244,16 +286,10 @@ class TorchTrainer(ModelTrainer):
         except Exception:  # noqa: BLE001 - a TorchScript file contains no optimizer
             return False
         found = find_torch_optimizers(held)
-        if len(found) > 1:
-            raise UnsupportedError(
-                "the file has {} optimizers ({}); a training step of a model uses one".format(
-                    len(found), ", ".join(name for name, _ in found)
-                ),
-                file=file,
-            )
-        if not found:
+        name = choose_optimizer(file, [each for each, _ in found], wanted)
+        if name is None:
             return False
-        name, state = found[0]
+        state = dict(found)[name]
         stored = {str(key) for each in state["state"].values() for key in each}
         cls = torch_optimizer_class(state["param_groups"][0], stored)
         if cls is None:
@@ -352,16 +388,19 @@ class TorchTrainer(ModelTrainer):
     def _make(self, parameters: list[Any]) -> Any:
         cls = getattr(self._torch.optim, self._class)
         groups = [{"params": [parameters[number] for number in group]} for group in self._groups]
+        made = cls(groups, lr=0.01)
         if self._state is None:
-            made = cls(groups, lr=0.01)
             self._change(made, self._settings)
             return made
-        made = cls(groups, lr=0.01)
         try:
             # load_state_dict keeps the tensors, which the optimizer then changes.
             made.load_state_dict(copy.deepcopy(self._state))
         except Exception as error:
             raise UsageError(f"load_state_dict of {self._class} raises {last_error_line(error)}") from error
+        for group in made.param_groups:
+            group.update({name: _number(value) for name, value in group.items() if name != "params"})
+            if "capturable" in group:
+                group["capturable"] = False  # the same updates, which only accelerators can capture
         return made
 
     def _change(self, optimizer: Any, changes: Message) -> None:
@@ -383,24 +422,31 @@ class TorchTrainer(ModelTrainer):
         """Return class, settings (those of the first group), step and decays."""
         made = self._make(self._parameters(exact=False))
         group = made.param_groups[0]
-        settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
-        settings.update({name: group[name] for name in _TORCH_PLAIN if name in group})
-        settings.update(dict(paired(_BETAS, group.get("betas", ()))))
-        names = [name for name, _ in self.trained(exact=False)]
-        decays, rates = {}, {}
+        settings = _torch_settings(group)
+        trained = self.trained(exact=False)
+        names = [name for name, _ in trained]
+        decays, rates, own = {}, {}, {}
         for numbers, each in paired(self._groups, made.param_groups):
+            own.update({names[number]: _torch_settings(each) for number in numbers})
             decays.update({names[number]: float(each.get("weight_decay") or 0.0) for number in numbers})
             rates.update({names[number]: float(each["lr"]) for number in numbers})
-        steps = {int(each["step"]) for each in made.state.values() if "step" in each}
+        steps = [int(each["step"]) for each in made.state.values() if "step" in each]
+        counts = {
+            name: {kind: float(made.state[each][kind]) for kind in _TORCH_COUNTS if kind in made.state[each]}
+            for name, each in trained
+            if each in made.state
+        }
         decoupled = self._class == "AdamW" or bool(group.get("decoupled_weight_decay"))
         return {
             "class": "Adam" if self._class == "AdamW" else self._class,
             "title": self._class,
-            "settings": {name: value for name, value in settings.items() if name != "weight_decay"},
+            "settings": settings,
+            "own": own,
+            "counts": counts,
             "decays": decays,
             "rates": rates,
             "decoupled": decoupled,
-            "step": max(steps) if steps else 0,
+            "step": max(set(steps), key=steps.count) if steps else 0,
             "stored": self.stored,
             "placement": self.placement,
         }
@@ -536,7 +582,7 @@ class KerasTrainer(ModelTrainer):
     def _variables(self, *, exact: bool) -> list[Any]:
         return [each for _, each in self.trained(exact=exact)]
 
-    def restore(self, file: str, spec: Message | None) -> bool:
+    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
         """Create the optimizer of the file's own configuration, or the one of `spec`, and load its state."""
         name = "optimizer"
         if spec is not None:
@@ -546,6 +592,7 @@ class KerasTrainer(ModelTrainer):
             config = compiled_optimizer(file) if os.path.isfile(file) else None
             if config is None:
                 return False
+            choose_optimizer(file, [name], wanted)
             made = self._configured(file, config)
         made.build(self._variables(exact=False))
         try:
@@ -645,6 +692,8 @@ class KerasTrainer(ModelTrainer):
             "class": "Adam" if cls == "AdamW" else cls,
             "title": cls,
             "settings": settings,
+            "own": {name: settings for name, _ in named},
+            "counts": {name: {STEP: float(_array(held.iterations))} for name, _ in named},
             "decays": {name: float(_array(decay)) if decay and uses(each) else 0.0 for name, each in named},
             "rates": {name: rate for name, _ in named},
             "decoupled": True,
@@ -868,7 +917,7 @@ def prepare_optimizer(session: Any, message: Message) -> Message:
         trainer.create(created["class"], created["settings"])
         found = True
     else:
-        found = trainer.restore(message["file"], message.get("spec"))
+        found = trainer.restore(message["file"], message.get("spec"), message.get("wanted"))
     tensors = trainer.trained(exact=False)
     for place, (_, tensor) in enumerate(tensors):
         np.save(session.folder / f"trained-{place}.npy", _array(tensor), allow_pickle=False)

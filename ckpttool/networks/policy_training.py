@@ -187,7 +187,7 @@ def update_networks(
     """Make the update with that number; return the titles of the updated networks."""
     twin = len(learner.critics) > 1
     action = smooth_next_action(
-        learner, engine.forward(learner.slow["actor"], batch.next_obs), batch, twin=twin
+        learner, engine.forward(learner.slow["actor"], batch.next_obs), batch.noise, twin=twin
     )
     values = [engine.forward(learner.slow[q], batch.next_obs, action) for q in learner.critics]
     least = np.minimum.reduce(values)
@@ -203,13 +203,16 @@ def update_networks(
 
 
 def smooth_next_action(
-    learner: Learner, action: np.ndarray, batch: TransitionBatch, *, twin: bool
+    learner: Learner | PolicyLearner, action: np.ndarray, drawn: np.ndarray, *, twin: bool
 ) -> np.ndarray:
-    """Return the target policy's next action [batch, act_dim], with TD3's clipped noise for twin critics."""
+    """Return the target policy's next action [batch, act_dim], with TD3's clipped noise for twin critics.
+
+    `drawn` [batch, act_dim] is standard normal.
+    """
     if not twin:
         return action
     half = (learner.high - learner.low) / 2
-    noise = np.clip(batch.noise * POLICY_NOISE, -NOISE_CLIP, NOISE_CLIP).astype(action.dtype) * half
+    noise = np.clip(drawn * POLICY_NOISE, -NOISE_CLIP, NOISE_CLIP).astype(action.dtype) * half
     found: np.ndarray = np.clip(action + noise, learner.low, learner.high)
     return found
 
@@ -293,9 +296,10 @@ def _read_adam(name: str, document: dict[str, Any], arrays: Any) -> AdamState:
     return AdamState(**{**document, **held, "l2": tuple(document["l2"])})
 
 
-# SAC, PPO and A2C: networks, vectors of parameters (a deviation, a temperature), and optimizers of any kind.
+# SAC, PPO, A2C, TD3 and DDPG: networks, vectors of parameters (a deviation, a temperature), and optimizers of
+# any kind.
 
-SAC, PPO, A2C = "SAC", "PPO", "A2C"
+SAC, PPO, A2C, TD3, DDPG = "SAC", "PPO", "A2C", "TD3", "DDPG"
 TEMPERATURE, LOG_STD = "temperature", "actor/log_std"
 
 
@@ -336,7 +340,8 @@ class PolicyLearner:
     """An agent in training: networks and vectors by title; critics and their targets in the same order.
 
     The actor's output is a mean [batch, act_dim], followed by its log standard deviation unless that is
-    the vector LOG_STD. `low` and `high` [act_dim] bound SAC's actions.
+    the vector LOG_STD; that of TD3 and DDPG is the action. `low` and `high` [act_dim] bound their actions and
+    SAC's. `updates` is the number of updates so far, which delays TD3's actor.
     """
 
     algorithm: str
@@ -348,6 +353,7 @@ class PolicyLearner:
     low: np.ndarray
     high: np.ndarray
     alpha: float = 0.2
+    updates: int = 0
 
     def cast(self, dtype: Dtype) -> PolicyLearner:
         """Return the same learner with every array in `dtype`."""
@@ -437,7 +443,35 @@ def _sample(output: np.ndarray, noise: np.ndarray) -> _SquashedSample:
     return _SquashedSample(tanh, each.sum(axis=1, keepdims=True), std, raw == log_std, noise)
 
 
-def update_sac(engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch) -> tuple[str, ...]:
+def update_td3(
+    engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch, number: int
+) -> tuple[str, ...]:
+    """Make TD3's or DDPG's update with that number, as `update_networks` does; return what moved."""
+    held, twin, rows = batch.arrays, len(learner.critics) > 1, len(batch.arrays["obs"])
+    output = engine.forward(learner.slow["actor"], held["next_obs"])
+    action = smooth_next_action(learner, output, held["next_noise"], twin=twin)
+    values = [engine.forward(learner.slow[title], held["next_obs"], action) for title in learner.critics]
+    least = np.minimum.reduce(values)
+    target = held["reward"] + held["not_done"] * least.dtype.type(DISCOUNT) * least
+    given = (held["obs"], held["action"])
+    for title in learner.critics:
+        error = engine.forward(title, *given) - target
+        engine.backward(title, given, error * error.dtype.type(2 / rows))
+    engine.step("critic_optimizer", None)
+    if twin and number % POLICY_DELAY:
+        return learner.critics
+    chosen = engine.forward("actor", held["obs"])
+    better = np.full((rows, 1), -1 / rows, chosen.dtype)
+    of_action = engine.backward(learner.critics[0], (held["obs"], chosen), better, train=False)[1]
+    engine.backward("actor", (held["obs"],), of_action)
+    engine.step("actor_optimizer", None)
+    fast = ("actor", *learner.critics)
+    for title in fast:
+        engine.follow(learner.slow[title], title, TAU)
+    return (*fast, *(learner.slow[title] for title in fast))
+
+
+def update_sac(engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch, _: int) -> tuple[str, ...]:
     """Update temperature, critics, actor and targets; return the titles of what moved."""
     held = batch.arrays
     half, middle = (learner.high - learner.low) / 2, (learner.high + learner.low) / 2
@@ -493,7 +527,7 @@ def _update_squashed_actor(
 
 
 def update_actor_critic(
-    engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch
+    engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch, _: int
 ) -> tuple[str, ...]:
     """Update policy and value by PPO's or A2C's loss; return the titles of what moved."""
     held, rows = batch.arrays, len(batch.arrays["obs"])
@@ -522,7 +556,9 @@ def update_actor_critic(
     return ("actor", "value", *learner.vectors)
 
 
-UPDATES: Mapping[str, Callable[[GradientEngine, PolicyLearner, PolicyBatch], tuple[str, ...]]] = {
+UPDATES: Mapping[str, Callable[[GradientEngine, PolicyLearner, PolicyBatch, int], tuple[str, ...]]] = {
+    TD3: update_td3,
+    DDPG: update_td3,
     SAC: update_sac,
     PPO: update_actor_critic,
     A2C: update_actor_critic,
@@ -536,7 +572,7 @@ def train_policy(
     moved: dict[str, int] = {}
     first: Weights = {}
     for number, batch in enumerate(batches, 1):
-        for title in UPDATES[learner.algorithm](engine, learner, batch):
+        for title in UPDATES[learner.algorithm](engine, learner, batch, learner.updates + number):
             if title not in moved:
                 moved[title], first[title] = number, engine.weights(title)
     return TrainedWeights(len(batches), moved, first, {title: engine.weights(title) for title in moved})
@@ -645,6 +681,7 @@ def write_policy_learner(
         "critics": list(learner.critics),
         "slow": dict(learner.slow),
         "alpha": learner.alpha,
+        "updates": learner.updates,
         "optimizers": {name: _write_setup(name, each, arrays) for name, each in learner.optimizers.items()},
         "batches": len(batches),
     }
@@ -667,6 +704,7 @@ def read_policy_learner(document: dict[str, Any], folder: Path) -> tuple[PolicyL
             arrays["low"],
             arrays["high"],
             document["alpha"],
+            document["updates"],
         )
     found: list[dict[str, np.ndarray]] = [{} for _ in range(document["batches"])]
     with np.load(folder / _BATCHES, allow_pickle=False) as stacked:
