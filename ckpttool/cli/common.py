@@ -587,7 +587,15 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
         return [*_audit_command(found, path), *([("stats", path), ("doctor", path)] if found.tensors else [])]
     tensorflow = found.checkpoint.format in _TENSORFLOW
     other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
-    return [("convert", path, *other), _eval_command(path, found)]
+    return [("convert", path, *other), *([_eval_command(path, found)] if _may_play(found) else [])]
+
+
+def _may_play(found: CheckpointSummary) -> bool:
+    """Return whether the agent has a policy with continuous actions, as far as its layout knows."""
+    if found.binding is None:
+        return True
+    discrete = any("discrete" in each for each in found.binding.unplaced.get("actor", ()))
+    return not discrete and any(part.acts for part in found.binding.parts)
 
 
 def _audit_command(found: CheckpointSummary, path: str) -> Steps:

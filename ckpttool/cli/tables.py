@@ -668,9 +668,12 @@ def _format_value(value: object) -> str:
 def render_diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     """Return each finding with its fix, then notes and the verdict."""
     lines = []
-    for each in found.findings:
+    for number, each in enumerate(found.findings):
         lines.append(wrap_sentence(f"{each.topic}: {clean(each.sentence)}"))
-        lines += [wrap_sentence(f"    fix: {clean(each.fix)}")] if each.fix else []
+        # Several findings in a row with one fix: it is below the last one.
+        following = {other.fix for other in found.findings[number + 1 : number + 2]}
+        if each.fix and each.fix not in following:
+            lines.append(wrap_sentence(f"    fix: {clean(each.fix)}"))
     if quiet:
         return "\n".join(lines)
     lines += [wrap_sentence(f"note: {clean(note)}") for note in found.notes]
