@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import os
 import re
 import resource
@@ -432,9 +433,14 @@ PLAYED = ("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--num-envs", 2)
 
 def test_the_command_films_what_it_scored(tmp_path: Path) -> None:
     path = tmp_path / "film.mp4"
-    ran = in_process(*PLAYED, "--episodes", 5, "--video", path, "--video-episodes", "worst", "--json")
+    out = tmp_path / "results.json"
+    ran = in_process(
+        *PLAYED, "--episodes", 5, "--video", path, "--video-episodes", "worst", "--json", "--out", out
+    )
     assert ran.status == 0, ran.err
     document = ran.json()
+    # What reports read names the film, too.
+    assert json.loads(out.read_text()) == document
     returns, lengths = document["returns"], document["lengths"]
     worst = int(np.argmin(returns))
     video = document["video"]
@@ -454,7 +460,7 @@ def test_the_command_films_what_it_scored(tmp_path: Path) -> None:
     assert found.shape[1:] == (video["height"], video["width"], 3) == (500, 500, 3)
     assert seconds == pytest.approx(len(found) / video["fps"], abs=0.05)
     assert all(30 < picture.mean() < 255 for picture in found[::20])
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert sorted(tmp_path.iterdir()) == [path, out]
 
 
 def test_episodes_are_chosen_by_number_and_by_word_each_once() -> None:

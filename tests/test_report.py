@@ -364,6 +364,8 @@ def test_what_one_side_has_alone_and_other_shapes(tmp_path: Path) -> None:
     assert "A: 1 gone" in page.words
     assert "B: 1 new" in page.words
     assert page.rows["new"]["change"] == -2
+    (title,) = (row for row in page.data["rows"] if row["name"] == "Only in B")
+    assert (title["tensors"], title["module"], title.get("kind")) == (1, True, None)
     assert page.rows["new"]["stats"] == {"min": 1, "max": 1, "mean": 1, "std": 0, "norm": 1.41421}
     assert (page.cells(page.rows["new"]["picture"]) == 1).all()
 

@@ -220,6 +220,27 @@ def test_search_finds_by_words(browser: Browser, sample: Path) -> None:
     assert browser.complaints() == []
 
 
+def test_what_is_cut_off_is_told_by_the_pointer(browser: Browser, folder: Path) -> None:
+    """Names, classes of modules and owners of slots are as long as the file has them."""
+    made = write_report(str(TORCH_SAMPLE), out=str(folder / "cut.html"), force=True).contents
+    rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
+    module, name = "m" * 90, "w" * 90
+    counts = {"module": True, "tensors": 2, "parameters": 1, "nbytes": 1}
+    tensor = {**rich, "level": 1, "slots": [], "id": 0, "name": name, "path": f"{module}/{name}"}
+    slot = {**tensor, "id": 1, "name": "v", "path": f"{module}/v", "role": "slot", "slot": "v", "of": 0}
+    rows = [{"level": 0, "name": module, "path": module, "kind": "k" * 90, **counts}, tensor, slot]
+    file = folder / "cut.html"
+    file.write_bytes(render_page(replace(made, rows=rows)))
+    browser.open(file, 1280)
+    browser.run("document.getElementById('unfold').click()")
+    cut = browser.run(
+        "return [...document.querySelectorAll('.row .text, .row .type, .row .tag')]"
+        ".filter((each) => each.scrollWidth > each.clientWidth + 1)"
+        ".map((each) => [each.className, each.title.length >= each.textContent.length])"
+    )
+    assert sorted(cut) == [["tag", True], ["text", True], ["text", True], ["type", True]]
+
+
 def test_whole_numbers_have_all_their_digits(browser: Browser, folder: Path) -> None:
     """Counters are read as numbers of steps: rounded ones would be wrong."""
     numbers = {"small": 7, "steps": 54321, "more": 1_234_567, "most": 9_876_543_210, "below": -65504}

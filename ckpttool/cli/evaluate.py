@@ -360,8 +360,10 @@ def _print_results(
     compared_output = report_comparison(compared, output, found)
     beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
     content |= {**compared_output.document, **beside.document()}
-    if output.out is not None and sweep.results_path(output.out) is None:
-        sweep.save_document(output.out, common.render_document(content))
+    saved = output.out if output.out is not None and sweep.results_path(output.out) is None else None
+    if saved is not None:
+        # Before films: they take long, and can fail.
+        sweep.save_document(saved, common.render_document(content))
     if not as_json and found.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
         common.print_text(
@@ -378,8 +380,11 @@ def _print_results(
     )
     shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
     shown.failures += compared_output.failures
+    whole = common.render_document({**content, **shown.document})
+    if saved is not None and shown.document:
+        sweep.complete_document(saved, whole)
     if as_json:
-        common.print_text(common.render_document({**content, **shown.document}))
+        common.print_text(whole)
     else:
         common.print_text("\n".join(shown.lines))
         common.print_next_steps(common.after_eval, found, options.env, quiet=quiet)

@@ -263,6 +263,11 @@ def save_document(path: str, text: str) -> None:
     _write_new_file(path, text.encode() + b"\n")
 
 
+def complete_document(path: str, text: str) -> None:
+    """Replace the document that `save_document` wrote by one that also names films and plots."""
+    write_file(path, text.encode() + b"\n", force=True)
+
+
 def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
     """Return one line per episode under COLUMNS; an unknown step is empty, returns have full precision.
 

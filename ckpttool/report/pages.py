@@ -454,7 +454,8 @@ def rows_only_right(
             heat_maps[row.path] = picture
     entries: list[TensorRow | ValueRow] = [*rows, *values]
     modules = group_by_module(((each.path, each) for each in entries), summary.checkpoint.tree.containers)
-    yield {"level": 0, "name": "Only in B", **_module_row(modules[0]), "path": "Only in B"}
+    root = {key: value for key, value in _module_row(modules[0]).items() if key != "kind"}
+    yield {"level": 0, "name": "Only in B", **root, "path": "Only in B"}
     yield from tree_rows(
         replace(summary, tensors=rows, values=values, modules=modules),
         TensorReadings(stats, heat_maps),

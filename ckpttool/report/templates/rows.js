@@ -55,10 +55,10 @@ function elementOf(index) {
     type.textContent = `${row.type} `; type.append(make("i", "", row.value)); type.title = row.value;
   } else {
     const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
-    if (kind === "module") type.textContent = row.kind ?? (row.tensors ? counting(row.tensors, "tensor", "tensors") : "plain values");
+    if (kind === "module") type.title = type.textContent = row.kind ?? (row.tensors ? counting(row.tensors, "tensor", "tensors") : "plain values");
     else { type.textContent = `${row.dtype} `; type.append(make("i", "", shapeOf(row))); if (row.histogram) spark.append(bars(row.histogram)); else if (row.size === 1 && "mean" in stats) { spark.classList.add("lone"); spark.textContent = `= ${short(stats.mean)}`; } }
     const tag = kind === "tensor" ? tagOf(row) : "";
-    if (tag) name.append(make("span", "tag", tag));
+    if (tag) { const owner = make("span", "tag", tag); owner.title = tag; name.append(owner); }
     if (row.also) { const also = make("span", "tag", `also ${row.also}`); also.title = row.aliases.join("\n"); name.append(also); }
     const count = kind === "module" ? row.parameters : row.size;
     line.append(make("span", "size", count ? number(count) : ""), make("span", "nbytes", row.nbytes ? bytes(row.nbytes) : ""), spark,
