@@ -371,3 +371,20 @@ class Bordered(nn.Module):
         """Return an image."""
         y = self.conv(nn.functional.pad(x, [self.width] * 4))
         return self.out(y * 1.5 if self.wrong else y)
+
+
+class Exchanged(nn.Module):
+    """Two layers in a row with equal shapes, in either order."""
+
+    SHAPES = ("x=6",)
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.norms = nn.ModuleList([nn.LayerNorm(6), nn.LayerNorm(6)])
+        self.wrong = wrong
+
+    def forward(self, x: Any) -> Any:
+        """Return numbers after both layers."""
+        first, second = (self.second, self.first) if self.wrong else (self.first, self.second)
+        return self.out(self.norms[1](second(torch.relu(self.norms[0](first(x))))))

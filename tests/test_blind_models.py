@@ -111,6 +111,14 @@ def test_calls_of_one_layer_are_paired_by_their_inputs(tmp_path: Path, here: Non
 
 
 @pytest.mark.torch
+def test_exchanged_layers_are_no_other_operation(tmp_path: Path, here: None) -> None:
+    found = first_of("Exchanged", tmp_path, {}, {"wrong": True})
+    assert found is not None
+    assert {found.a, found.b} <= {"first", "second"}
+    assert found.fix is None
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("a", [False, True])
 def test_padding_before_a_layer_is_that_of_the_layer(a: bool, tmp_path: Path, here: None) -> None:
     assert first_of("Bordered", tmp_path, {"outside": a}, {"outside": not a}) is None

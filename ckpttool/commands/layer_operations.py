@@ -79,7 +79,7 @@ _Make = Callable[[], np.ndarray]
 _MOST_KNOWN = 16
 _MOST_ENTRIES = 1 << 20
 _SAMPLED = 600
-_MOST_ACTIVATED = 4
+_MOST_ACTIVATED = 6
 _MOST_COLUMNS = 16
 
 

@@ -959,6 +959,7 @@ class _LayerFinder:
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
         prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
         inside = any(each is not pair and is_inside(each.a.path, pair.a.path) for each in pairs)
+        after = tuple(each.made[0] for each in calls) if inside else self._differing_input(calls)
         cause: Cause | None
         if row.inputs <= self._bound and not inside:
             where = LAYER
@@ -966,7 +967,6 @@ class _LayerFinder:
             cause = self._with_origin(pair, cause)
         else:
             where = BETWEEN
-            after = tuple(each.made[0] for each in calls) if inside else self._differing_input(calls)
             cause = None if inside else self._reordered(pair, calls)
             if cause is None and before is not None and prior is not None:
                 activation = model_causes.activation_cause(prior, (after[0], after[1]), self._bound)
@@ -977,13 +977,14 @@ class _LayerFinder:
             found = self._divided(pairs, before, pair) if cause is None else None
             if found is not None:
                 return found
-            cause = cause or self._operations(pairs, pair, (after[0], after[1]))
-            cause = cause or self._unpaired(pairs, before, pair)
         if cause is None or not cause.confirmed:
             rows = {id(pairs[place]): each for place, each in compared.items()}
             crossed = self._crossed(pairs, rows, pair)
             if crossed is not None:
                 return crossed
+        if where == BETWEEN:
+            cause = cause or self._operations(pairs, pair, (after[0], after[1]))
+            cause = cause or self._unpaired(pairs, before, pair)
         title = None if before is None else before.a.path
         if cause is None and where == BETWEEN:
             begin = "the inputs" if title is None else title
@@ -1016,7 +1017,7 @@ class _LayerFinder:
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
-        pairs = list(zip(*(each.given for each in calls), strict=False))
+        pairs = list(zip(*(each.given or each.made for each in calls), strict=False))
         apart = (each for each in pairs if align_arrays(*each)[0] > self._bound)
         return next(apart, pairs[0])
 
@@ -1168,7 +1169,8 @@ class _LayerFinder:
             return None
         where = "in B" if pair is None else f"in B before {pair.b.path}"
         fix = f"compute {a.text} {where}" if a is not None else None
-        return Cause(text, fix, confirmed=True)
+        # Arrays of layers in no pair may differ themselves.
+        return Cause(text, fix, confirmed="A's " not in text and "B's " not in text)
 
     def _known_arrays(
         self, side: int, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None
@@ -1186,7 +1188,7 @@ class _LayerFinder:
         ]
         captured = program.capture(wanted, exact=self._exact) if wanted else {}
         for key in wanted:
-            title = titles.get(key, key[0])
+            title = titles.get(key, f"{'AB'[side]}'s {key[0]}")
             call = captured.get(key)
             if call is None:
                 continue
