@@ -301,3 +301,90 @@ class Fixed(nn.Module):
         """Return rounded numbers."""
         y = self.inner(x).to(torch.bfloat16).to(x.dtype)
         return y * (1.001 if self.wrong else 1.0)
+
+
+class Attended(nn.Module):
+    """Attention with a mask among the inputs: other numbers than 0 and 1 there outweigh all scores."""
+
+    SHAPES = ("x=5,8", "attention_mask=5")
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        self.wrong = wrong
+
+    def forward(self, x: Any, attention_mask: Any) -> Any:
+        """Return what the positions attend to."""
+        q, k = self.query(x), self.key(x)
+        q, k = (k, q) if self.wrong else (q, k)
+        scores = q @ k.transpose(1, 2) / 3.0 + (1 - attention_mask[:, None].to(x.dtype)) * -1e4
+        return torch.softmax(scores, -1) @ self.value(x)
+
+
+class GRUReader(nn.Module):
+    """A model whose class is named after one of its layers."""
+
+    SHAPES = ("x=5,4",)
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.rnn, self.mix, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.wrong = wrong
+
+    def forward(self, x: Any) -> Any:
+        """Return numbers of the last step."""
+        y = self.mix(self.rnn(x)[0][:, -1])
+        return self.out(torch.tanh(y) if self.wrong else torch.relu(y))
+
+
+class Twins(nn.Module):
+    """A layer called on two inputs, in either order."""
+
+    SHAPES = ("left=6", "right=6")
+
+    def __init__(self, wrong: bool = False, reverse: bool = False) -> None:
+        super().__init__()
+        self.encode, self.out = nn.Linear(6, 8), nn.Linear(16, 2)
+        self.wrong, self.reverse = wrong, reverse
+
+    def forward(self, left: Any, right: Any) -> Any:
+        """Return numbers of both codes."""
+        if self.reverse:
+            b, a = self.encode(right), self.encode(left)
+        else:
+            a, b = self.encode(left), self.encode(right)
+        return self.out(torch.cat([a * b, (a - b) ** 2 if self.wrong else (a - b).abs()], -1))
+
+
+class Bordered(nn.Module):
+    """A convolution that pads, or receives a padded image."""
+
+    SHAPES = ("x=3,8,8",)
+
+    def __init__(self, wrong: bool = False, outside: bool = False, width: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=0 if outside else width)
+        self.out = nn.Conv2d(4, 2, 1)
+        self.wrong, self.width = wrong, width if outside else 0
+
+    def forward(self, x: Any) -> Any:
+        """Return an image."""
+        y = self.conv(nn.functional.pad(x, [self.width] * 4))
+        return self.out(y * 1.5 if self.wrong else y)
+
+
+class Exchanged(nn.Module):
+    """Two layers in a row with equal shapes, in either order."""
+
+    SHAPES = ("x=6",)
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.norms = nn.ModuleList([nn.LayerNorm(6), nn.LayerNorm(6)])
+        self.wrong = wrong
+
+    def forward(self, x: Any) -> Any:
+        """Return numbers after both layers."""
+        first, second = (self.second, self.first) if self.wrong else (self.first, self.second)
+        return self.out(self.norms[1](second(torch.relu(self.norms[0](first(x))))))

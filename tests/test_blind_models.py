@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_comparison
-from ckpttool.commands.model_inputs import InputPair, draw_inputs
+from ckpttool.commands import model_causes, model_comparison
+from ckpttool.commands.model_inputs import InputPair, draw_inputs, further_inputs
 from ckpttool.commands.network_outputs import RoundingBound, measure_output, pair_outputs
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import CkpttoolError, UsageError
 from ckpttool.networks import ModelSpec
+from ckpttool.networks.model_child import last_error_line
 from tests.conftest import ROOT
 from tests.test_verify_models import here
 
@@ -38,6 +40,7 @@ CASES = {
     "Clipped": False,
     "Twice": False,
     "Fixed": False,
+    "Attended": False,
 }
 
 
@@ -74,6 +77,108 @@ def test_a_fault_that_outputs_hide_does_not_pass(name: str, tmp_path: Path, here
 @pytest.mark.parametrize("name", [name for name, blind in CASES.items() if not blind])
 def test_the_same_models_without_the_fault_pass(name: str, tmp_path: Path, here: None) -> None:
     assert compare(name, tmp_path, wrong=False).within
+
+
+def first_of(name: str, folder: Path, a: dict[str, Any], b: dict[str, Any]) -> model_causes.Divergence | None:
+    import torch
+
+    from tests import blind_models
+
+    torch.manual_seed(0)
+    cls = getattr(blind_models, name)
+    torch.save(cls(**a).state_dict(), folder / "net.pt")
+    likes = [ModelSpec(f"blind_models:{name}", each) for each in (a, b)]
+    file = str(folder / "net.pt")
+    found = verify(file, file, like_a=likes[0], like_b=likes[1], input_shapes=cls.SHAPES)
+    assert found.models is not None
+    assert found.within == (found.models.first is None)
+    return found.models.first
+
+
+@pytest.mark.torch
+def test_a_class_named_after_a_layer_is_compared_by_its_layers(tmp_path: Path, here: None) -> None:
+    found = first_of("GRUReader", tmp_path, {}, {"wrong": True})
+    assert found is not None
+    assert (found.after, found.b, found.confirmed) == ("mix", "out", True)
+
+
+@pytest.mark.torch
+def test_calls_of_one_layer_are_paired_by_their_inputs(tmp_path: Path, here: None) -> None:
+    assert first_of("Twins", tmp_path, {}, {"reverse": True}) is None
+    found = first_of("Twins", tmp_path, {}, {"reverse": True, "wrong": True})
+    assert found is not None
+    assert (found.b, found.confirmed) == ("out", True)
+
+
+@pytest.mark.torch
+def test_exchanged_layers_are_no_other_operation(tmp_path: Path, here: None) -> None:
+    found = first_of("Exchanged", tmp_path, {}, {"wrong": True})
+    assert found is not None
+    assert {found.a, found.b} <= {"first", "second"}
+    assert found.fix is None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("a", [False, True])
+def test_padding_before_a_layer_is_that_of_the_layer(a: bool, tmp_path: Path, here: None) -> None:
+    assert first_of("Bordered", tmp_path, {"outside": a}, {"outside": not a}) is None
+    found = first_of("Bordered", tmp_path, {"outside": a}, {"outside": not a, "wrong": True})
+    assert found is not None
+    assert found.b == "out"
+    found = first_of("Bordered", tmp_path, {"outside": a, "width": 1}, {"width": 0})
+    assert found is not None
+    assert (found.b, found.where, found.confirmed) == ("conv", "layer", True)
+
+
+def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None:
+    class Side:
+        """What a process answers if its model accepts steps before channels only."""
+
+        def __init__(self, word: str, inputs: list[Any]) -> None:
+            self.side = model_comparison.ModelSide(word, "file", ModelSpec("module:factory"))
+            self.names: list[str] = []
+            self.dtypes: dict[str, str] = {}
+            self.opened = 0
+            self.row = {"inputs": inputs, "channels": "last" if inputs else "first", "notes": []}
+
+        def request(self, do: str, **values: Any) -> dict[str, Any]:
+            if do == "open":
+                self.opened += 1
+                return self.row
+            if values["shapes"] != [[20, 4]]:
+                raise UsageError("the model cannot be called")
+            return {"dtypes": ["float32"], "below": [None], "notes": [], "size": 1}
+
+        def give(self, arrays: Any) -> None:
+            self.shape = arrays[0].shape[1:]
+
+    row = {"name": "x", "shape": [20, 4], "dtype": "float32", "batch": None}
+    sides: Any = (Side("A", [row]), Side("B", []))
+    options = model_comparison.ModelComparisonOptions()
+    session = model_comparison._Session(sides, ("factory", "factory"))
+    model_comparison._prepare(session, [each.row for each in sides], options)
+    assert sides[1].shape == (20, 4)
+    assert sides[1].opened == 1  # the failed call may have created variables
+    assert len(session.assumed) == 1
+    session = model_comparison._Session(sides, ("factory", "factory"))
+    with pytest.raises(UsageError):
+        model_comparison._prepare(session, [each.row for each in sides], replace(options, transpose=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one\ntwo", "two"),
+        (
+            "Exception encountered when calling A.call().\n\n\x1b[1mno such operation\x1b[0m\n\n"
+            "Arguments received by A.call():\n  • kwargs=<class 'inspect._empty'>",
+            "no such operation",
+        ),
+        ("Arguments received by a program", "Arguments received by a program"),
+    ],
+)
+def test_an_error_of_keras_is_its_reason_not_its_arguments(text: str, line: str) -> None:
+    assert last_error_line(ValueError(text)) == f"ValueError: {line}"
 
 
 @pytest.mark.torch
@@ -143,6 +248,7 @@ def test_outputs_are_paired_by_name_if_they_can(
         ("uint8", None, "image", 0, 250),
         ("int32", None, "step", 0, 900),
         ("int64", 30000, "attention_mask", 0, 1),
+        ("float32", None, "attention_mask", 0, 1),
         ("bool", None, "done", 0, 1),
     ],
 )
@@ -155,6 +261,9 @@ def test_integers_cover_their_range(
     assert drawn.min() == lowest
     assert drawn.max() >= highest
     assert below is None or drawn.max() < below
+    if "mask" in name:
+        assert set(np.unique(drawn)) == {0, 1}
+        assert all((each[0] <= 1).all() for _, each in further_inputs([pair], None, [drawn]))
     if name == "ids":
         assert (drawn[::2, -3:] == 0).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -12,9 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpttool.networks import numpy_backend
+from ckpttool.commands.layer_operations import common_activations
 from ckpttool.networks.model_runner import ROOT
-from ckpttool.networks.network import Activation, ActivationName
 
 # Layers and their families, whatever the framework calls them.
 
@@ -74,6 +74,11 @@ class ModelLayer:
         return self.path, self.number
 
     @property
+    def title(self) -> str:
+        """The path, with the number of a repeated call."""
+        return f"{self.path}#{self.number + 1}" if self.number else self.path
+
+    @property
     def family(self) -> str:
         """The kind of layer."""
         return find_family(self.cls)
@@ -94,8 +99,14 @@ def called_layers(
     known = {each["path"]: each for each in layers}
     above = {path: frozenset(_parents(path)) for path in {each["path"] for each in calls}}
     families = {path: find_family(_class_of(known.get(path))) for path in above}
-    composite = {path for path, family in families.items() if family == "recurrent"}
     inner = frozenset().union(*above.values())
+    for path in [path for path, family in families.items() if family in _COMPOSITE]:
+        # A user's model may be named after a layer that is one of its parts.
+        own = path in known and known[path]["class"] in _PLAIN
+        parts = (other for other in families if is_inside(other, path))
+        if own and (path == ROOT or any(families[other] == families[path] for other in parts)):
+            families[path] = ""
+    composite = {path for path, family in families.items() if family == "recurrent"}
     held: dict[str, tuple[LayerTensor, ...]] = {}
     found = []
     for call in calls:
@@ -112,8 +123,8 @@ def called_layers(
         shape = call["made"][0]["shape"]
         width = int(np.prod(shape[1:])) if len(shape) > 1 else 1
         composed = path in inner and families[path] not in _COMPOSITE
-        cls = _class_of(layer)
-        found.append(ModelLayer(path, call["number"], cls, tensors, layer["settings"], width, composed))
+        settings = {**layer["settings"], **call.get("options", {})}
+        found.append(ModelLayer(path, call["number"], _class_of(layer), tensors, settings, width, composed))
     return found
 
 
@@ -242,7 +253,10 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
     shared = len(
         {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
     )
-    sizes = [Counter(_size(each) for each in layer.tensors if len(each.shape) > 1) for layer in (a, b)]
+    sizes = [
+        Counter(_size(each) for each in layer.tensors if sum(extent > 1 for extent in each.shape) > 1)
+        for layer in (a, b)
+    ]
     alike = sizes[0] == sizes[1]
     if a.tensors and not (shared or alike):
         return 0.0
@@ -356,6 +370,37 @@ def _turned(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
             yield np.swapaxes(each.reshape(a.shape[1], a.shape[0], -1), 0, 1)
 
 
+def input_error(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the error of two inputs, one of which may be padded already."""
+    error = align_arrays(a, b)[0]
+    return error if np.isfinite(error) or a.ndim != b.ndim or a.ndim < 3 else find_padding(a, b)[0]
+
+
+def find_padding(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[int, int]]:
+    """Return the error of two inputs inside a constant border, and its width before each side's numbers.
+
+    The widths of A and B are those on the low side; the larger array has the border.
+    """
+    best: tuple[float, tuple[int, int]] = (float("inf"), (0, 0))
+    for turned in (b, np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)):
+        sizes = np.array(a.shape) - np.array(turned.shape)
+        if not sizes.any() or (sizes.min() < 0 < sizes.max()):
+            continue
+        large, small = (a, turned) if sizes.max() > 0 else (turned, a)
+        for low in {tuple(abs(sizes) // 2), tuple((abs(sizes) + 1) // 2), tuple(abs(sizes)), (0,) * a.ndim}:
+            place = tuple(
+                slice(start, start + extent) for start, extent in zip(low, small.shape, strict=True)
+            )
+            border = np.ones(large.shape, bool)
+            border[place] = False
+            edge = large[border]
+            error = align_arrays(small, large[place])[0]
+            if edge.size and (edge == edge[0]).all() and error < best[0]:
+                width = int(max(low))
+                best = error, (width, 0) if large is a else (0, width)
+    return best
+
+
 def is_reordered(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
     """Return whether every row of B has A's numbers in another order, the same one in all rows."""
     if a.shape[:1] != b.shape[:1] or a.size != b.size or not a.size:
@@ -366,12 +411,14 @@ def is_reordered(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
 
 def compare_layer(pair: LayerCallPair, a: CapturedCall, b: CapturedCall, bound: float) -> LayerComparison:
     """Return the errors of a pair's first input and of its outputs."""
-    inputs = align_arrays(a.given[0], b.given[0])[0] if a.given and b.given else 0.0
+    inputs = input_error(a.given[0], b.given[0]) if a.given and b.given else 0.0
+    if pair.a.family == pair.b.family == "attention" and len(a.given) > 1 < len(b.given):
+        inputs = max(inputs, align_arrays(a.given[1], b.given[1])[0])
     outputs = output_error(a, b)
     if pair.a.family == "flatten" and outputs > bound and is_reordered(a.made[0], b.made[0], bound):
         outputs = 0.0  # each framework has its own order; the next layer's weights are in the same
     return LayerComparison(
-        _title(pair.a), _title(pair.b), (pair.a.cls, pair.b.cls), pair.by, inputs, outputs, outputs <= bound
+        pair.a.title, pair.b.title, (pair.a.cls, pair.b.cls), pair.by, inputs, outputs, outputs <= bound
     )
 
 
@@ -396,10 +443,6 @@ def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
     if len(made) == 1 or first.ndim != 3:
         return [first]
     return [first, first[:, -1], *made[1:]]
-
-
-def _title(layer: ModelLayer) -> str:
-    return f"{layer.path}#{layer.number + 1}" if layer.number else layer.path
 
 
 # Causes of a difference in one layer: a change of B's layer that makes the difference disappear.
@@ -448,7 +491,7 @@ _SETTINGS = (
     ("padding", "padding", "pads"),
     ("stride", "stride", "strides"),
     ("dilation", "dilation", "dilation_rate", "dilations"),
-    ("groups", "groups", "group"),
+    ("groups", "num_groups", "groups", "group"),
     ("axis", "axis", "dim", "normalized_shape"),
     ("activation", "activation", "nonlinearity"),
     ("form of gelu", "approximate"),
@@ -460,14 +503,48 @@ _SETTINGS = (
     ("counting of padding", "count_include_pad"),
     ("scale", "scale", "factor", "temperature"),
 )
+
+
+def padding_amounts(layer: ModelLayer, shape: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Return the padding of a convolution or pooling layer at both ends of each axis, None if unknown."""
+    held = layer.settings
+    kernel = next((held[name] for name in ("kernel_size", "pool_size") if name in held), None)
+    last = held.get("data_format") == "channels_last"
+    sizes = list(shape[1:-1] if last else shape[2:])
+    if kernel is None or layer.family not in ("convolution", "pool"):
+        return None
+    rows = [kernel]
+    for names, default in ((("stride", "strides"), 1), (("dilation", "dilation_rate"), 1), (("padding",), 0)):
+        rows.append(next((held[name] for name in names if name in held), default))
+    kernels, strides, dilations, padding = (
+        [each] * len(sizes) if isinstance(each, int) else each for each in rows
+    )
+    if isinstance(padding, str) and padding not in ("same", "valid"):
+        return None
+    if padding == "valid":
+        return [(0, 0)] * len(sizes)
+    if not all(len(each) == len(sizes) for each in (kernels, strides, dilations)):
+        return None
+    if padding != "same":
+        return [(each, each) for each in padding] if len(padding) == len(sizes) else None
+    found: list[tuple[int, int]] = []
+    for extent, width, step, dilation in zip(sizes, kernels, strides, dilations, strict=True):
+        reach = dilation * (width - 1) + 1
+        total = max((-(-extent // step) - 1) * step + reach - extent, 0)
+        if "transpose" in layer.cls.lower():
+            total = max(width - step, 0)
+        found.append((total // 2, total - total // 2))
+    return found
+
+
 _EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
 _MOST_TRANSPOSED = 1 << 24
 _ROLES = (
     ("mean", r"mean"),
     ("variance", r"var"),
-    ("bias", r"bias|beta|offset"),
+    ("bias", r"bias|beta|offset|(^|/)b$"),
     ("recurrent", r"weight_hh|recurrent"),
-    ("kernel", r"kernel|weight|embeddings|gamma|scale"),
+    ("kernel", r"kernel|weight|embeddings|gamma|scale|alpha|(^|/)w$"),
 )
 
 
@@ -494,13 +571,28 @@ class LayerCauses:
 
     def find(self) -> Cause | None:
         """Return the first confirmed cause, else the first suspected one."""
-        suspected: Cause | None = None
+        suspected = self._masks() if self._pair.b.family == "attention" else None
         for each in self._hypotheses():
             if self._error(each) <= self._bound or self._is_added(each):
                 return replace(each.cause, confirmed=True)
             if suspected is None and not isinstance(each, _Trial):
                 suspected = each.cause
         return self._by_outputs() or suspected
+
+    def _masks(self) -> Cause | None:
+        """Return the mask that only one side's attention receives."""
+        masks = []
+        for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True):
+            causal = any(layer.settings.get(name) is True for name in _CAUSAL)
+            masks.append(
+                "causal" if causal else next((_describe_mask(x) for x in call.given[1:] if _is_mask(x)), "")
+            )
+        if masks[0] == masks[1]:
+            return None
+        one, other = (f"a {each} mask".replace("  ", " ") if each else "no mask" for each in masks)
+        return Cause(
+            f"attention has {one} in A and {other} in B", f"pass A's mask to {self._pair.b.path} of B"
+        )
 
     def _error(self, each: _Hypothesis) -> float:
         """Return the error of the outputs after the change."""
@@ -538,8 +630,11 @@ class LayerCauses:
     def _different_settings(self) -> Iterator[_Hypothesis]:
         a, b = self._pair.a.settings, self._pair.b.settings
         for title, *names in _SETTINGS:
-            one = next((a[name] for name in names if name in a), None)
+            one = next((a[name] for name in names if name in a), self._default(title))
             own = next((name for name in names if name in b), None)
+            if title == "padding" and own is not None and (amounts := self._paddings()) is not None:
+                yield from self._different_padding(own, *amounts)
+                continue
             if one is None or own is None or _as_plain(one) == _as_plain(b[own]):
                 continue
             cause = Cause(
@@ -548,6 +643,40 @@ class LayerCauses:
             )
             for value in _as_settings(title, one, self._b):
                 yield _Hypothesis(cause, settings={own: value})
+
+    def _paddings(self) -> tuple[list[int], list[int]] | None:
+        """Return by how much each side pads, in the layer or before it; None if unknown."""
+        rows = [
+            padding_amounts(layer, call.given[0].shape) if call.given else None
+            for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True)
+        ]
+        a, b = rows
+        if a is None or b is None or len(a) != len(b):
+            return None
+        if self._calls[0].given[0].size == self._calls[1].given[0].size:
+            return list(itertools.chain(*a)), list(itertools.chain(*b))
+        _, before = find_padding(self._calls[0].given[0], self._calls[1].given[0])
+        one, other = ([low + width for low, _ in side] for side, width in zip((a, b), before, strict=True))
+        return one, other
+
+    def _different_padding(self, own: str, one: list[int], other: list[int]) -> Iterator[_Hypothesis]:
+        if one == other:
+            return
+        path, held = self._pair.b.path, self._pair.b.settings[own]
+        shown = [value[0] if len({*value}) == 1 else value for value in (one, other)]
+        fix = f"set {own}={shown[0]} in {path} of B"
+        if isinstance(held, str):
+            fix = f"pad the input of {path} in B by {shown[0]} with a layer, and set {own}='valid' there"
+        cause = Cause(f"padding is {shown[0]} in A and {shown[1]} in B", fix)
+        for value in _as_settings("padding", self._pair.a.settings.get("padding", shown[0]), self._b):
+            yield _Hypothesis(cause, settings={own: value})
+
+    def _default(self, title: str) -> Any:
+        """Return the setting of A's layer that has no name in A's framework."""
+        if title == "counting of padding" and self._calls[0].given and self._calls[1].given:
+            # A border that is in the input counts; Keras's own does not.
+            return self._calls[0].given[0].size > self._calls[1].given[0].size
+        return "zeros" if title == "mode" and self._pair.a.family == "convolution" else None
 
     def _different_tensors(self) -> Iterator[_Hypothesis]:
         """Yield A's numbers in the place of each tensor of B, of all of them, and of missing ones."""
@@ -566,6 +695,11 @@ class LayerCauses:
                 every.setdefault(name, each)
                 reasons.append(cause.text)
                 yield _Hypothesis(cause, {name: each})
+        for name, own in self._b.items():
+            for known, each in self._a.items():
+                if find_role(known) == find_role(name) != "" and each.size != own.size:
+                    text = f"B's {name} has shape {list(own.shape)}, A's {known} has {list(each.shape)}"
+                    yield _Hypothesis(Cause(text))
         for known, each in self._missing():
             text = f"B's layer has no {known}, which A's has"
             yield _Hypothesis(Cause(text, f"add {known} to {self._pair.b.path} of B"), {"bias": each})
@@ -659,6 +793,25 @@ class LayerCauses:
                 f"A's layer has tensors that B's lacks: {', '.join(extra)}", "merge them into the weight"
             )
         return relate_arrays(np.asarray(a[0], np.float64), other, self._bound)
+
+
+_CAUSAL = ("use_causal_mask", "is_causal")
+
+
+def _is_mask(x: np.ndarray) -> bool:
+    """Return whether an input of attention is a mask: switches, or zeros and large negative numbers."""
+    return x.dtype.kind == "b" or (
+        x.dtype.kind == "f" and x.ndim > 1 and bool(((x == 0) | (x < -1e3)).all()) and bool((x != 0).any())
+    )
+
+
+def _describe_mask(x: np.ndarray) -> str:
+    steps = x.reshape(-1, *x.shape[-2:])[0] if x.ndim > 1 else x
+    if steps.ndim == 2 and steps.shape[0] == steps.shape[1] > 1:
+        kept = steps if x.dtype.kind == "b" and steps[0, 0] else steps == 0
+        if np.array_equal(kept, np.tril(np.ones(kept.shape, bool))):
+            return "causal"
+    return f"{list(x.shape)}"
 
 
 # Layers of several matrices, in the form of either framework.
@@ -864,12 +1017,25 @@ def _fitting(
         if known == name and each.shape == own.shape:
             yield known, each
             continue
-        orders = list(permutations(range(each.ndim))) if each.ndim < 5 else [tuple(range(each.ndim))]
+        if each.ndim < 5:
+            orders = list(permutations(range(each.ndim)))
+        else:
+            orders = [_usual_order(each.ndim, family), tuple(range(each.ndim))]
         # Square matrices: first the order that frameworks differ in.
         orders.sort(key=lambda order: order != _usual_order(each.ndim, family))
         fitting = [order for order in orders if tuple(each.shape[axis] for axis in order) == own.shape]
         for order in fitting[:2]:
             yield known, np.transpose(each, order)
+        if not fitting and family == "convolution" and each.ndim > 2:
+            yield from ((known, turned) for turned in _as_depthwise(each, own.shape))
+
+
+def _as_depthwise(kernel: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Yield a depthwise kernel with several outputs for each channel in the other framework's form."""
+    if shape[1] == 1:  # [..., channels, multiplier] to [channels * multiplier, 1, ...]
+        yield np.moveaxis(kernel.reshape(*kernel.shape[:-2], -1), -1, 0)[:, None]
+    elif kernel.shape[1] == 1 and kernel.shape[0] % shape[-2] == 0:
+        yield np.moveaxis(kernel[:, 0], 0, -1).reshape(shape)
 
 
 def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
@@ -882,7 +1048,9 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     """Return how B's tensor differs from A's."""
     title = f"B's {name}"
     if find_role(name) in ("mean", "variance") and np.unique(b).size == 1:
-        return Cause(f"{title} is {b.flat[0]:g} everywhere: the statistics of A were not copied", "copy them")
+        return Cause(
+            f"{title} is {b.flat[0] + 0:g} everywhere: the statistics of A were not copied", "copy them"
+        )
     rounding = _find_rounding(a, b)
     if rounding is not None:
         return Cause(f"{title} is A's {known} rounded to {rounding}", f"convert A again without {rounding}")
@@ -931,38 +1099,6 @@ def _block_axis(tensor: np.ndarray, count: int) -> int | None:
 # Causes between two layers: what the inputs of the second show, whose predecessor agrees.
 
 
-# Names that differ from the backend's.
-_TITLES = {"linear": "no activation", "gelu": "exact gelu"}
-_PLAIN_ACTIVATIONS: tuple[ActivationName, ...] = (
-    "linear",
-    "relu",
-    "tanh",
-    "sigmoid",
-    "silu",
-    "gelu",
-    "elu",
-    "softplus",
-)
-
-
-def _activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the results of common activations by name."""
-    plain = {name: numpy_backend.ACTIVATIONS[name](Activation(name)) for name in _PLAIN_ACTIVATIONS}
-    yield from ((_TITLES.get(name, name), np.asarray(function(x))) for name, function in plain.items())
-    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    yield "quick gelu", x * numpy_backend.sigmoid(1.702 * x)
-    yield "selu", 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
-    yield "relu6", np.clip(x, 0, 6)
-    yield "softsign", x / (1 + np.abs(x))
-    yield "mish", x * np.tanh(np.logaddexp(0, x))
-    for slope in (0.01, 0.1, 0.2, 0.3):
-        leaky = numpy_backend.ACTIVATIONS["leaky_relu"](Activation("leaky_relu", slope))
-        yield f"leaky relu of slope {slope:g}", np.asarray(leaky(x))
-    if x.ndim > 1:
-        shifted = np.exp(x - x.max(-1, keepdims=True))
-        yield "softmax", shifted / shifted.sum(-1, keepdims=True)
-
-
 _MOST_TESTED = 1 << 20
 
 
@@ -972,7 +1108,7 @@ def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str 
     if before.size != after.size or before.size > _MOST_TESTED:
         return None
     with np.errstate(all="ignore"):
-        for name, made in _activations(before):
+        for name, made in common_activations(before):
             if align_arrays(after, made)[0] <= bound:
                 return name
     return None
@@ -984,6 +1120,9 @@ def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     apart = a - b
     if float(np.abs(apart).max()) <= bound * scale:
         return None  # every relation fits numbers that differ so little
+    if float(apart.max() - apart.min()) <= bound * scale:
+        word = "plus" if apart.flat[0] > 0 else "minus"
+        return Cause(f"A's numbers are B's {word} {abs(apart.flat[0]):g}", confirmed=True)
     if len(a) > 1 and float(np.abs(apart - apart[:1]).max()) <= bound * scale:
         shape = list(apart.shape[1:])
         return Cause(f"A adds the same numbers {shape} to every row, B does not", confirmed=True)
@@ -1041,6 +1180,27 @@ def between_cause(
         one, two = (" and ".join(map(str, each)) for each in axes)
         return Cause(f"means over axis {one} are subtracted in A, over axis {two} in B")
     return None
+
+
+def divided_cause(a: Sequence[np.ndarray], b: Sequence[np.ndarray], bound: float) -> Cause | None:
+    """Return how one matrix of a side differs from several of the other side, None if it does not."""
+    one, other = (np.concatenate([each.reshape(-1, each.shape[-1]) for each in side], -1) for side in (a, b))
+    if one.shape != other.shape or align_arrays(one, other)[0] <= bound:
+        return None
+    order = find_order(one, other, bound)
+    if order is None:  # a bias may have its order still
+        order = find_order(one - one.mean(0), other - other.mean(0), bound)
+        order = None if order is None or (np.diff(order) == 1).all() else order
+    count = max(len(a), len(b))
+    if order is not None:
+        whole = len(order) % count == 0 and (np.diff(order.reshape(count, -1), axis=1) == 1).all()
+        what = "whole matrices, e.g. queries and keys" if whole else "columns, e.g. heads"
+        return Cause(f"B has {what} in another order than A", confirmed=True)
+    apart = one - other
+    if float(np.abs(apart - apart[:1]).max()) <= bound * (float(np.abs(one).max()) or 1.0):
+        return Cause("A adds a bias that B does not", confirmed=True)
+    columns = np.flatnonzero(np.abs(apart).max(0) > bound * (float(np.abs(one).max()) or 1.0))
+    return Cause(f"columns {columns[0]} to {columns[-1]} of B's outputs differ from A's")
 
 
 def _centred_axes(x: np.ndarray, bound: float) -> list[int]:

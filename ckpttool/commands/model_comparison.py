@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpttool.commands import model_causes
+from ckpttool.commands import layer_operations, model_causes
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.layer_operations import KnownArray
 from ckpttool.commands.model_causes import (
     BETWEEN,
     LAYER,
@@ -26,6 +28,7 @@ from ckpttool.commands.model_causes import (
     LayerCallPair,
     LayerCauses,
     LayerComparison,
+    ModelLayer,
     align_arrays,
     is_inside,
 )
@@ -390,6 +393,7 @@ class _Session:
     """Both processes, what they reported, and the sentences collected on the way."""
 
     sides: tuple[RunnerProcess, RunnerProcess]
+    kinds: Sequence[str]
     pairs: list[InputPair] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -458,7 +462,7 @@ def compare_models(
             for side, kind in zip((first, second), kinds, strict=True)
         ]
         sides = (stack.enter_context(made[0]), stack.enter_context(made[1]))
-        session = _Session(sides)
+        session = _Session(sides, kinds)
         progress(0, _STEPS)
         opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]
         progress(2, _STEPS)
@@ -497,28 +501,24 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         for note in each.get("notes", ())
     ]
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
-    kinds: list[dict[str, tuple[str, int | None]]] = []
-    sizes = []
-    for place, side in enumerate(session.sides):
-        by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in session.pairs}
-        declared = {row["name"]: row["dtype"] for row in opened[place]["inputs"]}
-        side.names = [name for name in declared if name in by_name] or list(by_name)
-        answer = side.request(
-            "prepare",
-            names=side.names,
-            shapes=[list(by_name[name]) for name in side.names],
-            dtypes=[declared.get(name) for name in side.names],
-            batch=batch,
-            file=os.path.abspath(side.side.path) if side.side.like is not None else None,
-            part=side.side.part,
-            run_code=options.run_code,
-            rounded=side.side.rounded,
+    try:
+        kinds, sizes = _prepare_sides(session, opened, batch, options.run_code)
+    except UsageError as error:
+        if options.transpose is not None or not any(pair.transposed for pair in session.pairs):
+            raise
+        # The order of axes that the layers show may be that inside the model.
+        plain = InputResolver(opened, transpose=False)
+        try:
+            session.pairs = plain.pairs(shapes, options.shapes_b)
+            for side, kind in zip(session.sides, session.kinds, strict=True):
+                _open_side(side, kind, options.run_code)  # the failed call may have created variables
+            kinds, sizes = _prepare_sides(session, opened, batch, options.run_code)
+        except UsageError:
+            raise error from None
+        session.assumed[:] = [each for each in session.assumed if each not in resolver.assumed]
+        session.assumed.append(
+            "B's inputs have A's order of axes: a model cannot be called with channels moved"
         )
-        session.notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
-        rows = zip(answer["dtypes"], answer["below"], strict=True)
-        kinds.append(dict(zip(side.names, rows, strict=True)))
-        side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
-        sizes.append(int(answer["size"]))
     limits = [(kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
     session.pairs = [_with_dtype(pair, *each) for pair, each in zip(session.pairs, limits, strict=True)]
     session.assumed += [
@@ -534,6 +534,37 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         session.assumed += given.notes
     session.fixed, session.arrays = batch is not None, arrays
     session.give(arrays)
+
+
+def _prepare_sides(
+    session: _Session, opened: list[dict[str, Any]], batch: int | None, run_code: bool
+) -> tuple[list[dict[str, tuple[str, int | None]]], list[int]]:
+    """Load the files of factories and call both models; return dtypes and limits by input, and sizes."""
+    kinds: list[dict[str, tuple[str, int | None]]] = []
+    sizes = []
+    notes = []
+    for place, side in enumerate(session.sides):
+        by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in session.pairs}
+        declared = {row["name"]: row["dtype"] for row in opened[place]["inputs"]}
+        side.names = [name for name in declared if name in by_name] or list(by_name)
+        answer = side.request(
+            "prepare",
+            names=side.names,
+            shapes=[list(by_name[name]) for name in side.names],
+            dtypes=[declared.get(name) for name in side.names],
+            batch=batch,
+            file=os.path.abspath(side.side.path) if side.side.like is not None else None,
+            part=side.side.part,
+            run_code=run_code,
+            rounded=side.side.rounded,
+        )
+        notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
+        rows = zip(answer["dtypes"], answer["below"], strict=True)
+        kinds.append(dict(zip(side.names, rows, strict=True)))
+        side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
+        sizes.append(int(answer["size"]))
+    session.notes += notes
+    return kinds, sizes
 
 
 def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | None]) -> InputPair:
@@ -785,6 +816,8 @@ def _exact_outputs(side: RunnerProcess, session: _Session, plain: Outputs) -> di
 
 _MOST_BYTES = 256 << 20
 _FEWEST_ROWS = 2
+_MOST_KNOWN = 12
+_MOST_CALLS = 16
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
 
@@ -811,7 +844,7 @@ class _LayerFinder:
         self, outputs: Sequence[np.ndarray], *, failed: bool
     ) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
         """Return a row for every pair of layers, and the first difference if outputs differ."""
-        pairs = model_causes.pair_layers(*self._layers)
+        pairs = self._by_inputs(model_causes.pair_layers(*self._layers))
         known = len(self._session.arrays[0])
         total = sum(map(self._nbytes, pairs))
         used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
@@ -829,6 +862,34 @@ class _LayerFinder:
         with np.errstate(invalid="ignore", over="ignore"):
             first = self._explain(pairs, rows, outputs) if failed else None
         return tuple(rows.values()), first
+
+    def _by_inputs(self, pairs: list[LayerCallPair]) -> list[LayerCallPair]:
+        """Return the pairs, with several calls of one layer paired by their inputs.
+
+        The order in which a model calls a layer on several inputs is free.
+        """
+        groups: dict[tuple[str, str], list[int]] = {}
+        for place, pair in enumerate(pairs):
+            groups.setdefault((pair.a.path, pair.b.path), []).append(place)
+        for places in groups.values():
+            if (
+                not 1 < len(places) <= _MOST_CALLS
+                or sum(self._nbytes(pairs[n]) for n in places) > _MOST_BYTES
+            ):
+                continue
+            captured = self._capture([pairs[place] for place in places])
+            free = [pairs[place].b for place in places]
+            for place in places:
+                given = captured[0][pairs[place].a.key].given
+                errors = [
+                    model_causes.input_error(given[0], other[0])
+                    if given and (other := captured[1][each.key].given)
+                    else 0.0
+                    for each in free
+                ]
+                nearest = int(np.argmin(errors)) if min(errors) <= self._bound else 0
+                pairs[place] = replace(pairs[place], b=free.pop(nearest))
+        return pairs
 
     def _nbytes(self, pair: LayerCallPair) -> int:
         return self._sizes[0].get(pair.a.key, 0) + self._sizes[1].get(pair.b.key, 0)
@@ -864,8 +925,9 @@ class _LayerFinder:
         agreeing = [place for place in compared if rows[place].within and (at is None or place < at)]
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
-            return self._after_last(before, outputs) if before is not None else None
-        return self._explain_pair(pairs, rows, at, before)
+            return self._after_last(pairs, before, outputs) if before is not None else None
+        found = self._explain_pair(pairs, rows, at, before)
+        return (self._hidden_before(pairs, rows, at) if found.where == BETWEEN else None) or found
 
     def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
         """Return the place of the first pair that differs and affects what follows.
@@ -904,6 +966,7 @@ class _LayerFinder:
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
         prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
         inside = any(each is not pair and is_inside(each.a.path, pair.a.path) for each in pairs)
+        after = tuple(each.made[0] for each in calls) if inside else self._differing_input(calls)
         cause: Cause | None
         if row.inputs <= self._bound and not inside:
             where = LAYER
@@ -911,7 +974,6 @@ class _LayerFinder:
             cause = self._with_origin(pair, cause)
         else:
             where = BETWEEN
-            after = tuple((each.made if inside else each.given)[0] for each in calls)
             cause = None if inside else self._reordered(pair, calls)
             if cause is None and before is not None and prior is not None:
                 activation = model_causes.activation_cause(prior, (after[0], after[1]), self._bound)
@@ -919,17 +981,52 @@ class _LayerFinder:
                 if owner is not None:
                     return _divergence(before.a.path, owner, LAYER, None, activation, before.a.path)
             cause = cause or self._between(prior, (after[0], after[1]))
-            cause = cause or self._unpaired(pairs, before, pair)
+            found = self._divided(pairs, before, pair) if cause is None else None
+            if found is not None:
+                return found
         if cause is None or not cause.confirmed:
             rows = {id(pairs[place]): each for place, each in compared.items()}
             crossed = self._crossed(pairs, rows, pair)
             if crossed is not None:
                 return crossed
+        if where == BETWEEN:
+            cause = cause or self._operations(pairs, pair, (after[0], after[1]))
+            cause = cause or self._unpaired(pairs, before, pair)
         title = None if before is None else before.a.path
         if cause is None and where == BETWEEN:
             begin = "the inputs" if title is None else title
             cause = Cause(f"an operation between {begin} and {row.b} differs; none of the known causes fits")
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _hidden_before(
+        self, pairs: list[LayerCallPair], compared: Mapping[int, LayerComparison], at: int
+    ) -> Divergence | None:
+        """Return the difference before a norm whose outputs do not show it: the scale of its inputs."""
+        earlier = [
+            place
+            for place in sorted(compared)
+            if place < at
+            and self._bound < compared[place].inputs < float("inf")
+            and re.search("norm|rms", pairs[place].a.cls, re.IGNORECASE)
+        ]
+        for place in earlier[:1]:
+            pair, known = pairs[place], [each for each in sorted(compared) if each < place]
+            before = pairs[known[-1]] if known else None
+            captured = self._capture([pair] if before is None else [before, pair])
+            prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
+            after = self._differing_input((captured[0][pair.a.key], captured[1][pair.b.key]))
+            cause = self._between(prior, (after[0], after[1]))
+            cause = cause or self._operations(pairs, pair, (after[0], after[1]))
+            if cause is not None and cause.confirmed:
+                title = None if before is None else before.a.path
+                return _divergence(pair.a.path, pair.b.path, BETWEEN, compared[place].inputs, cause, title)
+        return None
+
+    def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
+        """Return both sides' first input that differs, e.g. the values of an attention."""
+        pairs = list(zip(*(each.given or each.made for each in calls), strict=False))
+        apart = (each for each in pairs if align_arrays(*each)[0] > self._bound)
+        return next(apart, pairs[0])
 
     def _activation_layer(self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall) -> str | None:
         """Return B's layer that applies the activation between two pairs, None if no layer does."""
@@ -939,14 +1036,18 @@ class _LayerFinder:
         between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
         return next((each.path for each in between if each.family == "activation"), None)
 
-    def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
+    def _after_last(
+        self, pairs: Sequence[LayerCallPair], before: LayerCallPair, outputs: Sequence[np.ndarray]
+    ) -> Divergence:
         captured = self._capture([before])
         prior = (captured[0][before.a.key], captured[1][before.b.key])
         cause = self._between(prior, (outputs[0], outputs[1]))
+        cause = cause or self._operations(pairs, None, (outputs[0], outputs[1]))
         end = self._layers[1][[each.key for each in self._layers[1]].index(before.b.key) + 1 :]
         lone = [each.path for each in end if each.tensors and not each.composed]
-        if cause is not None and len(lone) == 1:
-            cause = replace(cause, text=f"{cause.text}; A has no counterpart of {lone[0]} of B")
+        if len(lone) == 1:
+            text = f"A has no counterpart of {lone[0]} of B"
+            cause = Cause(text) if cause is None else replace(cause, text=f"{cause.text}; {text}")
             return _divergence("outputs", lone[0], BETWEEN, None, cause, before.a.path)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
 
@@ -999,24 +1100,112 @@ class _LayerFinder:
                     return replace(cause, confirmed=True)
         return cause
 
+    def _start(self, side: int, before: LayerCallPair | None) -> int:
+        keys = [each.key for each in self._layers[side]]
+        return 0 if before is None else keys.index((before.a, before.b)[side].key) + 1
+
+    def _lone(
+        self, side: int, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
+    ) -> list[ModelLayer]:
+        """Return the layers of a side between two pairs that belong to no pair."""
+        layers = self._layers[side]
+        end = [each.key for each in layers].index((pair.a, pair.b)[side].key)
+        paired = {(each.a, each.b)[side].key for each in pairs}
+        return [each for each in layers[self._start(side, before) : end] if each.key not in paired]
+
     def _unpaired(
         self, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
     ) -> Cause | None:
-        """Return the layers between two pairs that only one side has."""
-        texts = []
+        """Return the layers between two pairs that only one side has.
+
+        A function may replace a layer without tensors.
+        """
+        texts, others = [], []
         for word, other, side in (("A", "B", 0), ("B", "A", 1)):
-            layers = self._layers[side]
-            ends = [(each.a, each.b)[side].key for each in (before, pair) if each is not None]
-            keys = [each.key for each in layers]
-            start = keys.index(ends[0]) + 1 if before is not None else 0
-            paired = {(each.a, each.b)[side].key for each in pairs}
-            lone = [each for each in layers[start : keys.index(ends[-1])] if each.key not in paired]
-            texts += [
-                f"{other} has no counterpart of {word}'s {each.path} ({each.cls})"
-                for each in lone[:2]
-                if each.family != "dropout"
-            ]
+            held = {each.values for layer in self._layers[1 - side] for each in layer.tensors}
+            for each in self._lone(side, pairs, before, pair):
+                own = [tensor for tensor in each.tensors if tensor.values not in held]
+                if own and each.composed:
+                    texts.append(f"{other} has no counterpart of {word}'s {own[0].name} of {each.path}")
+                elif own:
+                    texts.append(f"{other} has no counterpart of {word}'s {each.path} ({each.cls})")
+                elif not each.tensors and each.family not in ("dropout", "flatten"):
+                    others.append(f"{other} has no counterpart of {word}'s {each.path} ({each.cls})")
+        texts = texts[:4] or others[:2]
         return Cause("; ".join(texts)) if texts else None
+
+    def _divided(
+        self, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
+    ) -> Divergence | None:
+        """Return the layer of one side that several layers of the other side do not equal together."""
+        lone = [
+            [each for each in self._lone(side, pairs, before, pair) if each.tensors and not each.composed]
+            for side in (0, 1)
+        ]
+        for side in (0, 1):
+            for whole in lone[side]:
+                parts = [each for each in lone[1 - side] if each.family == whole.family]
+                if not 1 < len(parts) < 5 or sum(each.width for each in parts) != whole.width:
+                    continue
+                captured = [
+                    program.capture([each.key for each in wanted], exact=self._exact)
+                    for program, wanted in zip(
+                        self._session.sides, ([whole], parts) if side == 0 else (parts, [whole]), strict=True
+                    )
+                ]
+                one = captured[side][whole.key].made[0]
+                several = [captured[1 - side][each.key].made[0] for each in parts]
+                a, b = ([one], several) if side == 0 else (several, [one])
+                cause = model_causes.divided_cause(a, b, self._bound)
+                if cause is not None:
+                    paths = (whole.path, parts[0].path)
+                    title = None if before is None else before.a.path
+                    return _divergence(paths[side], paths[1 - side], LAYER, None, cause, title)
+        return None
+
+    def _operations(
+        self, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]
+    ) -> Cause | None:
+        """Return what both sides compute from earlier layers, if that differs."""
+        a, b = (
+            layer_operations.find_operation(self._known_arrays(side, pairs, pair), after[side], self._bound)
+            for side in (0, 1)
+        )
+        text = layer_operations.describe_difference(a, b)
+        if text is None:
+            return None
+        where = "in B" if pair is None else f"in B before {pair.b.path}"
+        fix = f"compute {a.text} {where}" if a is not None else None
+        # Arrays of layers in no pair may differ themselves.
+        return Cause(text, fix, confirmed="A's " not in text and "B's " not in text)
+
+    def _known_arrays(
+        self, side: int, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None
+    ) -> list[KnownArray]:
+        """Return a side's inputs, and the arrays of its last calls before a pair, with the names of A."""
+        layers = self._layers[side]
+        if pair is not None:
+            layers = layers[: [each.key for each in layers].index((pair.a, pair.b)[side].key)]
+        titles = {(each.a, each.b)[side].key: each.a.title for each in pairs}
+        wanted = [each.key for each in layers if each.key in titles or each.tensors][-_MOST_KNOWN:]
+        program = self._session.sides[side]
+        known = [
+            KnownArray(name, program.read(f"input-{place}.npy"), model_input=True)
+            for place, name in enumerate(program.names)
+        ]
+        captured = program.capture(wanted, exact=self._exact) if wanted else {}
+        for key in wanted:
+            title = titles.get(key, f"{'AB'[side]}'s {key[0]}")
+            call = captured.get(key)
+            if call is None:
+                continue
+            rows = [(f"the input of {title}", each) for each in call.given[:1]]
+            rows += [(title, each) for each in (call.before or call.made)[:1]]
+            for name, array in rows:
+                same = any(x.array.shape == array.shape and np.array_equal(x.array, array) for x in known)
+                if not same and array.dtype.kind in "fiub":
+                    known.append(KnownArray(name, array))
+        return known
 
     def _crossed(
         self, pairs: Sequence[LayerCallPair], rows: Mapping[int, LayerComparison], failed: LayerCallPair
@@ -1051,7 +1240,12 @@ class _LayerFinder:
         """Return the cause with the other layer of A that has B's tensors, or shares A's."""
         own = {each.values for each in pair.a.tensors if not each.constant}
         theirs = {each.values for each in pair.b.tensors if not each.constant}
-        others = [layer for layer in self._layers[0] if layer.path != pair.a.path]
+        path = pair.a.path
+        others = [
+            layer
+            for layer in self._layers[0]
+            if layer.path != path and not is_inside(layer.path, path) and not is_inside(path, layer.path)
+        ]
         if cause is None:
             return None
         for layer in others:

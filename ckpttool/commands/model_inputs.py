@@ -272,8 +272,11 @@ def draw_inputs(
 
 
 def _is_mask(pair: InputPair) -> bool:
-    """Return whether an input of integers is a mask by its name, which limits it to 0 and 1."""
-    return pair.dtype.startswith(("int", "uint")) and any("mask" in name.lower() for name in (pair.a, pair.b))
+    """Return whether an input is a mask by its name, which limits it to 0 and 1.
+
+    Other numbers in an attention mask outweigh the scores: then queries and keys do not matter.
+    """
+    return any("mask" in name.lower() for name in (pair.a, pair.b))
 
 
 def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -315,7 +318,10 @@ def further_inputs(
         found += [("other random numbers", draw_inputs(pairs, batch, seed=seed)) for seed in rounds]
     if any(each.dtype.kind == "f" for each in arrays):
         rows = [each if batch else each[:_FURTHER_ROWS] for each in arrays]
-        wide = [(each * _WIDE).astype(each.dtype) if each.dtype.kind == "f" else each for each in rows]
+        wide = [
+            (each * _WIDE).astype(each.dtype) if each.dtype.kind == "f" and not _is_mask(pair) else each
+            for pair, each in zip(pairs, rows, strict=True)
+        ]
         found.append(("numbers ten times as large", wide))
     return found
 

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -377,9 +378,19 @@ def is_model(value: Any) -> bool:
     return not isinstance(value, type) and model_framework(value) is not None
 
 
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
 def last_error_line(error: BaseException) -> str:
-    """Return an error like the end of a traceback: its type and the last line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return an error like the end of a traceback: its type and the last line of its text.
+
+    Keras prints its own text in bold, and below it the arguments of the layer.
+    """
+    lines = [line.strip() for line in _ESCAPES.sub("", str(error)).splitlines() if line.strip()]
+    ends = [
+        number for number, line in enumerate(lines) if line.startswith("Arguments received by") and number
+    ]
+    lines = lines[: ends[0]] if ends else lines
     return "{}: {}".format(type(error).__name__, lines[-1][:_SHOWN] if lines else "no reason given")
 
 

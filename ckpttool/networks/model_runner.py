@@ -112,6 +112,7 @@ class CallRecorder:
         number = self._counts.get(path, 0)
         self._counts[path] = number + 1
         record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
+        record["options"] = model_child.plain_settings(kwargs) if hasattr(kwargs, "items") else {}
         if self._wanted is not None and (path, number) not in self._wanted:
             return None
         if self._wanted is not None:
