@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -509,14 +510,18 @@ def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        if run_code:
+        # A pickle of other objects than tensors; with any other error it is no file of torch.
+        names_code = isinstance(error, pickle.UnpicklingError)
+        if names_code and run_code:
             return _unpickle(torch, file)
         named = re.search(r"GLOBAL (\S{1,200})", str(error))
         why = str(error).splitlines()[0][:200] if named is None else f"it uses {named[1]}"
         raise UsageError(
             f"torch.load(weights_only=True) refuses the file: {why}",
             file=file,
-            hint="add --run-code if you trust the file: reading it then runs the code that it names",
+            hint="add --run-code if you trust the file: reading it then runs the code that it names"
+            if names_code
+            else None,
         ) from error
 
 
