@@ -94,7 +94,42 @@ def resumed_in_keras(folder: Path) -> dict[str, Any]:
             load_into(model, str(folder / f"torch-{name}.pt"), optimizer=optimizer)
             note_steps(folder, f"into-keras-{name}", model, optimizer, "keras")
         found[name] = {"load": list(done.load), "notes": list(done.report.notes)}
+    for name, case in {**LOST, **PARTIAL}.items():
+        found[name] = _followed_in_keras(folder, name, case)
     return found
+
+
+# Settings that Keras's optimizer does not have.
+LOST = {
+    "maximize": OptimizerCase("Adam", {}, "Adam", {"maximize": True}),
+    "dampening": OptimizerCase("SGD", {}, "SGD", {"momentum": 0.5, "dampening": 0.5}),
+    "lr_decay": OptimizerCase("Adagrad", {}, "Adagrad", {"lr_decay": 0.5}),
+}
+# Optimizers that never updated one layer, or exempt weights from weight decay.
+_EXACT = {"betas": (0.875, 0.9921875), "eps": 1e-14}
+PARTIAL = {
+    "partial": OptimizerCase("Adam", {}, "Adam", _EXACT, limit=1e-10),
+    "exempt": CASES["masked"],
+}
+
+
+def _followed_in_keras(folder: Path, name: str, case: OptimizerCase) -> dict[str, Any]:
+    """Convert a case, run the lines that the conversion prints, and record the next updates."""
+    import keras
+    import tensorflow as tf
+
+    from tests.test_like import fill
+
+    target = str(folder / f"to-keras-{name}.weights.h5")
+    source = str(folder / f"torch-{name}.pt")
+    done = fill(source, target, "keras", factory(case, "keras"), _SHAPES["keras"])
+    model = keras_model(case.dtype)
+    if name in PARTIAL:
+        held: dict[str, Any] = {"model": model, "keras": keras, "tf": tf}
+        exec("\n".join(done.load), held)
+        model.get_layer("head").trainable = name != "partial"
+        note_steps(folder, f"to-keras-{name}", model, held["optimizer"], "keras")
+    return {"decides": [each.what for each in done.ledger if each.decides]}
 
 
 # In a process with PyTorch.
@@ -107,6 +142,15 @@ def trained_in_torch(folder: Path) -> None:
     for name, case in CASES.items():
         torch.manual_seed(5)
         model = torch_model(case.dtype)
+        optimizer = torch_optimizer(case, model)
+        torch_steps(model, optimizer, TRAINED)
+        held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(held, folder / f"torch-{name}.pt")
+        note_steps(folder, f"torch-{name}", model, optimizer, "torch")
+    for name, case in {**LOST, **PARTIAL}.items():
+        torch.manual_seed(6)
+        model = torch_model(case.dtype)
+        model.head.requires_grad_(name != "partial")
         optimizer = torch_optimizer(case, model)
         torch_steps(model, optimizer, TRAINED)
         held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -128,9 +172,24 @@ def test_the_lines_that_load_create_the_optimizer(folder: Path) -> None:
     found = json.loads((folder / "resumed_in_keras.json").read_text())
     for name in CASES:
         assert found[name]["load"][0].startswith(f"optimizer = keras.optimizers.{CASES[name].keras}(")
-        assert found[name]["load"][1] == "optimizer.build(model.trainable_variables)"
-        line = found[name]["load"][2]
+        lines = found[name]["load"]
+        if CASES[name].masked:
+            assert lines.pop(1).startswith("optimizer.exclude_from_weight_decay([model.weights[1], ")
+        assert lines[1] == "optimizer.build(model.trainable_variables)"
+        line = lines[2]
         assert line == "model.compile(optimizer)" if FORMS[name] == "keras" else "optimizer=optimizer" in line
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_setting_that_keras_lacks_decides(name: str, folder: Path) -> None:
+    found = json.loads((folder / "resumed_in_keras.json").read_text())
+    assert found[name]["decides"] == ["setting"]
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_the_lines_that_load_continue_training(name: str, folder: Path) -> None:
+    # Keras lists the trained variables only.
+    _require_equal_updates(folder, f"to-keras-{name}", f"torch-{name}", PARTIAL[name])
 
 
 @pytest.mark.parametrize("name", CASES)

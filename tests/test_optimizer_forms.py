@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.model_optimizers import ConvertedOptimizers
+from ckpttool.commands.optimizer_states import (
+    ConversionUnit,
+    KerasStates,
+    OptimizerSettings,
+    WrittenOptimizer,
+)
 from ckpttool.commands.options import OptimizerOptions
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.commands.save import save
-from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf
+from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, key
+from ckpttool.core import Path as TreePath
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
 from ckpttool.mapping import Plan, Scale
+from ckpttool.mapping.rules import KEEP
 from tests.conftest import TF_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.trees import leaf, torch_dense, torch_tree
@@ -316,3 +327,125 @@ def test_one_penalty_makes_groups_of_every_optimizer_it_names(tmp_path: Path) ->
     assert "actor_optimizer/param_groups/1/lr" not in values
     names = [values[f"critic_optimizer/param_groups/1/param_names/{n}"] for n in range(6)]
     assert all(str(name).endswith("bias") for name in names)
+
+
+# --- Optimizers of TensorFlow whose class, rate or momentum is not what their slots suggest ------------
+
+
+def keras_tree(cls: str | None, slots: tuple[str, ...], more: dict[str, float], **state: object) -> Tree:
+    """Objects of a dense layer and its optimizer, with a configuration if there is a class."""
+    weight = (attr("model"), attr("kernel"))
+    top = (attr("optimizer"),)
+    leaves: dict[TreePath, Leaf | ValueLeaf] = {
+        weight: leaf(np.ones((2, 3), np.float32), "kernel"),
+        (*top, attr("iterations")): replace(leaf(np.array(7, np.int64), "iterations"), role="counter"),
+    }
+    for slot in slots:
+        own = leaf(np.full((2, 3), 2, np.float32), slot)
+        leaves[*top, attr("slots"), attr(slot), *weight] = replace(own, role="slot", slot=slot, of=weight)
+    for name, value in more.items():
+        leaves[*top, attr(name)] = replace(leaf(np.array(value, np.float32), name), role="other")
+    containers = {} if cls is None else {top: Container("module", cls, {"layer": cls, **state})}
+    return Tree(leaves, containers=containers)
+
+
+def in_torch(tree: Tree) -> tuple[Plan | None, list[str]]:
+    """The plan of the tree's optimizer as torch's state_dict, and the notes."""
+    states = KerasStates(tree, OptimizerSettings({}))
+    weight = (attr("model"), attr("kernel"))
+    bound_states, notes = states.bind_states([(weight, ("model", "kernel"), KEEP)])
+    if not bound_states:
+        return None, notes
+    unit = ConversionUnit(((weight, ("weight",), KEEP),), {})
+    plan = states.write_torch(bound_states[0], [unit], {("weight",): (key("weight"),)}, (key("optimizer"),))
+    return plan, notes
+
+
+RATE = {"learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("cls", "slots", "more", "slot"),
+    [
+        pytest.param("Adamax", ("m", "v"), RATE, "exp_inf", id="old Adamax"),
+        pytest.param("Adam", ("m", "v"), RATE, "exp_avg_sq", id="Adam"),
+        pytest.param(None, ("m", "v"), RATE, "exp_avg_sq", id="like Adam"),
+    ],
+)
+def test_the_class_of_a_file_decides_what_its_slots_are(
+    cls: str | None, slots: tuple[str, ...], more: dict[str, float], slot: str
+) -> None:
+    plan, _ = in_torch(keras_tree(cls, slots, more))
+    assert plan is not None
+    assert slot in {str(move.target[-1].value) for move in plan.moves}
+    assert any("same slots" in each for each in plan.assumed) == (cls is None)
+    assert not plan.missing
+
+
+@pytest.mark.parametrize("own", ["_u_product", "momentum_cache"])
+def test_nadam_is_known_by_its_own_variable(own: str) -> None:
+    plan, notes = in_torch(keras_tree(None, ("m", "v"), {**RATE, own: 0.9}))
+    assert plan is None
+    assert any("nadam" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("slots", "more", "state", "missing"),
+    [
+        pytest.param((), {**RATE, "decay": 0.25}, {}, False, id="variable"),
+        pytest.param(("m", "v"), RATE, {"decay": 0.25}, False, id="configuration"),
+        pytest.param(("momentum",), {**RATE, "decay": 0.25, "momentum": 0.5}, {}, True, id="momentum"),
+    ],
+)
+def test_a_decaying_rate_is_named(
+    slots: tuple[str, ...], more: dict[str, float], state: dict[str, object], *, missing: bool
+) -> None:
+    plan, _ = in_torch(keras_tree("SGD" if slots != ("m", "v") else "Adam", slots, more, **state))
+    assert plan is not None
+    assert any("0.25" in note for note in plan.notes)
+    assert bool(plan.missing) == missing
+
+
+def test_a_velocity_of_a_schedule_is_not_divided_by_its_first_rate() -> None:
+    state = {"learning_rate": "ExponentialDecay", "learning_rate_initial": 0.5, "momentum": 0.5}
+    plan, notes = in_torch(keras_tree("SGD", ("momentum",), {}, **state))
+    assert plan is not None
+    assert any("ExponentialDecay" in note for note in notes)
+    assert plan.missing == ("optimizer/state/0/momentum_buffer",)
+
+
+def test_loss_scales_are_named() -> None:
+    _, notes = in_torch(keras_tree("Adam", ("m", "v"), RATE, loss_scale_factor=8.0))
+    assert any("loss_scale_factor = 8.0" in note for note in notes)
+
+
+def test_momentum_at_rate_zero_is_missing_in_keras() -> None:
+    tree = agent([list(WEIGHTS)], {**SGD, "lr": 0.0}, slots=("momentum_buffer",))
+    assert len(in_keras(tree).missing) == len(WEIGHTS)
+    idle = agent([list(WEIGHTS)], {**SGD, "lr": 0.0, "momentum": 0.0}, slots=("momentum_buffer",))
+    assert not in_keras(idle).missing
+
+
+def test_constructors_get_floats() -> None:
+    """Keras refuses integers."""
+    tree = agent([list(WEIGHTS)], {**SGD, "momentum": 0}, slots=())
+    (note,) = [each for each in in_keras(tree).notes if "keras.optimizers." in each]
+    call = ast.parse(note[note.index("keras.optimizers.") :], mode="eval").body
+    assert isinstance(call, ast.Call)
+    values = [each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)]
+    assert values
+    assert all(isinstance(value, float | bool) for value in values)
+
+
+def test_the_lines_that_load_name_the_variables() -> None:
+    paths = [(attr(name),) for name in "abc"]
+    written = WrittenOptimizer("AdamW", {}, [[paths[0], paths[2]]], "keras.optimizers.AdamW()", [paths[2]])
+    order = {path: n for n, path in enumerate(paths)}
+    made = ConvertedOptimizers(Tree({}), written={"optimizer": written}, order=order, parameters=3)
+    lines = made.loading_code(["model.load_weights('x')"], "keras")
+    assert lines[1:3] == (
+        "optimizer.exclude_from_weight_decay([model.weights[2]])",
+        "optimizer.build([model.weights[n] for n in (0, 2)])",
+    )
+    whole = made._replace(parameters=2).loading_code([], "keras")
+    assert "optimizer.build(model.trainable_variables)" in whole

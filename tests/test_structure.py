@@ -375,7 +375,6 @@ REMAINING: dict[Rule, set[str]] = {
         "evaluation/fast_engines.py",  # the array engines, loaded when a task has one
         "evaluation/torch_rollout.py",  # the rollout in PyTorch, loaded by the device engine alone
         "libraries/programs.py",  # reads programs of SavedModels and TorchScript
-        "networks/model_training.py",  # Python 3.7 syntax, runs in the user's environment
         "networks/tensorflow_training.py",  # loaded by `verify --train-step` alone
         "networks/tracing.py",  # Python 3.7 syntax, runs in the user's environment
     },

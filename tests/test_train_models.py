@@ -333,9 +333,34 @@ def in_torch(folder: Path) -> dict[str, Any]:
     found["lost"] = _compare(folder, "second_model", None, steps=2, state=False)
     for name, fault in FAULTS.items():
         found[name] = _compare(folder, fault.model, fault.change, steps=2)
+    for name, chosen in CHOICES.items():
+        found[f"choice: {name}"] = _compare_chosen(folder, chosen)
     for name, planted in STATE_FAULTS.items():
         found[f"state: {name}"] = _compare_states(folder, planted)
     return found
+
+
+# The optimizer of A, whose file has two; None chooses none.
+CHOICES = {"right": "of_model", "other": "of_critic", "unknown": "of_modle", "none": None}
+
+
+def _compare_chosen(folder: Path, chosen: str | None) -> dict[str, Any]:
+    import torch
+
+    model = first_model()
+    found = {}
+    for name, rate in (("of_model", 0.01), ("of_critic", 0.5)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        found[name] = optimizer.state_dict()
+    torch.save({"model": model.state_dict(), **found}, folder / "several.pt")
+    torch.save({"model": model.state_dict(), "optimizer": found["of_model"]}, folder / "one.pt")
+    like = ModelSpec("test_train_models:first_model")
+    files = [str(folder / name) for name in ("several.pt", "one.pt")]
+    try:
+        done = verify(*files, like_a=like, like_b=like, input_shapes=("6",), steps=1, optimizer_a=chosen)
+    except UsageError as error:
+        return {"error": error.found, "hint": error.hint}
+    return json.loads(json.dumps(done.document()))
 
 
 def _compare(
@@ -471,6 +496,16 @@ def _reordered(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     gates = values((6, 12))
     yield "gates", gates, gates.reshape(6, 3, 4)[:, [1, 0, 2]].reshape(6, 12).T
     yield "values", dense, np.random.default_rng(1).permutation(dense.reshape(-1)).reshape(10, 12)
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_one_of_several_optimizers_is_chosen(outcomes: dict[str, Any]) -> None:
+    assert outcomes["choice: right"]["within"]
+    assert not outcomes["choice: other"]["within"]
+    for name in ("unknown", "none"):
+        assert outcomes[f"choice: {name}"]["error"] == "of_model, of_critic"
+        assert "of_model" in outcomes[f"choice: {name}"]["hint"]
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -523,7 +523,7 @@ _STEP = schema.canonical_setting_path("", "step")[1:]
 
 
 def _stored_class(tree: Tree, mine: Mapping[Name, Path]) -> str | None:
-    """Return the optimizer's class in lower case: by its configuration, a variable of its own, or a name."""
+    """Return the class in lower case: by the configuration, a variable of that class only, or a name."""
     for name, path in mine.items():
         held = tree.containers.get(path[:-1]) if len(name) == 1 else None
         if held is not None and held.kind == "module" and held.name and held.name.lower() in _KNOWN:
