@@ -674,6 +674,7 @@ _WORDS = {
     errno.ENOTDIR: "the output folder no longer exists",
     errno.EISDIR: "a folder with this name now exists",
 }
+_ELSEWHERE = "write to another folder or under another name"
 _MAKE_ROOM = "make room, or write to another folder"
 
 
@@ -701,7 +702,7 @@ def describe_os_error(
         return UsageError(f"{sentence}: it needs at least {least:,} bytes", file=file, hint=_MAKE_ROOM)
     words = _WORDS.get(error.errno or 0, error.strerror or str(error))
     size = f"; the target needs at least {least:,} bytes" if error.errno == errno.EFBIG else ""
-    return UsageError(f"cannot write the target: {words}{size}", file=file)
+    return UsageError(f"cannot write the target: {words}{size}", file=file, hint=_ELSEWHERE)
 
 
 def _no_space_message(least: int, free: int | None) -> str:
