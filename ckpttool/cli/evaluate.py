@@ -734,7 +734,7 @@ def _format_seeds(one: Evaluation) -> str:
     played = one.rollout.seeds
     if not len(played):
         return f"{one.protocol.seed} for the simulator; episodes have no seeds"
-    return f"{played[0]} to {played[-1]}"
+    return f"{played[0]} to {played[-1]}" if len(played) > 1 else f"{played[0]}"
 
 
 def _describe_policy(one: Evaluation) -> str:
