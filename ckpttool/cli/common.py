@@ -591,7 +591,7 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
 
 
 def _may_play(found: CheckpointSummary) -> bool:
-    """Return whether the agent has a policy with continuous actions, as far as its layout knows."""
+    """Return whether the agent has a policy with continuous actions."""
     if found.binding is None:
         return True
     discrete = any("discrete" in each for each in found.binding.unplaced.get("actor", ()))

@@ -116,7 +116,7 @@ def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
 
 
 def complete_inspect_hint(error: CkpttoolError, words: Sequence[str]) -> None:
-    """Set the path in a hint that says to inspect the source of this command."""
+    """Set the path in a hint to inspect the source of this command."""
     bare = f"run {NAME} inspect to "
     if error.hint is None or bare not in error.hint:
         return
