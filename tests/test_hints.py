@@ -486,7 +486,7 @@ class QNetwork(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("command", ["", f"--env Pendulum-v1 {FACTS}"])
 @pytest.mark.parametrize("case", ["class", "file", "modules"])
-def test_a_network_of_discrete_actions_gets_no_hint_to_play_it(
+def test_a_network_of_discrete_actions_gets_a_hint_to_convert_it(
     case: str, command: str, tmp_path: Path
 ) -> None:
     net, name = QNetwork(), "dqn.pt" if case == "file" else "in.pt"
@@ -494,7 +494,12 @@ def test_a_network_of_discrete_actions_gets_no_hint_to_play_it(
     torch.save({"class": net, "file": net.state_dict(), "modules": both}[case], tmp_path / name)
     ran = in_process("eval", name, *command.split(), "--json", cwd=tmp_path)
     error = ran.json()["error"]
-    assert (ran.status, error["kind"], error["hint"]) == (2, "unsupported", None)
+    assert (ran.status, error["kind"]) == (2, "unsupported")
+    words = shlex.split(error["hint"].partition(" writes ")[0])
+    assert words[:2] == ["ckpttool", "convert"]
+    ran = in_process(*words[1:], cwd=tmp_path)
+    assert ran.status == 0, printed(ran)
+    assert (tmp_path / words[3]).exists()
 
 
 def test_a_discrete_environment_is_refused_before_facts_are_asked_for(tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_a_folder_of_many_files_hides_none_and_is_listed_once(
         assert [each.where for each in found if each.decides] == ["obs_stats.npz"]
     of_ledgers = listed.count(str(tmp_path))
     for _ in range(3):
-        open_checkpoint(path)
+        restore_agent(open_checkpoint(path), facts=GIVEN)
     assert listed.count(str(tmp_path)) == 2 * of_ledgers - 1
     # A changed folder is listed again.
     np.savez(tmp_path / "obs_rms.npz", **rows)

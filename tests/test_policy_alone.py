@@ -1171,4 +1171,6 @@ def test_a_folder_of_other_networks_names_the_way_to_the_reason(tmp_path: Path) 
     saved(tmp_path / "run" / "embedding.pth", {"embed.weight": torch.ones(4, 3)})
     ran = in_process("eval", tmp_path / "run", "--env", TASK, "--json")
     assert ran.status == 2
-    assert json.loads(ran.out)["error"]["hint"].endswith("embedding.pth")
+    words = shlex.split(json.loads(ran.out)["error"]["hint"].partition(" lists ")[0])
+    assert in_process(*words[1:]).status == 0
+    assert words[-1].endswith("embedding.pth")

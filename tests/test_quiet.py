@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("inspect one.npz", 0, r" +parameters +size\na +float64\[2\].*\n"),
         ("inspect one.npz --graph one.dot", 0, r"wrote one\.dot\n"),
-        ("inspect steps", 0, r"step in name +size .*\n( +\d .*npz\n){2}"),
+        ("inspect steps", 0, r"step +size .*\n( +\d .*npz\n){2}"),
         ("digest one.npz", 0, rf"{DIGEST}  a\n\n{DIGEST}  one\.npz\n"),
         (f"digest one.npz --check {SIDECAR}", 1, rf"{DIGEST}  a\n\n{DIGEST}  one\.npz\ndiffers: .*\n"),
         ("stats one.npz", 0, rf"{HEAD}a .*\n"),

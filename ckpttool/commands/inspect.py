@@ -257,7 +257,7 @@ UNITS = {
     "iter": "iterations",
 }
 ANY_UNIT = "training steps"
-TITLES = {"in_name": "step in name", "environment_steps": "env steps", "updates": "updates", "saves": "save"}
+TITLES = {"in_name": "step", "environment_steps": "env steps", "updates": "updates", "saves": "save"}
 
 _LARGEST = 2**63
 _FORMS = {"int32": "<i", "int64": "<q", "uint32": "<I", "uint64": "<Q", "float32": "<f", "float64": "<d"}
