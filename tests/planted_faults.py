@@ -196,7 +196,7 @@ FAULTS = {
         "text", "key|query", swap("query", "key"), confirmed=False, words="key|query"
     ),
     "padding mode": Fault("vision", "conv", options={"mode": "reflect"}, words="mode|padding"),
-    "pooling": Fault("vision", "pool", options={"pool": True}, words="padding"),
+    "pooling": Fault("vision", "pool", options={"pool": True}, words="counting of padding"),
 }
 # The others are variants.
 PROMISED = [name for name in FAULTS if name not in ("q/k layers swapped", "padding mode", "pooling")]

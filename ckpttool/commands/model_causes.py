@@ -635,6 +635,8 @@ class LayerCauses:
             if title == "padding" and own is not None and (amounts := self._paddings()) is not None:
                 yield from self._different_padding(own, *amounts)
                 continue
+            if title == "counting of padding" and own is None:
+                yield from self._different_counting()
             if one is None or own is None or _as_plain(one) == _as_plain(b[own]):
                 continue
             cause = Cause(
@@ -670,6 +672,16 @@ class LayerCauses:
         cause = Cause(f"padding is {shown[0]} in A and {shown[1]} in B", fix)
         for value in _as_settings("padding", self._pair.a.settings.get("padding", shown[0]), self._b):
             yield _Hypothesis(cause, settings={own: value})
+
+    def _different_counting(self) -> Iterator[_Hypothesis]:
+        """Yield that B's mean counts a border of its input, which A's layer adds and does not count."""
+        counts, amounts = self._pair.a.settings.get("count_include_pad"), self._paddings()
+        if counts is not False or amounts is None or not any(amounts[0]):
+            return
+        if self._calls[1].given[0].size > self._calls[0].given[0].size:
+            path = self._pair.b.path
+            fix = f"set padding='same' in {path} of B, without a padding layer before it"
+            yield _Hypothesis(Cause("counting of padding is False in A and True in B", fix))
 
     def _default(self, title: str) -> Any:
         """Return the setting of A's layer that has no name in A's framework."""
