@@ -105,7 +105,8 @@ def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
     elif isinstance(error, FormatError):
         error.hint = "if the file is damaged, copy or download it again"
     elif isinstance(error, UnsupportedError | MappingError) and error.file is not None:
-        error.hint = shlex.join((NAME, "inspect", urls.display_url(error.file)))
+        if command != "inspect" and _can_be_listed(error.file):
+            error.hint = shlex.join((NAME, "inspect", urls.display_url(error.file)))
     elif isinstance(error, EnvironmentMismatchError):
         error.hint = "pass --env ID of the environment in which the agent was trained"
     elif isinstance(error, WorkerError) and "--python" in words[:-1]:
@@ -113,6 +114,16 @@ def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
         error.hint = f"check the interpreter: {shlex.join((python, '--version'))}"
     elif isinstance(error, UsageError | NotFoundError | NotACheckpointError):
         error.hint = _help(command)
+
+
+def _can_be_listed(path: str) -> bool:
+    from ckpttool.formats.detect import open_checkpoint
+
+    try:
+        open_checkpoint(path)
+    except (CkpttoolError, OSError):
+        return False
+    return True
 
 
 def complete_inspect_hint(error: CkpttoolError, words: Sequence[str]) -> None:
