@@ -105,7 +105,8 @@ def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
     elif isinstance(error, FormatError):
         error.hint = "if the file is damaged, copy or download it again"
     elif isinstance(error, UnsupportedError | MappingError) and error.file is not None:
-        if command != "inspect" and _can_be_listed(error.file):
+        # Only what the user named is opened again: a file beside it may be a link to elsewhere.
+        if command != "inspect" and error.file in words and _can_be_listed(error.file):
             error.hint = shlex.join((NAME, "inspect", urls.display_url(error.file)))
     elif isinstance(error, EnvironmentMismatchError):
         error.hint = "pass --env ID of the environment in which the agent was trained"
