@@ -34,7 +34,7 @@ from tests.hostile.crafted_pickle import beside
 from tests.pickles import ACTING, short
 from tests.test_format_pytorch import archive, floats, tensor
 
-PLAIN, CLASSES, CODE = "plain data", "needs classes", "would run code"
+PLAIN, CLASSES, UNKNOWN, CODE = "plain data", "needs classes", "unknown class", "would run code"
 
 
 def asked(data: bytes, **options: Any) -> dict[str, CodeReference]:
@@ -136,16 +136,18 @@ CLASSES_BY_VALUE = b"ccloudpickle.cloudpickle\n_make_skeleton_class\n)R"
 VERDICTS = {
     "nothing": (b"K\x01.", PLAIN),
     "a class that is named": (named("my.net.Policy") + b".", CLASSES),
-    "a class of which one is made": (named("my.net.Policy") + b")\x81.", CLASSES),
+    "a class of which one is made": (named("my.net.Policy") + b")\x81.", UNKNOWN),
+    "a class that is called": (named("my.net.Policy") + b")R.", CODE),
+    "a known class of which one is made": (named("gymnasium.spaces.box.Box") + b")\x81.", CLASSES),
     "os named": (named("os.getcwd") + b".", CODE),
     "os in a partial that is not called": (named("functools.partial") + named("os.getcwd") + b"\x85R.", CODE),
     "a class in a partial": (named("functools.partial") + named("my.net.f") + b"\x85R.", CLASSES),
     "a partial that is called": (named("functools.partial") + named("my.net.f") + b"\x85R)R.", CODE),
     "getattr of an object": (
-        named("builtins.getattr") + named("my.A") + b")R" + short("m") + b"\x86R.",
-        CLASSES,
+        named("builtins.getattr") + named("my.A") + b")\x81" + short("m") + b"\x86R.",
+        UNKNOWN,
     ),
-    "that is called": (named("builtins.getattr") + named("my.A") + b")R" + short("m") + b"\x86R)R.", CODE),
+    "that is called": (named("builtins.getattr") + named("my.A") + b")\x81" + short("m") + b"\x86R)R.", CODE),
     "getattr named": (named("builtins.getattr") + b".", CODE),
     "typing named": (named("typing.Any") + b".", PLAIN),
     "typing called": (named("typing.Any") + b")R.", CODE),
@@ -153,7 +155,11 @@ VERDICTS = {
     "one of a class by value": (CLASSES_BY_VALUE + b")\x81.", CODE),
     "one of it by copyreg": (b"ccopyreg\n__newobj__\n" + CLASSES_BY_VALUE + b"\x85R.", CODE),
     "code by value": (
-        named("cloudpickle.cloudpickle._builtin_type") + short("CodeType") + b"\x85R)R.",
+        named("cloudpickle.cloudpickle._builtin_type")
+        + short("CodeType")
+        + b"\x85R(C\x01d)("
+        + short("exp")
+        + b"t)tR.",
         CLASSES,
     ),
     "another builtin": (named("cloudpickle.cloudpickle._builtin_type") + short("exec") + b"\x85R)R.", CODE),
@@ -183,7 +189,7 @@ def test_what_acts_is_told_with_its_calls_and_place(data: bytes, name: str) -> N
 
 def test_records_are_counted_and_joined() -> None:
     found = asked(b"(" + b"cmy.net\nA\nq\x00" + b"0h\x00)\x81" * 3 + b"cos\ngetcwd\nt.", base=100)
-    assert found["my.net.A"] == CodeReference("my.net.A", CLASSES, 3, 101)
+    assert found["my.net.A"] == CodeReference("my.net.A", UNKNOWN, 3, 101)
     assert (found["os.getcwd"].calls, found["os.getcwd"].verdict) == (0, CODE)
     here, there = (
         [CodeReference("a", PLAIN, 2, 5)],

@@ -600,9 +600,9 @@ def _may_play(found: CheckpointSummary) -> bool:
 
 def _audit_command(found: CheckpointSummary, path: str) -> Steps:
     """Suggest the list of what loading would run, unless it is shown already."""
-    from ckpttool.core.checkpoint import CODE, worst_verdict
+    from ckpttool.core.checkpoint import UNSAFE, worst_verdict
 
-    runs = worst_verdict(found.checkpoint.code_references) == CODE
+    runs = worst_verdict(found.checkpoint.code_references) in UNSAFE
     return [("inspect", path, "--names")] if runs and "--names" not in sys.argv else []
 
 

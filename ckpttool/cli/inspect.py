@@ -39,13 +39,14 @@ from ckpttool.commands.inspect import (
     list_plugins,
     list_schemas,
     may_describe_layers,
+    read_allowed_names,
     step_columns,
     summary,
 )
 from ckpttool.commands.inspect import schema as read_schema
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
-from ckpttool.core.checkpoint import PLAIN, worst_verdict
+from ckpttool.core.checkpoint import PLAIN, allowing, worst_verdict
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
@@ -82,7 +83,25 @@ class TreeOptions(OptionPanel, title="Tree"):
 
 
 @dataclass(frozen=True)
-class PickleOptions(OptionPanel, title="Pickle audit"):
+class AllowOptions(OptionPanel, title="Pickle audit"):
+    """Names that pickles may use besides the built-in list."""
+
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE[.NAME]", help="Name that pickles may use; repeatable."),
+    ] = None
+    allow_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="TOML file that lists such names under allow."),
+    ] = None
+
+    def allowed(self) -> frozenset[str]:
+        """Return the names; raise UsageError or FormatError for what is not a list of names."""
+        return read_allowed_names(self.allow or (), self.allow_file)
+
+
+@dataclass(frozen=True)
+class PickleOptions(AllowOptions, title="Pickle audit"):
     """What loading the file would import and call."""
 
     names: Annotated[bool, typer.Option("--names", help="Show what loading would import and call.")] = False
@@ -135,7 +154,8 @@ def inspect(
     path = common.spool_stdin(path)
     if drawing.graph is not None or pickle.strict:
         path = use_checkpoint(path, quiet=quiet or as_json)
-    found = load_listing(path, tree.glob, layout)
+    with allowing(pickle.allowed()):
+        found = load_listing(path, tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(found) else 0
     models = find_architecture(found, drawing.input_shape or ())
     drawn = None
@@ -475,6 +495,7 @@ def doctor(
     path: PathArgument,
     agent: AgentOptions,
     model: DoctorModelOptions,
+    pickle: AllowOptions,
     env: Env = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -487,7 +508,7 @@ def doctor(
     from ckpttool.commands import doctor
 
     path = use_checkpoint(path, quiet=quiet or as_json)
-    with show_progress("doctor", quiet=quiet or as_json) as moving:
+    with show_progress("doctor", quiet=quiet or as_json) as moving, allowing(pickle.allowed()):
         found = doctor.diagnose(
             path,
             make_importable(env),
@@ -689,6 +710,7 @@ def check(
             show_default=False,
         ),
     ],
+    pickle: AllowOptions,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
     ] = False,
@@ -722,7 +744,7 @@ def check(
 
     try:
         recorded = None if shapes is None else check.read_shape_record(shapes)
-        wanted = check.CheckOptions(strict, not no_numbers, layout, recorded)
+        wanted = check.CheckOptions(strict, not no_numbers, layout, recorded, pickle.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
             found = check.check(paths, wanted, moving)
     except CkpttoolError as error:

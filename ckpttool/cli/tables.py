@@ -48,7 +48,7 @@ from ckpttool.commands.outline import (
     missing_shards,
 )
 from ckpttool.core import sidecar, urls
-from ckpttool.core.checkpoint import CODE, Checkpoint, worst_verdict
+from ckpttool.core.checkpoint import UNSAFE, Checkpoint, worst_verdict
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
@@ -779,7 +779,7 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
 
 def _danger_lines(checkpoint: Checkpoint) -> list[str]:
     """Return the sentence on code that loading would run, which comes first; none without such code."""
-    if worst_verdict(checkpoint.code_references) != CODE:
+    if worst_verdict(checkpoint.code_references) not in UNSAFE:
         return []
     sentence = wrap_sentence(f"danger: {summarize_audit(checkpoint.code_references)}")
     return [f"{RED}{sentence}{PLAIN}" if has_colors() else sentence]

@@ -385,7 +385,9 @@ def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
     if not filesystem.isfile(path):
         return ()
     try:
-        return (*detect.scan_for_code(File.stamp(path)).code_references, *detect.list_operations(Probe(path)))
+        scanned = asked.apply_allowed(detect.scan_for_code(File.stamp(path)).code_references)
+        unsafe = (each for each in scanned if each.verdict in asked.UNSAFE)
+        return (*unsafe, *detect.list_operations(Probe(path)))
     except (CkpttoolError, OSError):
         return ()
 
@@ -515,13 +517,15 @@ class CheckOptions:
 
     With `strict`, anything but plain data is a finding; with `numbers`, every tensor is read, its checksum
     verified and its values checked to be finite. `layout` is the layout that must match, `recorded` the
-    expected tensors.
+    expected tensors. `allowed` are dotted names of modules, classes and functions that pickles may use
+    besides the built-in list.
     """
 
     strict: bool = False
     numbers: bool = True
     layout: str | None = None
     recorded: ShapeRecord | None = None
+    allowed: frozenset[str] = frozenset()
 
 
 def check(
@@ -536,6 +540,11 @@ def check(
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:
         plugins.find("layouts", wanted.layout)
+    with asked.allowing(wanted.allowed):
+        return _check_all(paths, wanted, progress)
+
+
+def _check_all(paths: Sequence[str], wanted: CheckOptions, progress: Progress) -> CheckResult:
     collected = collect_candidates(paths)
     ordered = collected.ordered()
     found: list[tuple[CheckCandidate, CheckpointVerdict]] = []
@@ -639,8 +648,8 @@ def _code_findings(references: Sequence[CodeReference]) -> tuple[Finding, ...]:
 
 
 def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[Finding]:
-    bad = (asked.CODE, asked.CLASSES) if wanted.strict else (asked.CODE,)
-    if asked.worst_verdict(checkpoint.code_references) in bad:
+    worst = asked.worst_verdict(checkpoint.code_references)
+    if worst in asked.UNSAFE or (wanted.strict and worst != asked.PLAIN):
         yield Finding(
             "loading", inspect.summarize_audit(checkpoint.code_references), data_only_command(checkpoint.path)
         )
@@ -721,8 +730,8 @@ _RULES: Mapping[str, _SarifRule] = {
         "ckpttool/loading",
         "LoadingRunsCode",
         "Loading the checkpoint would run code",
-        "Loading the file imports, calls or runs more than plain data, e.g. a pickle that calls "
-        "functions, a Keras Lambda layer or a graph that reads files.",
+        "Loading the file calls or runs more than the allow lists name, e.g. a pickle that calls a function "
+        "or creates an instance of an unknown class, a Keras Lambda layer, or a graph that reads files.",
         "Do not load the file. `ckpttool inspect FILE` lists the names; `ckpttool convert FILE safe.npz` "
         "keeps only the data.",
         "error",
@@ -968,7 +977,7 @@ def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
     yield f"format {checkpoint.format}" + (f", {checkpoint.writer}" if checkpoint.writer else "")
     if binding is not None:
         yield f"layout {binding.layout}"
-    for verdict in (asked.CODE, asked.CLASSES):
+    for verdict in (asked.CODE, asked.UNKNOWN, asked.CLASSES):
         for each in sorted(
             asked.filter_verdict(checkpoint.code_references, verdict), key=lambda each: each.name
         ):

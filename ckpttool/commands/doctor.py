@@ -222,11 +222,14 @@ _ACTIONS = {"torchscript": "compile", "tensorflow": "run"}
 
 def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
     """Yield the code that would run if the framework loaded the file."""
-    acting = asked.filter_verdict(checkpoint.code_references, asked.CODE)
+    acting = [
+        each
+        for verdict in (asked.CODE, asked.UNKNOWN)
+        for each in asked.filter_verdict(checkpoint.code_references, verdict)
+    ]
     fix = data_only_command(checkpoint.path)
     for each in acting[:_SHOWN]:
-        what = "call" if each.calls else _ACTIONS.get(each.by, "import")
-        yield Finding("loading", f"loading it would {what} {each.name}", fix)
+        yield Finding("loading", f"loading it would {_describe_action(each)} {each.name}", fix)
     if len(acting) > _SHOWN:
         more = format_count(len(acting) - _SHOWN, "more name that runs code", "more names that run code")
         yield Finding("loading", f"and {more}", fix)
@@ -236,6 +239,12 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
         notes.append(
             f"loading it imports {format_count(len(classes), 'name')} from outside the standard library"
         )
+
+
+def _describe_action(each: asked.CodeReference) -> str:
+    if each.verdict == asked.UNKNOWN:
+        return "create an instance of the unknown class"
+    return "call" if each.calls else _ACTIONS.get(each.by, "import")
 
 
 def _number_findings(numbers: Stats) -> Iterator[Finding]:

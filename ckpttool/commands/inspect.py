@@ -19,9 +19,12 @@ from ckpttool.core.checkpoint import By, Checkpoint, CodeReference
 from ckpttool.core.errors import (
     CkpttoolError,
     DeadlineError,
+    FormatError,
     LimitError,
+    NotFoundError,
     UsageError,
     abbreviate_list,
+    from_system_error,
     is_system_error,
     suggest_choice,
 )
@@ -51,7 +54,7 @@ _WHY: dict[By, str] = {
 
 def audit_notes(references: Iterable[CodeReference]) -> tuple[str, ...]:
     """Return a line per name that unpickling would call or could have called; a count after 20."""
-    acting = [each for each in checkpoint.filter_verdict(references, checkpoint.CODE) if each.by == "pickle"]
+    acting = [each for each in references if each.verdict in checkpoint.UNSAFE and each.by == "pickle"]
     lines = [_call_note(each) for each in acting[:_LINES]]
     if len(acting) > _LINES:
         lines.append(
@@ -61,9 +64,54 @@ def audit_notes(references: Iterable[CodeReference]) -> tuple[str, ...]:
 
 
 def _call_note(each: CodeReference) -> str:
+    if each.verdict == checkpoint.UNKNOWN:
+        return f"unpickling this file would create an instance of {each.name}, which runs that class's code"
     if each.calls:
         return f"unpickling this file would call {each.name}; nothing was run, and it is shown as a record"
     return f"unpickling this file would import {each.name}, which can run code; nothing was run"
+
+
+_ALLOWED_NAME = re.compile(r"[^\W\d]\w*(\.[\w<>]+)*")
+
+
+def read_allowed_names(names: Sequence[str], file: str | None = None) -> frozenset[str]:
+    """Return the names of `--allow`, and those that a TOML file lists under `allow`.
+
+    The file has a list of names, or a table from each name to the reason. Raise NotFoundError, FormatError
+    or UsageError for a missing file, another document, and a name that is not dotted identifiers.
+    """
+    listed = list(names)
+    if file is not None:
+        listed += _read_allow_file(file)
+    for name in listed:
+        if not _ALLOWED_NAME.fullmatch(name):
+            raise UsageError(
+                f"not the name of a module, class or function: {name!r}",
+                hint="e.g. --allow my_project.networks",
+            )
+    return frozenset(listed)
+
+
+def _read_allow_file(file: str) -> list[str]:
+    import tomllib
+
+    try:
+        with open(file, "rb") as stream:
+            allow = tomllib.load(stream).get("allow")
+    except FileNotFoundError as error:
+        raise NotFoundError("file of allowed names not found", file=file) from error
+    except OSError as error:
+        raise from_system_error(error) or error from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"not a TOML document: {error}", file=file) from error
+    if not isinstance(allow, list | dict) or not all(isinstance(name, str) for name in allow):
+        raise FormatError(
+            "the file does not list allowed names",
+            file=file,
+            expected='allow = ["my_project.networks"]',
+            found="no such list" if allow is None else type(allow).__name__,
+        )
+    return list(allow)
 
 
 def build_audit_document(references: Iterable[CodeReference]) -> dict[str, Any]:
@@ -81,6 +129,9 @@ def summarize_audit(references: Sequence[CodeReference]) -> str:
         return PLAIN
     found = checkpoint.filter_verdict(references, worst)
     names = abbreviate_list([clean(each.name) for each in found], _NAMED)
+    if worst == checkpoint.UNKNOWN:
+        why = "pickle.load runs their code; --allow NAME if you know them"
+        return f"loading creates instances of unknown classes: {names} ({why})"
     if worst == checkpoint.CLASSES and found[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
         return f"loading needs classes: {names} ({why})"
@@ -92,7 +143,7 @@ def format_audit(references: Sequence[CodeReference]) -> list[str]:
     """Return a line per name, worst first: verdict, calls, name and location."""
     order = [
         each
-        for verdict in (checkpoint.CODE, checkpoint.CLASSES, checkpoint.PLAIN)
+        for verdict in reversed(checkpoint.VERDICTS)
         for each in checkpoint.filter_verdict(references, verdict)
     ]
     width = max((len(f"{each.calls:,}") for each in order), default=0)

@@ -71,7 +71,7 @@ from ckpttool.commands.training_comparison import (
 )
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, filter_verdict
+from ckpttool.core.checkpoint import CLASSES, CODE, UNKNOWN, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
@@ -189,7 +189,11 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     """
     if kind != "keras":
         return RUNS_CODE.get(kind)
-    for verdict, what in ((CODE, "loading would run code"), (CLASSES, "loading would import classes")):
+    for verdict, what in (
+        (CODE, "loading would run code"),
+        (UNKNOWN, "loading would create instances of unknown classes"),
+        (CLASSES, "loading would import classes"),
+    ):
         names = [each.name for each in filter_verdict(checkpoint.code_references, verdict)]
         if names:
             return f"{what}: {abbreviate_list(names, 3)}"

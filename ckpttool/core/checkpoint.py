@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -41,12 +43,17 @@ if TYPE_CHECKING:
 # The file is only read: nothing is imported, called or compiled.
 
 # Plain data is rebuilt here as data, or is a data class of the standard library. Classes are names outside
-# the standard library: importing one runs whatever is installed under it. Code acts by itself.
-Verdict = Literal["plain data", "needs classes", "would run code"]
+# the standard library that are only imported, or known to create nothing but data. An unknown class is one
+# of which an instance is created: its own code runs. Code acts by itself.
+Verdict = Literal["plain data", "needs classes", "unknown class", "would run code"]
 PLAIN: Verdict = "plain data"
 CLASSES: Verdict = "needs classes"
+UNKNOWN: Verdict = "unknown class"
 CODE: Verdict = "would run code"
-_RANK = {PLAIN: 0, CLASSES: 1, CODE: 2}
+VERDICTS = (PLAIN, CLASSES, UNKNOWN, CODE)  # from harmless to dangerous
+_RANK = {verdict: rank for rank, verdict in enumerate(VERDICTS)}
+# Verdicts that fail a check: what an allow list does not name.
+UNSAFE = frozenset((UNKNOWN, CODE))
 
 # Loader that would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime.
 By = Literal["pickle", "keras", "torchscript", "tensorflow"]
@@ -96,6 +103,44 @@ def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, .
 def relocate_references(references: Iterable[CodeReference], where: str) -> tuple[CodeReference, ...]:
     """Return the records with their locations in the member or file `where`."""
     return tuple(replace(each, where=f"{where}/{each.where}" if each.where else where) for each in references)
+
+
+def worse_verdict(one: Verdict, other: Verdict) -> Verdict:
+    """Return the worse of two verdicts."""
+    return one if _RANK[one] >= _RANK[other] else other
+
+
+# Names of pickles that the user allows besides the built-in list.
+_ALLOWED: ContextVar[frozenset[str]] = ContextVar("allowed", default=frozenset())
+
+
+@contextlib.contextmanager
+def allowing(names: Iterable[str]) -> Iterator[None]:
+    """Treat these names in pickles as known classes, in checkpoints that are opened meanwhile.
+
+    Names are dotted: a module stands for everything in it.
+    """
+    token = _ALLOWED.set(_ALLOWED.get() | frozenset(names))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def apply_allowed(references: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
+    """Return the records, with the names that the user allows as known classes (see `allowing`)."""
+    allowed = _ALLOWED.get()
+    return tuple(
+        replace(each, verdict=CLASSES)
+        if each.by == "pickle" and each.verdict in UNSAFE and _is_allowed(each.name, allowed)
+        else each
+        for each in references
+    )
+
+
+def _is_allowed(name: str, allowed: frozenset[str]) -> bool:
+    steps = name.split(".")
+    return any(".".join(steps[:end]) in allowed for end in range(1, len(steps) + 1))
 
 
 def worst_verdict(references: Iterable[CodeReference]) -> Verdict:

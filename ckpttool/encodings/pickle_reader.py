@@ -10,8 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ckpttool.core import limits
-from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, CodeReference, Verdict, dangerous_calls
+from ckpttool.core.checkpoint import CODE, PLAIN, CodeReference, Verdict, dangerous_calls, worse_verdict
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.encodings.pickle_audit import (
+    called_target,
+    inner_calls,
+    is_code_type,
+    judge_call,
+    judge_name,
+    used_names,
+)
 from ckpttool.encodings.pickle_values import (
     CONTAINERS,
     MADE_BY_NEW,
@@ -32,317 +40,6 @@ from ckpttool.encodings.pickle_values import (
     is_plain,
 )
 
-# Names whose pickles are data: an allow list, because deny lists are never complete.
-#
-# A standard library name outside the list can act on the world (os, subprocess, builtins.eval, uuid.getnode,
-# ...). It makes no difference that it is only referenced, since a pickle can pass it to code that calls it. A
-# name outside both the standard library and the list is a class or function of whatever is installed;
-# functions known to load, run or install things count as acting.
-
-
-def _qualified_names(module: str, names: str) -> frozenset[str]:
-    return frozenset(f"{module}.{name}" for name in names.split())
-
-
-_DATA = frozenset().union(
-    _qualified_names("_codecs", "encode"),
-    _qualified_names("_collections", "_tuplegetter"),
-    _qualified_names("_io", "BytesIO StringIO"),
-    _qualified_names("_random", "Random"),
-    _qualified_names("_weakrefset", "WeakSet"),
-    _qualified_names("argparse", "Namespace"),
-    _qualified_names("array", "array _array_reconstructor"),
-    _qualified_names(
-        "builtins",
-        "bool bytearray bytes classmethod complex dict float frozenset int list object property range "
-        "reversed set slice staticmethod str tuple NotImplemented Ellipsis long unicode xrange",
-    ),
-    _qualified_names("collections", "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque"),  # noqa: E501
-    _qualified_names("copyreg", "__newobj__ __newobj_ex__ _reconstructor"),
-    _qualified_names("dataclasses", "Field _DataclassParams _FIELD _MISSING_TYPE"),
-    _qualified_names("datetime", "date datetime time timedelta timezone tzinfo"),
-    _qualified_names("decimal", "Decimal"),
-    _qualified_names("fractions", "Fraction"),
-    _qualified_names("functools", "partial"),
-    _qualified_names("io", "BytesIO StringIO"),
-    _qualified_names(
-        "ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"
-    ),
-    _qualified_names("itertools", "chain combinations count cycle islice permutations product repeat zip_longest"),  # noqa: E501
-    _qualified_names("logging", "getLogger"),
-    _qualified_names("operator", "attrgetter itemgetter"),
-    _qualified_names("pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
-    _qualified_names("pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
-    _qualified_names("random", "Random"),
-    _qualified_names("re", "_compile"),
-    _qualified_names("time", "struct_time"),
-    _qualified_names("types", "SimpleNamespace"),
-    _qualified_names("uuid", "SafeUUID UUID"),
-    _qualified_names("zoneinfo", "ZoneInfo"),
-)  # fmt: skip
-# Classes that a pickle may reference, as bases and annotations of classes by value, but not call.
-_NAMED_ONLY = frozenset().union(
-    _qualified_names("abc", "ABC ABCMeta"),
-    _qualified_names("builtins", "type super"),
-    _qualified_names("collections.abc", "Callable Iterable Iterator Mapping MutableMapping Sequence Set Hashable"),  # noqa: E501
-    _qualified_names("enum", "Enum IntEnum Flag IntFlag EnumMeta EnumType"),
-    _qualified_names("numbers", "Complex Integral Number Rational Real"),
-    _qualified_names("types", "FunctionType CodeType MethodType NoneType"),
-    _qualified_names(
-        "typing",
-        "Any Callable ClassVar Dict Final FrozenSet Generic Iterable Iterator List Literal Mapping "
-        "NamedTuple Optional Protocol Sequence Set Tuple Type TypeVar Union",
-    ),
-)  # fmt: skip
-_BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
-
-# Names in the pickles that numpy and torch write: element types and storage classes (torch's list is in
-# torch/_weights_only_unpickler.py, _get_allowed_globals).
-_NUMBERS = (
-    "bool float16 float32 float64 complex64 complex128 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-)
-_TYPED = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
-_LIBRARIES = frozenset().union(
-    _qualified_names("numpy", f"{_NUMBERS} bool_ float_ int_ str_ bytes_"),
-    _qualified_names("numpy", "dtype ndarray number floating integer generic"),
-    _qualified_names("numpy.dtypes", " ".join(f"{n.capitalize()}DType" for n in _NUMBERS.split()).replace("Ui", "UI")),  # noqa: E501
-    _qualified_names("torch", f"{_NUMBERS} complex32 bfloat16 Size Tensor device"),
-    _qualified_names("torch", " ".join(f"int{n} uint{n}" for n in range(1, 8))),
-    _qualified_names("torch", "bits8 bits16 bits1x8 bits2x4 bits4x2 qint8 qint32 quint8 quint2x4 quint4x2"),
-    _qualified_names("torch", "float4_e2m1fn_x2 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"),
-    _qualified_names("torch", "float8_e8m0fnu"),
-    _qualified_names("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format"),  # noqa: E501
-    _qualified_names("torch", "per_tensor_affine per_tensor_symmetric"),
-    _qualified_names("torch", "per_channel_affine per_channel_symmetric per_channel_affine_float_qparams"),
-    _qualified_names("torch", "QInt8Storage QInt32Storage QUInt8Storage QUInt4x2Storage QUInt2x4Storage"),
-    _qualified_names("torch", "ComplexFloatStorage ComplexDoubleStorage UntypedStorage"),
-    _qualified_names("torch.cuda", "ComplexFloatStorage ComplexDoubleStorage"),
-    _qualified_names("torch.storage", "TypedStorage UntypedStorage _UntypedStorage _TypedStorage"),
-    *(
-        _qualified_names(module, " ".join(f"{each}{kind}" for each in _TYPED.split()))
-        for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
-        for kind in ("Tensor", "Storage")
-    ),
-    _qualified_names("torch.nn.parameter", "Parameter Buffer"),
-    _qualified_names("torch._tensor", "_rebuild_from_type_v2 _rebuild_from_type"),
-    _qualified_names(
-        "torch._utils",
-        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
-        "_rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_nested_tensor "
-        "_rebuild_wrapper_subclass "
-        "_rebuild_meta_tensor_no_storage _rebuild_device_tensor_from_numpy "
-        "_rebuild_device_tensor_from_cpu_tensor",
-    ),
-)  # fmt: skip
-# Rebuilt here as data; loading compiles and runs the source code stored beside the data
-# (torch/fx/graph_module.py, reduce_graph_module).
-_RUNS = frozenset(("torch.fx.graph_module.reduce_graph_module",))
-
-# Library functions that unpickle, run or install their arguments.
-_LOADS = frozenset().union(
-    _qualified_names("torch", "load"),
-    _qualified_names("torch.hub", "load load_state_dict_from_url download_url_to_file"),
-    _qualified_names("torch.serialization", "load"),
-    _qualified_names("torch.jit", "load"),
-    _qualified_names("torch.jit._serialization", "load"),
-    _qualified_names("numpy", "load fromfile"),
-    _qualified_names("numpy.lib.npyio", "load"),
-    _qualified_names("numpy.lib._npyio_impl", "load"),
-    _qualified_names("numpy.testing", "runstring"),
-    _qualified_names("numpy.testing._private.utils", "runstring"),
-    _qualified_names("joblib", "load"),
-    _qualified_names("joblib.numpy_pickle", "load"),
-    _qualified_names("pandas", "eval read_pickle"),
-    _qualified_names("pandas.io.pickle", "read_pickle"),
-    *(
-        _qualified_names(f"{module}.saving.pickle_utils", "deserialize_model_from_bytecode")
-        for module in ("keras", "keras.src", "tf_keras.src", "tensorflow.python.keras")
-    ),
-    *(
-        _qualified_names(module, "load loads")
-        for module in (
-            "cloudpickle",
-            "cloudpickle.cloudpickle",
-            "cloudpickle.cloudpickle_fast",
-            "dill",
-            "dill._dill",
-            "ray.cloudpickle",
-            "ray.cloudpickle.cloudpickle",
-        )
-    ),
-)
-# Modules, with all their submodules, whose functions install packages, run code or open connections.
-_ACTING = frozenset(
-    (
-        *(
-            "IPython",
-            "dotenv",
-            "fabric",
-            "invoke",
-            "pip",
-            "pkg_resources",
-            "requests",
-            "setuptools",
-            "sh",
-            "yaml",
-        ),
-        *(
-            "numpy.distutils",
-            "numpy.f2py",
-            "torch._dynamo",
-            "torch._inductor",
-            "torch.jit.unsupported_tensor_ops",
-        ),
-        *("torch.fx.experimental", "torch.utils._config_module", "torch.utils.bottleneck"),
-        *("torch.utils.collect_env", "torch.utils.cpp_extension", "torch.utils.data.datapipes"),
-    )
-)
-_STEPS = 4  # steps of the longest of these names
-# torch/storage.py: torch.load of its argument's bytes; torch pickles every storage this way.
-_EMBEDDED = "torch.storage._load_from_bytes"
-_PICKLES, _WINDOW = 5, 1 << 16  # pickles before the numbers of such a storage (torch/serialization.py)
-
-# Builtin types that cloudpickle creates by name without running code (cloudpickle.py, _builtin_type).
-_MADE = frozenset(
-    (
-        "CellType",
-        "CodeType",
-        "FunctionType",
-        "GenericAlias",
-        "LambdaType",
-        "MappingProxyType",
-        "MethodType",
-        "ModuleType",
-        "SimpleNamespace",
-    )
-)
-
-
-# Standard library modules of older and newer Python versions (from the release notes).
-_OLD_AND_NEW = (
-    "__builtin__ _interpreters _pyrepl _xxsubinterpreters asynchat asyncore audioop binhex cgi cgitb crypt "
-    "distutils httplib imghdr imp lib2to3 macpath mailcap msilib nis nntplib ossaudiodev pipes popen2 smtpd "
-    "sndhdr spwd sunau telnetlib urllib2 uu xdrlib"
-)
-_OTHER_VERSIONS = frozenset(_OLD_AND_NEW.split())
-
-
-def is_stdlib_name(target: Global) -> bool:
-    """Return whether a name belongs to the standard library of any Python version and platform."""
-    top = target.module.partition(".")[0]
-    return top in sys.stdlib_module_names or top in RENAMED or top in _OTHER_VERSIONS
-
-
-def judge_name(target: Global, *, rebuilt: bool) -> Verdict:
-    """Return the verdict on a name that is not called; `rebuilt`: calls of it become data here."""
-    full = target.full
-    if _is_dangerous(target) or _is_indirect_name(target.name):
-        return CODE
-    if rebuilt or full in _DATA or full in _LIBRARIES:
-        return PLAIN
-    if not is_stdlib_name(target):
-        return CLASSES
-    return PLAIN if full in _NAMED_ONLY or _is_exception_class(target) else CODE
-
-
-def judge_call(target: Global, args: tuple[Any, ...]) -> Verdict:
-    """Return the verdict on a call, which is never executed."""
-    full = target.full
-    if _is_dangerous(target) or _is_indirect_name(target.name) or (full == _EMBEDDED and _holds_code(args)):
-        return CODE
-    if not is_stdlib_name(target):
-        return PLAIN if full in _LIBRARIES else CLASSES
-    if full in _DATA:
-        return CODE if _needs_outside_data(full, args) else PLAIN
-    return PLAIN if _is_exception_class(target) or _is_harmless_lookup(full, args) else CODE
-
-
-def _is_dangerous(target: Global) -> bool:
-    if target.full in _RUNS or target.full in _LOADS:
-        return True
-    steps = target.module.split(".")
-    return any(".".join(steps[:end]) in _ACTING for end in range(1, min(len(steps), _STEPS) + 1))
-
-
-def _holds_code(args: tuple[Any, ...]) -> bool:
-    """Return whether the pickles in a storage's own bytes run code or cannot be judged."""
-    data = bytes(args[0]) if len(args) == 1 and isinstance(args[0], bytes | StoredBytes) else b""
-    at = 0
-    for _ in range(_PICKLES):
-        found = scan_pickle(data[at : at + _WINDOW])
-        found = scan_pickle(data[at:]) if found.cut else found
-        if found.end is None or any(each.verdict == CODE for each in found.code_references):
-            return True
-        at += found.end
-    return False
-
-
-def _is_exception_class(target: Global) -> bool:
-    # Exception classes are data too, but share the module builtins with eval and open.
-    return target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS) and "." not in target.name
-
-
-def _is_indirect_name(name: str) -> bool:
-    """Return whether a dotted name reaches another module, e.g. `os.system` of a module importing os."""
-    steps = name.split(".")
-    if len(steps) < 2:
-        return False
-    inner = any(step in sys.stdlib_module_names for step in steps[:-1])
-    return inner or any(step.startswith("__") and step.endswith("__") for step in steps)
-
-
-def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a call of a data class creates data that no file contains, or calls another object.
-
-    `bytearray(2**36)` creates that many zeros; an object that copyreg creates from a class by value
-    then receives its state from that class.
-    """
-    if not args:
-        return False
-    if full in ("builtins.bytes", "builtins.bytearray"):
-        return type(args[0]) is int
-    return full.startswith("copyreg.") and isinstance(args[0], PickleObject)
-
-
-def called_target(target: PickleObject) -> Global | None:
-    """Return what a call of a call's result would run; None if it creates a value and runs nothing.
-
-    Such a result is not data: `functools.partial(os.system, "...")()`,
-    `attrgetter("system")(...)()`, a function or class by value. The result of a result was reported
-    when the first was called.
-    """
-    made_by = target.function
-    if not isinstance(made_by, Global):
-        return None
-    if made_by.name == "_builtin_type" and "cloudpickle" in made_by.module and target.args:
-        kind = target.args[0]
-        if len(target.args) == 1 and type(kind) is str and kind in _MADE:
-            return None
-    inner = target.args[0] if made_by.full == "functools.partial" and target.args else None
-    return inner if isinstance(inner, Global) and target.state is None else made_by
-
-
-def _is_harmless_lookup(name: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a call only looks up an object that leads nowhere else.
-
-    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores
-    classes by value, and with them `tuple.__new__` of named tuples and the annotation
-    `Optional[int]` (by getitem).
-    """
-    if not args:
-        return False
-    first = args[0]
-    if name == "builtins.getattr":
-        # The form of bound methods; for a module or class it would give access to anything.
-        return isinstance(first, PickleObject) or args in _MAKERS
-    if name == "builtins.type":
-        return len(args) == 1 and (first is None or isinstance(first, Global))
-    return name == "_operator.getitem" and isinstance(first, Global) and first.module == "typing"
-
-
-_MAKERS = tuple((Global("builtins", kind), "__new__") for kind in ("object", "tuple", "int", "str", "float"))
-
-
 # The data-only pickle machine: its stack, memo and limits; it imports and calls nothing.
 #
 # Every opcode is at least one byte and does work in proportion to what it pushes or pops, so time and memory
@@ -354,20 +51,23 @@ _COPIED = frozenset((str, bytes, list, tuple, dict, Set, StoredBytes))
 _STOP = 0x2E
 _MEMO = 1 << 16  # entries that earlier pickles of the same pickler may have left
 _SHOWN = 100  # Python's messages quote the whole invalid number
+_NESTED = 8  # listed functions that call listed functions that call ...
 
 
 class NameUsage:
     """Uses of one name in the order of the pickle; `worst` is the worst verdict of its calls.
 
-    `names` is the verdict on the name alone, `builder` the function that makes data of its calls.
+    `names` is the verdict on the name alone, `builder` the function that makes data of its calls, `inner`
+    the function that yields what its calls call.
     """
 
-    __slots__ = ("builder", "calls", "full", "names", "position", "worst")
+    __slots__ = ("builder", "calls", "full", "inner", "names", "position", "worst")
 
     def __init__(self, target: Global, builder: Builder | None, position: int) -> None:
         """Start without calls."""
         self.full = target.full
         self.builder = builder
+        self.inner = inner_calls(self.full)
         self.names = judge_name(target, rebuilt=builder is not None)
         self.position = position
         self.calls = 0
@@ -375,8 +75,7 @@ class NameUsage:
 
     def judge(self, found: Verdict) -> None:
         """Count the verdict on a call."""
-        if self.worst is not CODE and found is not PLAIN:
-            self.worst = found
+        self.worst = worse_verdict(self.worst, found)
 
     def reference(self, base: int) -> CodeReference:
         """Return the record; a dangerous name has one even if only its harmless calls were counted."""
@@ -575,6 +274,7 @@ class PickleMachine:
                 self.fail(
                     f"the pickle creates a {function.full} by __new__ alone, with arguments", self.position
                 )
+            self._judge_inner(name, args)
             if name.builder is not None and not kwargs:
                 self._spend(args)
                 value = self.built(name.builder, args)
@@ -582,25 +282,51 @@ class PickleMachine:
                     if type(value) is PickleObject:
                         self._made(name, function, value)
                     return value
-            name.judge(judge_call(function, args))
-        elif type(function) is PickleObject:
-            led = called_target(function)
-            if led is not None:
-                self._led(led)
+            name.judge(judge_call(function, (*args, kwargs) if kwargs else args, new=new))
         else:
-            self.fail(f"the pickle calls a {type(function).__name__}", self.position)
+            self._judge_result(function)
+        if is_code_type(function):
+            for used in used_names(args):
+                self._judge_reached(used)
         return PickleObject(function, args, self.base + self.position, kwargs or None)
 
+    def _judge_result(self, function: Any) -> None:
+        """Judge the call of a call's result."""
+        if type(function) is not PickleObject:
+            self.fail(f"the pickle calls a {type(function).__name__}", self.position)
+        reached = called_target(function)
+        if reached is not None:
+            self._judge_reached(reached)
+
     def _made(self, name: NameUsage, function: Global, value: PickleObject) -> None:
-        # copyreg's helpers call the class in their arguments; other builders keep their own name.
-        name.judge(judge_name(function, rebuilt=True))
+        # copyreg's helpers create an instance of the class in their arguments, as the opcode NEWOBJ does.
+        helper = function.module == "copyreg"
+        if not helper:
+            name.judge(judge_call(function, value.args))
         target = value.function
         if type(target) is Global and target != function:
             inner = self.name(target)
             inner.calls += 1
-            inner.judge(judge_call(target, value.args))
+            args = () if function.name == "_reconstructor" else value.args
+            inner.judge(judge_call(target, args, new=helper))
 
-    def _led(self, target: Global) -> None:
+    def _judge_inner(self, name: NameUsage, args: tuple[Any, ...]) -> None:
+        """Judge what a listed function would call, and what that would call."""
+        waiting = [(name, args, 0)]
+        while waiting:
+            caller, given, depth = waiting.pop()
+            for target, inner_args, new in caller.inner(given) if caller.inner is not None else ():
+                if type(target) is not Global or depth >= _NESTED:
+                    caller.judge(CODE)
+                    continue
+                usage = self.name(target)
+                verdict = judge_call(target, inner_args, new=new)
+                usage.calls += verdict is not PLAIN
+                usage.judge(verdict)
+                waiting.append((usage, inner_args, depth + 1))
+
+    def _judge_reached(self, target: Global) -> None:
+        """Record a call that no listed function makes: of a call's result, or inside a function's code."""
         name = self.name(target)
         name.calls += 1
         name.judge(CODE)

@@ -39,7 +39,7 @@ class Global(NamedTuple):
     @property
     def full(self) -> str:
         """Dotted name."""
-        return f"{self.module}.{self.name}"
+        return f"{self.module}.{self.name}" if self.module else self.name
 
 
 @dataclass(eq=False, slots=True)

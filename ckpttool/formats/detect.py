@@ -18,7 +18,14 @@ from typing import Any, NamedTuple, cast
 
 from ckpttool.core import atomic_write, dtypes, filesystem, limits, plugins, urls
 from ckpttool.core.atomic_write import is_hidden_name
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.checkpoint import (
+    UNSAFE,
+    Checkpoint,
+    CodeReference,
+    apply_allowed,
+    merge_references,
+    relocate_references,
+)
 from ckpttool.core.errors import (
     CkpttoolError,
     NotACheckpointError,
@@ -96,7 +103,8 @@ def _find_backup(path: str) -> CheckpointLocation | None:
 
 def read_location(found: CheckpointLocation) -> Checkpoint:
     """List the checkpoint; add the code in its files to the audit by its format."""
-    return add_code_scan(found.format.read(found.location))
+    checkpoint = add_code_scan(found.format.read(found.location))
+    return replace(checkpoint, code_references=apply_allowed(checkpoint.code_references))
 
 
 def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
@@ -776,7 +784,7 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.format in _WHOLE:
         return checkpoint
     references, unjudged = [], list(checkpoint.unjudged)
-    known = {each.name for each in checkpoint.code_references if each.verdict == CODE}
+    known = {each.name for each in checkpoint.code_references if each.verdict in UNSAFE}
     arrays = _array_storages(checkpoint)
     for file in checkpoint.files:
         found = scan_for_code(file, pickle=checkpoint.format not in _PICKLED, arrays=arrays)
@@ -975,7 +983,7 @@ def _find_code(pickle: bytes, _: Limits) -> tuple[CodeReference, ...]:
 
 
 def _only_code(references: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
-    return tuple(each for each in references if each.verdict == CODE)
+    return tuple(each for each in references if each.verdict in UNSAFE)
 
 
 def _join_location(where: str, name: str) -> str:

@@ -17,7 +17,7 @@ from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merg
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Role
-from ckpttool.encodings.pickle_reader import is_stdlib_name
+from ckpttool.encodings.pickle_audit import is_stdlib_name
 from ckpttool.encodings.pickle_values import Global
 from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
 

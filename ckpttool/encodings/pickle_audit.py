@@ -1,0 +1,471 @@
+"""Verdicts on the names and calls of a pickle, by allow lists: lists of dangerous names are never complete.
+
+A standard library name outside the lists can act on the world (os, subprocess, builtins.eval, uuid.getnode,
+...). It makes no difference that it is only referenced, since a pickle can pass it to code that calls it. A
+name outside the standard library belongs to whatever is installed: a reference to it imports a module, an
+instance of an unlisted class runs that class's code, and a call of an unlisted function runs the function.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, UNKNOWN, Verdict
+from ckpttool.encodings.pickle_values import RENAMED, Global, PickleObject, StoredBytes
+
+
+def _qualified_names(module: str, names: str) -> frozenset[str]:
+    return frozenset(f"{module}.{name}" for name in names.split())
+
+
+# The standard library: names whose calls create data from their arguments alone.
+_DATA = frozenset().union(
+    _qualified_names("_codecs", "encode"),
+    _qualified_names("_collections", "_tuplegetter"),
+    _qualified_names("_io", "BytesIO StringIO"),
+    _qualified_names("_random", "Random"),
+    _qualified_names("_weakrefset", "WeakSet"),
+    _qualified_names("argparse", "Namespace"),
+    _qualified_names("array", "array _array_reconstructor"),
+    _qualified_names(
+        "builtins",
+        "bool bytearray bytes classmethod complex dict float frozenset int list object property range "
+        "reversed set slice staticmethod str tuple NotImplemented Ellipsis long unicode xrange",
+    ),
+    _qualified_names("collections", "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque"),  # noqa: E501
+    _qualified_names("copyreg", "__newobj__ __newobj_ex__ _reconstructor"),
+    _qualified_names("dataclasses", "Field _DataclassParams _FIELD _MISSING_TYPE"),
+    _qualified_names("datetime", "date datetime time timedelta timezone tzinfo"),
+    _qualified_names("decimal", "Decimal"),
+    _qualified_names("fractions", "Fraction"),
+    _qualified_names("functools", "partial"),
+    _qualified_names("io", "BytesIO StringIO"),
+    _qualified_names(
+        "ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"
+    ),
+    _qualified_names("itertools", "chain combinations count cycle islice permutations product repeat zip_longest"),  # noqa: E501
+    _qualified_names("logging", "getLogger"),
+    _qualified_names("operator", "attrgetter itemgetter"),
+    _qualified_names("pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
+    _qualified_names("pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
+    _qualified_names("random", "Random"),
+    _qualified_names("re", "_compile"),
+    _qualified_names("time", "struct_time"),
+    _qualified_names("types", "SimpleNamespace"),
+    _qualified_names("uuid", "SafeUUID UUID"),
+    _qualified_names("zoneinfo", "ZoneInfo"),
+)  # fmt: skip
+# Classes that a pickle may reference, as bases and annotations of classes by value, but not call.
+_NAMED_ONLY = frozenset().union(
+    _qualified_names("abc", "ABC ABCMeta"),
+    _qualified_names("builtins", "type super"),
+    _qualified_names("collections.abc", "Callable Iterable Iterator Mapping MutableMapping Sequence Set Hashable"),  # noqa: E501
+    _qualified_names("enum", "Enum IntEnum Flag IntFlag EnumMeta EnumType"),
+    _qualified_names("numbers", "Complex Integral Number Rational Real"),
+    _qualified_names("types", "FunctionType CodeType MethodType NoneType"),
+    _qualified_names(
+        "typing",
+        "Any Callable ClassVar Dict Final FrozenSet Generic Iterable Iterator List Literal Mapping "
+        "NamedTuple Optional Protocol Sequence Set Tuple Type TypeVar Union",
+    ),
+)  # fmt: skip
+_METACLASSES = frozenset(("abc.ABCMeta", "builtins.type", "enum.EnumMeta", "enum.EnumType"))
+_BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
+
+# Names in the pickles that numpy and torch write: element types and storage classes (torch's list is in
+# torch/_weights_only_unpickler.py, _get_allowed_globals).
+_NUMBERS = (
+    "bool float16 float32 float64 complex64 complex128 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+_TYPED = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
+_LIBRARIES = frozenset().union(
+    _qualified_names("numpy", f"{_NUMBERS} bool_ float_ int_ str_ bytes_"),
+    _qualified_names("numpy", "dtype ndarray number floating integer generic"),
+    _qualified_names("numpy.dtypes", " ".join(f"{n.capitalize()}DType" for n in _NUMBERS.split()).replace("Ui", "UI")),  # noqa: E501
+    *(
+        _qualified_names(f"numpy.{core}", "multiarray.scalar multiarray._reconstruct numeric._frombuffer")
+        for core in ("core", "_core")
+    ),
+    _qualified_names("torch", f"{_NUMBERS} complex32 bfloat16 Size Tensor device"),
+    _qualified_names("torch", " ".join(f"int{n} uint{n}" for n in range(1, 8))),
+    _qualified_names("torch", "bits8 bits16 bits1x8 bits2x4 bits4x2 qint8 qint32 quint8 quint2x4 quint4x2"),
+    _qualified_names("torch", "float4_e2m1fn_x2 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"),
+    _qualified_names("torch", "float8_e8m0fnu"),
+    _qualified_names("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format"),  # noqa: E501
+    _qualified_names("torch", "per_tensor_affine per_tensor_symmetric"),
+    _qualified_names("torch", "per_channel_affine per_channel_symmetric per_channel_affine_float_qparams"),
+    _qualified_names("torch", "QInt8Storage QInt32Storage QUInt8Storage QUInt4x2Storage QUInt2x4Storage"),
+    _qualified_names("torch", "ComplexFloatStorage ComplexDoubleStorage UntypedStorage"),
+    _qualified_names("torch.cuda", "ComplexFloatStorage ComplexDoubleStorage"),
+    _qualified_names("torch.storage", "TypedStorage UntypedStorage _UntypedStorage _TypedStorage"),
+    *(
+        _qualified_names(module, " ".join(f"{each}{kind}" for each in _TYPED.split()))
+        for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
+        for kind in ("Tensor", "Storage")
+    ),
+    _qualified_names("torch.autograd.variable", "Variable"),
+    _qualified_names("torch.nn.parameter", "Parameter Buffer"),
+    _qualified_names("torch._tensor", "_rebuild_from_type_v2 _rebuild_from_type"),
+    _qualified_names("torch.tensor", "_rebuild_from_type"),
+    _qualified_names("torch.serialization", "_get_layout"),
+    _qualified_names("torch.jit._pickle", "build_intlist build_doublelist build_boollist build_tensorlist restore_type_tag"),  # noqa: E501
+    _qualified_names(
+        "torch._utils",
+        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
+        "_rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_sparse_csr_tensor "
+        "_rebuild_nested_tensor _rebuild_wrapper_subclass "
+        "_rebuild_meta_tensor_no_storage _rebuild_device_tensor_from_numpy "
+        "_rebuild_device_tensor_from_cpu_tensor _rebuild_xla_tensor _rebuild_mlc_tensor",
+    ),
+)  # fmt: skip
+
+
+# Other libraries: names with their reasons in a list of its own. Loading still needs the library.
+
+
+def _read_allowlist() -> dict[str, set[str]]:
+    """Return the names in each section of the list."""
+    sections: dict[str, set[str]] = {}
+    names: set[str] = set()
+    with open(os.path.join(os.path.dirname(__file__), "pickle_allowlist.txt"), encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        if line.startswith("["):
+            names = sections.setdefault(line.strip("[]"), set())
+        elif line and not line.startswith("#"):
+            modules, colon, listed = line.partition(": ")
+            homes = [f"{module}." for module in modules.split(", ")] if colon else [""]
+            names.update(f"{home}{name}" for home in homes for name in (listed if colon else line).split())
+    return sections
+
+
+_SECTIONS = _read_allowlist()
+_CALLED = _SECTIONS["called"]
+_INSTANCES = _CALLED | _SECTIONS["instances"]
+# Names that a function by value may use, and modules of the standard library that it may import. A library
+# calls such functions when it loads its file (learning rate schedules, feature extractors).
+_USED = _SECTIONS["code"]
+_COMPUTING = _SECTIONS["modules"]
+_CLOUDPICKLES = tuple(
+    f"{home}.{module}"
+    for home in ("cloudpickle", "ray.cloudpickle", "joblib.externals.cloudpickle")
+    for module in ("cloudpickle", "cloudpickle_fast")
+)
+
+# Builtin types that cloudpickle creates by name without running code (cloudpickle.py, _builtin_type).
+_MADE = frozenset(
+    (
+        "CellType",
+        "CodeType",
+        "FunctionType",
+        "GenericAlias",
+        "LambdaType",
+        "MappingProxyType",
+        "MethodType",
+        "ModuleType",
+        "SimpleNamespace",
+    )
+)
+# Standard library modules of older and newer Python versions (from the release notes).
+_OLD_AND_NEW = (
+    "__builtin__ _interpreters _pyrepl _xxsubinterpreters asynchat asyncore audioop binhex cgi cgitb crypt "
+    "distutils httplib imghdr imp lib2to3 macpath mailcap msilib nis nntplib ossaudiodev pipes popen2 smtpd "
+    "sndhdr spwd sunau telnetlib urllib2 uu xdrlib"
+)
+_OTHER_VERSIONS = frozenset(_OLD_AND_NEW.split())
+
+
+def is_stdlib_name(target: Global) -> bool:
+    """Return whether a name belongs to the standard library of any Python version and platform."""
+    return _is_stdlib_module(target.module)
+
+
+def _is_stdlib_module(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names or top in RENAMED or top in _OTHER_VERSIONS
+
+
+def judge_name(target: Global, *, rebuilt: bool) -> Verdict:
+    """Return the verdict on a name that is not called; `rebuilt`: calls of it become data here."""
+    full = target.full
+    if _is_indirect_name(target.name):
+        return CODE
+    if rebuilt or full in _DATA or full in _LIBRARIES:
+        return PLAIN
+    if not is_stdlib_name(target):
+        return CLASSES
+    return PLAIN if full in _NAMED_ONLY or _is_exception_class(target) else CODE
+
+
+def judge_call(target: Global, args: tuple[Any, ...], *, new: bool = False) -> Verdict:
+    """Return the verdict on a call, which is never executed; what it would call itself is judged apart.
+
+    `new` means a call of the class's `__new__` alone, as pickle creates instances.
+    """
+    full = target.full
+    if _is_indirect_name(target.name) or (full == _EMBEDDED and _holds_code(args)):
+        return CODE
+    if not is_stdlib_name(target):
+        return _judge_library_call(full, args, new=new)
+    if full in _DATA:
+        return CODE if _needs_outside_data(full, args) else PLAIN
+    return PLAIN if _is_exception_class(target) or _is_harmless_lookup(full, args) else CODE
+
+
+def _judge_library_call(full: str, args: tuple[Any, ...], *, new: bool) -> Verdict:
+    if full in _LIBRARIES:
+        return PLAIN
+    if full in _CALLED:
+        return CLASSES
+    if not new or args:
+        return CODE
+    # TorchScript's own classes are defined by the code in the archive, which is reported itself.
+    return CLASSES if full in _INSTANCES or full.startswith(_TORCHSCRIPT) else UNKNOWN
+
+
+_TORCHSCRIPT = "__torch__."
+
+
+# torch/storage.py: torch.load of its argument's bytes; torch pickles every storage this way.
+_EMBEDDED = "torch.storage._load_from_bytes"
+_PICKLES, _WINDOW = 5, 1 << 16  # pickles before the numbers of such a storage (torch/serialization.py)
+
+
+def _holds_code(args: tuple[Any, ...]) -> bool:
+    """Return whether the pickles in a storage's own bytes run code or cannot be judged."""
+    from ckpttool.encodings.pickle_reader import scan_pickle
+
+    data = bytes(args[0]) if len(args) == 1 and isinstance(args[0], bytes | StoredBytes) else b""
+    at = 0
+    for _ in range(_PICKLES):
+        found = scan_pickle(data[at : at + _WINDOW])
+        found = scan_pickle(data[at:]) if found.cut else found
+        if found.end is None or any(each.verdict in (CODE, UNKNOWN) for each in found.code_references):
+            return True
+        at += found.end
+    return False
+
+
+def _is_exception_class(target: Global) -> bool:
+    # Exception classes are data too, but share the module builtins with eval and open.
+    return target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS) and "." not in target.name
+
+
+def _is_indirect_name(name: str) -> bool:
+    """Return whether a dotted name reaches another module, e.g. `os.system` of a module importing os."""
+    steps = name.split(".")
+    if len(steps) < 2:
+        return False
+    inner = any(step in sys.stdlib_module_names for step in steps[:-1])
+    return inner or any(step.startswith("__") and step.endswith("__") for step in steps)
+
+
+# Iterators without an end, or with one that their arguments choose.
+_ENDLESS = ("builtins.range", "builtins.xrange", "itertools.")
+
+
+def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a call of a data class creates data that no file contains, or calls another object.
+
+    `bytearray(2**36)` creates that many zeros, `list(count())` never ends; an object that copyreg
+    creates from a class by value then receives its state from that class.
+    """
+    if not args:
+        return False
+    if full in ("builtins.bytes", "builtins.bytearray") and type(args[0]) is int:
+        return True
+    if not full.startswith(_ENDLESS) and any(
+        isinstance(each, PickleObject) and each.name.startswith(_ENDLESS) for each in args
+    ):
+        return True
+    return full.startswith("copyreg.") and isinstance(args[0], PickleObject)
+
+
+# Listed functions that call or instantiate their arguments: what they would call, and with what.
+
+Inner = tuple[object, tuple[Any, ...], bool]
+
+
+def _from_function(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the call of `function(*arguments)` (jax._src.array._reconstruct_array, dill's _create_array)."""
+    if len(args) < 2 or type(args[1]) is not tuple:
+        yield None, (), False
+    else:
+        yield args[0], args[1], False
+
+
+def _from_type(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the calls of torch/_tensor.py, _rebuild_from_type: `function(*arguments)` as another class."""
+    if len(args) < 3 or type(args[2]) is not tuple:
+        yield None, (), False
+    else:
+        yield args[0], args[2], False
+        yield args[1], (), True
+
+
+def _first_class(args: tuple[Any, ...]) -> Iterator[Inner]:
+    yield args[0] if args else None, (), True
+
+
+def _masked(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the classes of a masked array and of its data (numpy/ma/core.py, _mareconstruct)."""
+    for each in args[:2] or (None,):
+        yield each, (), True
+
+
+def _bit_generator(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the class that numpy/random/_pickle.py, __bit_generator_ctor, calls if it is not a name."""
+    if args and isinstance(args[0], Global):
+        yield args[0], (), False
+
+
+def _random_state(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the constructor that numpy.random's __randomstate_ctor calls with the first argument."""
+    for each in args[1:2]:
+        yield each, args[:1], False
+
+
+def _new_object(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the class whose `__new__` copyreg.__newobj_ex__ calls with arguments and keyword arguments."""
+    if len(args) != 3 or not isinstance(args[1], tuple):
+        yield None, (), True
+    else:
+        yield args[0], (*args[1], args[2]) if args[2] else args[1], True
+
+
+def _reconstructed(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the base class whose `__new__` and `__init__` copyreg._reconstructor calls."""
+    for each in args[1:2]:
+        yield each, args[2:], False
+
+
+def _skeleton(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the metaclass that cloudpickle's _make_skeleton_class calls, unless it runs nothing."""
+    for each in args[:1]:
+        if not (isinstance(each, Global) and each.full in _METACLASSES):
+            yield each, args[1:], False
+
+
+def _imported(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the module that cloudpickle's subimport returns, if it may act on the world."""
+    name = args[0] if args else None
+    if not isinstance(name, str) or (_is_stdlib_module(name) and name.partition(".")[0] not in _COMPUTING):
+        yield Global("", name) if isinstance(name, str) else None, (), False
+
+
+def _universal(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield what numpy's _ufunc_reconstruct imports, a module and a name, unless it is numpy's own."""
+    if not args or args[0] not in ("numpy", "scipy.special._ufuncs"):
+        yield None, (), False
+
+
+_INNER: Mapping[str, Callable[[tuple[Any, ...]], Iterator[Inner]]] = {
+    "copyreg.__newobj_ex__": _new_object,
+    "copyreg._reconstructor": _reconstructed,
+    "dill._dill._create_array": _from_function,
+    "jax._src.array._reconstruct_array": _from_function,
+    "numpy.ma.core._mareconstruct": _masked,
+    "numpy.random._pickle.__bit_generator_ctor": _bit_generator,
+    "numpy.random._pickle.__randomstate_ctor": _random_state,
+    "torch._tensor._rebuild_from_type": _from_type,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
+    "torch._utils._rebuild_wrapper_subclass": _first_class,
+    "torch.tensor._rebuild_from_type": _from_type,
+    **{f"numpy.{core}._ufunc_reconstruct": _universal for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray._reconstruct": _first_class for core in ("core", "_core")},
+    **{f"{home}._make_skeleton_class": _skeleton for home in _CLOUDPICKLES},
+    **{f"{home}.subimport": _imported for home in _CLOUDPICKLES},
+}
+
+
+def inner_calls(full: str) -> Callable[[tuple[Any, ...]], Iterable[Inner]] | None:
+    """Return the function that yields what a listed function would call: target, arguments, `__new__` alone.
+
+    A target that is not a Global cannot be judged. None if the listed function calls none of its arguments.
+    """
+    return _INNER.get(full)
+
+
+def called_target(target: PickleObject) -> Global | None:
+    """Return what a call of a call's result would run; None if it creates a value and runs nothing.
+
+    Such a result is not data: `functools.partial(os.system, "...")()`,
+    `attrgetter("system")(...)()`, a function or class by value. The result of a result was reported
+    when the first was called.
+    """
+    made_by = target.function
+    if not isinstance(made_by, Global):
+        return None
+    if made_by.name == "_builtin_type" and "cloudpickle" in made_by.module and target.args:
+        kind = target.args[0]
+        if len(target.args) == 1 and type(kind) is str and kind in _MADE:
+            return None
+    inner = target.args[0] if made_by.full == "functools.partial" and target.args else None
+    return inner if isinstance(inner, Global) and target.state is None else made_by
+
+
+_SHOWN_NAME = 40
+
+
+def is_code_type(function: object) -> bool:
+    """Return whether a call of this object creates the code of a function."""
+    if isinstance(function, Global):
+        return function.full == "dill._dill._create_code"
+    return isinstance(function, PickleObject) and function.args == ("CodeType",)
+
+
+def used_names(args: tuple[Any, ...]) -> Iterator[Global]:
+    """Yield the names in a function's code that may act on the world; `args` are those of types.CodeType.
+
+    The names of globals, attributes and imported modules follow the constants, which follow the bytecode
+    (Objects/codeobject.c, code_new; the same order in every version of Python).
+    """
+    at = next((n for n, each in enumerate(args) if isinstance(each, bytes | StoredBytes)), None)
+    names = args[at + 2] if at is not None and len(args) > at + 2 else None
+    if type(names) is not tuple or not all(type(name) is str for name in names):
+        yield Global("types", "CodeType")
+        return
+    for name in names:
+        if name not in _USED and name not in _COMPUTING:
+            # Attributes and globals look alike: a name of the standard library is reported as that.
+            if name in sys.stdlib_module_names:
+                yield Global("", name)
+            else:
+                yield Global("builtins" if hasattr(builtins, name) else _function_name(args, at or 0), name)
+
+
+def _function_name(args: tuple[Any, ...], at: int) -> str:
+    """Return a name for a function's code: its own follows the names, the variables and the file."""
+    name = args[at + 5] if len(args) > at + 5 else None
+    words = re.sub(r"\W", "", name)[:_SHOWN_NAME] if isinstance(name, str) else ""
+    return f"{words or 'lambda'}<code>"
+
+
+def _is_harmless_lookup(name: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a call only looks up an object that leads nowhere else.
+
+    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores
+    classes by value, and with them `tuple.__new__` of named tuples and the annotation
+    `Optional[int]` (by getitem).
+    """
+    if not args:
+        return False
+    first = args[0]
+    if name == "builtins.getattr":
+        # The form of bound methods; for a module or class it would give access to anything.
+        return isinstance(first, PickleObject) or args in _MAKERS
+    if name == "builtins.type":
+        return len(args) == 1 and (first is None or isinstance(first, Global))
+    return name == "_operator.getitem" and isinstance(first, Global) and first.module == "typing"
+
+
+_MAKERS = (
+    *((Global("builtins", kind), "__new__") for kind in ("object", "tuple", "int", "str", "float")),
+    # A static method that BasePolicy.save stores as the learning rate: it returns 0.
+    (Global("stable_baselines3.common.policies", "BasePolicy"), "_dummy_schedule"),
+)
