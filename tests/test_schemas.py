@@ -175,7 +175,7 @@ def test_the_words_are_those_of_the_program() -> None:
     assert shared("role") == set(get_args(Role))
     assert set(stored("common")["$defs"]["finding"]["properties"]["topic"]["enum"]) == set(get_args(Topic))
     inspect = stored("inspect")["$defs"]
-    assert set(inspect["verdict"]["enum"]) == {checkpoint.PLAIN, checkpoint.CLASSES, checkpoint.CODE}
+    assert set(inspect["verdict"]["enum"]) == set(checkpoint.VERDICTS)
     assert set(inspect["totals"]["properties"]["roles"]["properties"]) == shared("role")
     matched = stored("convert")["properties"]["matched"]["items"]["properties"]
     assert set(matched["by"]["enum"]) == set(CONFIDENCE)

@@ -101,13 +101,19 @@ class AllowOptions(OptionPanel, title="Pickle audit"):
 
 
 @dataclass(frozen=True)
-class PickleOptions(AllowOptions, title="Pickle audit"):
-    """What loading the file would import and call."""
+class AuditOptions(AllowOptions, title="Pickle audit"):
+    """Which pickles fail."""
 
-    names: Annotated[bool, typer.Option("--names", help="Show what loading would import and call.")] = False
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
     ] = False
+
+
+@dataclass(frozen=True)
+class PickleOptions(AuditOptions, title="Pickle audit"):
+    """What loading the file would import and call."""
+
+    names: Annotated[bool, typer.Option("--names", help="Show what loading would import and call.")] = False
 
 
 @dataclass(frozen=True)
@@ -710,10 +716,7 @@ def check(
             show_default=False,
         ),
     ],
-    pickle: AllowOptions,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
-    ] = False,
+    pickle: AuditOptions,
     no_numbers: Annotated[
         bool, typer.Option("--no-numbers", help="Skip values: faster, but finds no NaN.")
     ] = False,
@@ -744,7 +747,7 @@ def check(
 
     try:
         recorded = None if shapes is None else check.read_shape_record(shapes)
-        wanted = check.CheckOptions(strict, not no_numbers, layout, recorded, pickle.allowed())
+        wanted = check.CheckOptions(pickle.strict, not no_numbers, layout, recorded, pickle.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
             found = check.check(paths, wanted, moving)
     except CkpttoolError as error:

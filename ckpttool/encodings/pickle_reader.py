@@ -312,6 +312,8 @@ class PickleMachine:
 
     def _judge_inner(self, name: NameUsage, args: tuple[Any, ...]) -> None:
         """Judge what a listed function would call, and what that would call."""
+        if name.inner is None:
+            return
         waiting = [(name, args, 0)]
         while waiting:
             caller, given, depth = waiting.pop()
