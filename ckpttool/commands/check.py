@@ -291,14 +291,16 @@ class CandidateCollector:
     def _unclaimed(self, probe: Probe, kind: str | None) -> None:
         if kind == ARCHIVE and self._archive(probe):
             return
-        references = find_unclaimed_code(probe.path)
+        references = find_unclaimed_code(probe.path, probe)
         if references:
             self._put(
                 probe.path,
                 error=None if kind is None else detect.unknown_file_error(probe),
                 references=references,
             )
-        elif kind is None or (kind == SHARED and self._is_other(probe)):
+        elif (
+            self._is_other(probe) if kind == SHARED else kind is None and not detect.is_unjudged_graph(probe)
+        ):
             # Files that ckpttool writes beside a checkpoint belong to it.
             if not (probe.name.endswith(folder.BESIDE) and probe.head.startswith(b"{")):
                 self.skipped.append(probe.path)
@@ -380,12 +382,13 @@ def _find_format(probe: Probe) -> CheckpointLocation | None:
     return found[0] if found else None
 
 
-def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
+def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeReference, ...]:
     """Return the code references in a file that no format reads."""
     if not filesystem.isfile(path):
         return ()
     try:
-        return (*detect.scan_for_code(File.stamp(path)).code_references, *detect.list_operations(Probe(path)))
+        operations = detect.list_operations(probe or Probe(path)) or ()
+        return (*detect.scan_for_code(File.stamp(path)).code_references, *operations)
     except (CkpttoolError, OSError):
         return ()
 
