@@ -75,8 +75,9 @@ SUFFIXES: Mapping[str, str] = {
 }
 # Folders of version control systems; no repository can contain a folder with these names.
 _REPOSITORIES = frozenset((".git", ".hg", ".svn"))
-# TensorFlow writes it beside every graph: five hashes (tensorflow/core/protobuf/fingerprint.proto).
-_FINGERPRINT = "fingerprint.pb"
+# TensorFlow writes these beside a graph: five hashes (tensorflow/core/protobuf/fingerprint.proto), and on
+# request the source lines of the nodes (tensorflow/python/saved_model/constants.py, DEBUG_INFO_FILENAME_PB).
+_BESIDE_GRAPH = frozenset(("fingerprint.pb", "saved_model_debug_info.pb"))
 _DEPTH = 3  # maximum nesting of archives
 
 
@@ -308,7 +309,7 @@ class CandidateCollector:
             self._put(probe.path, error=detect.unknown_file_error(probe))
 
     def _is_other(self, probe: Probe) -> bool:
-        return probe.name == _FINGERPRINT or detect.is_foreign(probe)
+        return probe.name in _BESIDE_GRAPH or detect.is_foreign(probe)
 
     def _archive(self, probe: Probe) -> bool:
         """Search each member of an archive; return whether that was possible."""

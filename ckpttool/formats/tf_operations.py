@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from ckpttool.core.source import File
 from ckpttool.encodings import protobuf
 from ckpttool.formats.common import scan_head
 from ckpttool.formats.tf_common import is_inside
-from ckpttool.formats.tf_saved_model_messages import node_name
+from ckpttool.formats.tf_saved_model_messages import FieldMeter, node_name
 
 # Operations by their effect.
 #
@@ -333,7 +334,6 @@ _TEXT = 7  # types.proto, DT_STRING
 _MESSAGE = protobuf.DELIMITED
 _META_GRAPH = dict.fromkeys(range(1, 8), _MESSAGE)
 _FIRST, _TWO = {1: _MESSAGE}, {1: _MESSAGE, 2: _MESSAGE}
-_FUNCTION = {1: _MESSAGE, 3: _MESSAGE}
 _OPERATION = {2: _MESSAGE}
 _NODE = dict.fromkeys((1, 2, 3, 5), _MESSAGE)
 _LIST, _FUNCTION_VALUE, _TENSOR, _STRING = 1, 10, 8, 2
@@ -377,8 +377,25 @@ def _meta_graphs(data: memoryview, form: str) -> Iterator[memoryview]:
 
 
 def _submessages(data: memoryview, number: int) -> Iterator[memoryview]:
-    for _, value in protobuf.iter_fields(data, {number: _MESSAGE}):
+    for _, value in _fields(data, {number: _MESSAGE}):
         yield protobuf.as_message(value)
+
+
+def _last(data: memoryview, number: int) -> bytes:
+    """Return a string field, of which the last occurrence counts."""
+    found = memoryview(b"")
+    for value in _submessages(data, number):
+        found = value
+    return bytes(found)
+
+
+def _fields(data: memoryview, schema: protobuf.Schema) -> Iterable[tuple[int, int | memoryview]]:
+    # A list of fields is faster, a message of many fields is not to be one.
+    many = len(data) > _SMALL
+    return protobuf.iter_fields(data, schema) if many else protobuf.parse_fields(data, schema)
+
+
+_SMALL = 4096
 
 
 class _PathError(Exception):
@@ -456,13 +473,26 @@ def _referenced_functions(node: memoryview) -> Iterator[bytes]:
                     waiting += _map_entry(content)[1]
 
 
-def _strings(node: memoryview) -> list[bytes]:
-    """Return the strings of a constant."""
-    found = []
+def _tensors(node: memoryview) -> Iterator[memoryview]:
+    """Yield the value of a constant (TensorProto)."""
     for name, values in _attributes(node):
-        tensors = [value for number, value in values if name == b"value" and number == _TENSOR]
-        found += [bytes(text) for tensor in tensors for text in _submessages(tensor, 8)]
-    return found
+        yield from (value for number, value in values if name == b"value" and number == _TENSOR)
+
+
+def _strings(node: memoryview) -> Iterator[bytes]:
+    """Yield the strings of a constant (TensorProto.string_val, 8)."""
+    for tensor in _tensors(node):
+        yield from map(bytes, _submessages(tensor, 8))
+
+
+def _only_string(node: _Node | None) -> bytes | None:
+    """Return the string of a constant that has exactly one; None for anything else."""
+    if node is None or node.op != b"Const":
+        return None
+    if any(True for tensor in _tensors(node.data) for _ in _submessages(tensor, 4)):
+        return None  # TensorProto.tensor_content, which replaces the strings (framework/tensor.cc, FromProto)
+    texts = [*itertools.islice(_strings(node.data), 2)]
+    return texts[0] if len(texts) == 1 else None
 
 
 @dataclass(slots=True)
@@ -477,16 +507,18 @@ class _Parts:
     objects: list[memoryview] = field(default_factory=list)
 
 
-def _split(meta: memoryview) -> _Parts:
+def _split(meta: memoryview, meter: FieldMeter) -> _Parts:
     parts = _Parts()
-    for number, value in protobuf.iter_fields(meta, _META_GRAPH):
+    for number, value in _fields(meta, _META_GRAPH):
         content = protobuf.as_message(value)
+        meter.keep()
         if number == 4:
-            name = b"".join(map(bytes, [*_submessages(content, 1)][-1:]))
+            name = _last(content, 1)
             for kind, listed in _collection_values(content):
+                meter.keep()
                 parts.collections.append((name, kind, listed))
         elif number == 5:
-            name = b"".join(map(bytes, [*_submessages(content, 1)][-1:]))
+            name = _last(content, 1)
             parts.signatures += [(name, each) for each in _submessages(content, 2)]
         elif number in (2, 3, 6, 7):
             own = {2: parts.graphs, 3: parts.savers, 6: parts.assets, 7: parts.objects}
@@ -512,7 +544,8 @@ class _Audit:
     def __init__(
         self, meta: memoryview, where: str, folder: str | None, *, bare: bool = False, depth: int = 0
     ) -> None:
-        self.parts = _split(meta)
+        self._meter = FieldMeter()
+        self.parts = _split(meta, self._meter)
         self.bare = bare
         self.nodes = 0
         self.functions: dict[bytes, list[memoryview]] = {}
@@ -521,21 +554,23 @@ class _Audit:
         self._depth = depth
         self._found: dict[str, CodeReference] = {}
         # Nodes with operations that are not in the list, that call functions, and that create variables.
-        self._others: list[tuple[_Place, _Node]] = []
+        self.others: list[tuple[_Place, _Node]] = []
         self.callers: list[tuple[bytes, memoryview]] = []
         self.handles: list[tuple[bytes, memoryview]] = []
         for graph in self.parts.graphs:
             self._survey(graph)
 
     def _survey(self, graph: memoryview) -> None:
-        for number, value in protobuf.iter_fields(graph, _TWO):
+        for number, value in _fields(graph, _TWO):
             content = protobuf.as_message(value)
             if number == 1:
                 self._look(b"", content)
                 continue
             for function in _submessages(content, 1):
-                names = [*_submessages(function, 1)]
-                name = b"".join(bytes(each) for one in names for each in [*_submessages(one, 1)][-1:])
+                name = b""
+                for signature in _submessages(function, 1):
+                    name = _last(signature, 1) or name
+                self._meter.keep()
                 self.functions.setdefault(name, []).append(function)
                 for node in _submessages(function, 3):
                     self._look(name, node)
@@ -545,21 +580,36 @@ class _Audit:
             op = protobuf.as_message(value)
             self.nodes += 1
             if op in _CALLERS:
+                self._meter.keep()
                 self.callers.append((function, node))
             elif op not in _PURE:
+                self._meter.keep()
                 name, parsed = _parse_node(node)
-                self._others.append((_Place(function, name), parsed._replace(op=op)))
+                self.others.append((_Place(function, name), parsed._replace(op=op)))
             elif op == b"VarHandleOp":
+                self._meter.keep()
                 self.handles.append((function, node))
+
+    @cached_property
+    def references(self) -> list[tuple[bytes, memoryview, list[bytes]]]:
+        """The nodes that call functions, each after its own function and before those that it names."""
+        return [(place, node, [*_referenced_functions(node)]) for place, node in self.callers]
+
+    def iter_nodes(self, function: bytes) -> Iterator[memoryview]:
+        """Yield the nodes of a function, or of the graph itself (b"")."""
+        for graph in () if function else self.parts.graphs:
+            yield from _submessages(graph, 1)
+        for definition in self.functions.get(function, ()) if function else ():
+            yield from _submessages(definition, 3)
 
     def run(self) -> tuple[CodeReference, ...]:
         """Return the findings, one per operation."""
         paths = _Paths(self)
-        for function, node in self.callers:
-            for name in _referenced_functions(node):
+        for function, _, names in self.references:
+            for name in names:
                 if name and name not in self.functions and name not in _PURE:
                     self._add(name, function, "function that the graph does not contain")
-        for place, other in self._others:
+        for place, other in self.others:
             reason = None if other.op in self.functions else self._judge(place, other, paths)
             if reason is not None:
                 self._add(other.op, place.function, reason)
@@ -597,8 +647,8 @@ class _Audit:
 
     def _packed_constants(self) -> tuple[CodeReference, ...]:
         """Return the operations in graphs that constants contain as strings, which others may decode."""
-        bodies = [node for body in _Paths(self).bodies.values() for node in body.values()]
-        texts = (text for node in bodies if node.op == b"Const" for text in _strings(node.data))
+        nodes = (_parse_node(data) for name in (b"", *self.functions) for data in self.iter_nodes(name))
+        texts = (text for _, node in nodes if node.op == b"Const" for text in _strings(node.data))
         return merge_references(*(self._packed(text, "a constant") for text in texts))
 
     def _collections(self) -> Iterator[tuple[CodeReference, ...]]:
@@ -631,8 +681,8 @@ class _Audit:
     @property
     def is_graph(self) -> bool:
         """Whether the bytes are a graph, rather than another message: an operation has a valid name."""
-        return self.nodes > len(self._others) or any(
-            _OPERATION_NAME.fullmatch(node.op) for _, node in self._others
+        return self.nodes > len(self.others) or any(
+            _OPERATION_NAME.fullmatch(node.op) for _, node in self.others
         )
 
 
@@ -641,7 +691,7 @@ def _require_attribute(node: _Node, name: str, allowed: re.Pattern[bytes]) -> No
         if attribute == name.encode():
             for number, value in values:
                 if number != _STRING or not allowed.fullmatch(value):
-                    raise _PathError(f"its {name} is not one of the process itself")
+                    raise _PathError(f"its {name} may name a file")
 
 
 class _Paths:
@@ -649,43 +699,37 @@ class _Paths:
 
     def __init__(self, audit: _Audit) -> None:
         self._audit = audit
+        self._bodies: dict[bytes, dict[bytes, _Node]] = {}
+        self._meter = FieldMeter()
 
     # The graph by name, parsed only if an operation has a path.
 
-    @cached_property
-    def bodies(self) -> dict[bytes, dict[bytes, _Node]]:
-        """The nodes by name, of each function and of the graph itself (b"")."""
-        graphs = self._audit.parts.graphs
-        bodies = {b"": dict(_parse_node(node) for graph in graphs for node in _submessages(graph, 1))}
-        for name, functions in self._audit.functions.items():
-            nodes = (node for function in functions for node in _submessages(function, 3))
-            bodies[name] = dict(map(_parse_node, nodes))
-        return bodies
+    def body(self, function: bytes) -> dict[bytes, _Node]:
+        """Return the nodes of a function, or of the graph itself (b""), by name."""
+        if function not in self._bodies:
+            body = self._bodies[function] = {}
+            for data in self._audit.iter_nodes(function):
+                name, node = _parse_node(data)
+                self._meter.keep(1 + len(node.inputs))
+                body[name] = node
+        return self._bodies[function]
 
-    @cached_property
-    def arguments(self) -> dict[bytes, list[bytes]]:
-        """The names of the arguments of each function: signature (1), its input_arg (2), their name (1)."""
-        return {
-            name: [
-                b"".join(map(bytes, [*_submessages(argument, 1)][-1:]))
-                for signature in _submessages(functions[-1], 1)
-                for argument in _submessages(signature, 2)
-            ]
-            for name, functions in self._audit.functions.items()
-        }
+    def arguments(self, function: bytes) -> list[bytes]:
+        """Return the names of a function's arguments: signature (1), its input_arg (2), their name (1)."""
+        return [
+            _last(argument, 1)
+            for definition in self._audit.functions.get(function, ())[-1:]
+            for signature in _submessages(definition, 1)
+            for argument in _submessages(signature, 2)
+        ]
 
-    @cached_property
-    def calls(self) -> dict[bytes, list[tuple[_Place, _Node]]]:
-        """The nodes that name each function."""
-        found: dict[bytes, list[tuple[_Place, _Node]]] = {}
-        for function, data in self._audit.callers:
-            name, node = _parse_node(data)
-            for called in _referenced_functions(data):
-                found.setdefault(called, []).append((_Place(function, name), node))
-        for function, body in self.bodies.items():
-            for name, node in body.items():
-                if node.op in self._audit.functions:
-                    found.setdefault(node.op, []).append((_Place(function, name), node))
+    def calls(self, function: bytes) -> list[tuple[_Place, _Node]]:
+        """Return the nodes that name a function."""
+        found = [(place, node) for place, node in self._audit.others if node.op == function]
+        for caller, data, names in self._audit.references:
+            if function in names:
+                name, node = _parse_node(data)
+                found.append((_Place(caller, name), node))
         return found
 
     @cached_property
@@ -694,7 +738,7 @@ class _Paths:
         found: dict[bytes, list[int]] = {}
         for objects in self._audit.parts.objects:
             for entry in _submessages(objects, 2):
-                name = b"".join(map(bytes, [*_submessages(entry, 1)][-1:]))
+                name = _last(entry, 1)
                 found.setdefault(name, [])
                 for function in _submessages(entry, 2):
                     for _, value in protobuf.parse_fields(function, {2: protobuf.NUMBERS}):
@@ -776,7 +820,7 @@ class _Paths:
 
     def _needed(self, names: Iterable[bytes]) -> frozenset[bytes]:
         """Return these nodes and all that they depend on."""
-        graph, found = self.bodies[b""], set()
+        graph, found = self.body(b""), set()
         waiting = list(names)
         while waiting:
             name = waiting.pop()
@@ -798,7 +842,7 @@ class _Paths:
             raise _PathError("outside the functions that save and restore the variables")
         ends = [end for each in inputs for end in self._trace(place.function, each, joins=True)]
         numbers = {self._argument(end) for end in ends}
-        for caller, call in self.calls.get(place.function, ()):
+        for caller, call in self.calls(place.function):
             if caller.function or call.op not in _CALLS or caller.node not in self.saved:
                 raise _PathError("called by another node than the saver's")
             self._require_saver_node(caller.node)
@@ -822,21 +866,20 @@ class _Paths:
         if name in self.fed:
             raise _PathError("the path is an input of a signature")
         visited: set[bytes] = set()
-        while (node := self.bodies[b""].get(name)) is not None and node.op == b"PlaceholderWithDefault":
+        while (node := self.body(b"").get(name)) is not None and node.op == b"PlaceholderWithDefault":
             if name in visited:
                 break
             visited.add(name)
             name = self._input(node, 0)
         if node is None or node.op not in (b"Placeholder", b"Const"):
             raise _PathError("the path is computed")
-        if node.op == b"Const" and (_strings(node.data) or [b"?"])[0] not in _DEFAULTS:
+        if node.op == b"Const" and _only_string(node) not in _DEFAULTS:
             raise _PathError("the path is a constant")
 
     def require_empty(self, place: _Place, node: _Node) -> None:
         """Require that the second input is the empty string."""
         for function, name in self._trace(place.function, self._input(node, 1)):
-            origin = self.bodies[function].get(name)
-            if origin is None or origin.op != b"Const" or _strings(origin.data) != [b""]:
+            if _only_string(self.body(function).get(name)) != b"":
                 raise _PathError("the path is not empty")
 
     def require_asset(self, place: _Place, node: _Node) -> None:
@@ -854,13 +897,13 @@ class _Paths:
                 self._require_asset_node(end.node)
                 continue
             number = self._argument(end)
-            for caller, call in self.calls.get(end.function, ()):
+            for caller, call in self.calls(end.function):
                 if call.op not in _CALLS and call.op != end.function:
                     raise _PathError(f"the path passes through {call.op.decode('utf-8', 'surrogateescape')}")
                 self._require_asset(caller, self._input(call, number), visited)
             if end.function in self.concrete:
                 bound = self.concrete[end.function]
-                at = number - (len(self.arguments[end.function]) - len(bound))
+                at = number - (len(self.arguments(end.function)) - len(bound))
                 if not 0 <= at < len(bound) or bound[at] not in self.asset_objects:
                     raise _PathError("the path is no asset of the model")
 
@@ -868,7 +911,7 @@ class _Paths:
         if name in self.assets:
             self._require_inside(self.assets[name])
             return
-        node = self.bodies[b""].get(name)
+        node = self.body(b"").get(name)
         if node is None or node.op != b"ReadVariableOp":
             constant = node is not None and node.op == b"Const"
             raise _PathError("the path is a constant" if constant else "the path is no asset of the model")
@@ -877,7 +920,7 @@ class _Paths:
             self._require_asset_variable(handle)
 
     def _require_asset_variable(self, handle: bytes) -> None:
-        graph = self.bodies[b""]
+        graph = self.body(b"")
         node = graph.get(handle)
         if node is None or node.op != b"VarHandleOp" or self._shares_name(handle, node):
             raise _PathError("the path is no asset of the model")
@@ -923,21 +966,22 @@ class _Paths:
         return values[at]
 
     def _argument(self, end: _Place) -> int:
-        arguments = self.arguments.get(end.function, [])
+        arguments = self.arguments(end.function)
         if end.node not in arguments:
             raise _PathError("the path is a constant")
         return arguments.index(end.node)
 
     def _trace(self, function: bytes, tensor: bytes, *, joins: bool = False) -> list[_Place]:
         """Return the origins of a tensor: behind copies and, with `joins`, behind the saver's suffixes."""
-        body, ends, waiting, seen = self.bodies[function], [], [tensor], set()
+        body, arguments = self.body(function), self.arguments(function)
+        ends, waiting, seen = [], [tensor], set()
         while waiting:
             name = waiting.pop()
             if name in seen:
                 continue
             seen.add(name)
             node = body.get(name)
-            if node is None or name in self.arguments.get(function, ()):
+            if node is None or name in arguments:
                 ends.append(_Place(function, name))
             elif node.op == b"Identity":
                 waiting.append(self._input(node, 0))
@@ -954,14 +998,13 @@ class _Paths:
     def _require_suffixes(self, function: bytes, names: Iterable[bytes]) -> None:
         waiting = list(names)
         while waiting:
-            node = self.bodies[function].get(waiting.pop())
+            node = self.body(function).get(waiting.pop())
             if node is not None and node.op in (b"Select", b"SelectV2") and len(node.values) == 3:
-                choices = [self.bodies[function].get(name) for name in node.values[1:]]
+                choices = [self.body(function).get(name) for name in node.values[1:]]
             else:
                 choices = [node]
             for each in choices:
-                texts = _strings(each.data) if each is not None and each.op == b"Const" else []
-                if not texts or not all(map(_SUFFIX.fullmatch, texts)):
+                if not _SUFFIX.fullmatch(_only_string(each) or b""):
                     raise _PathError("the path is computed")
 
 
