@@ -415,7 +415,7 @@ class _Node(NamedTuple):
         return tuple(node_name(each) for each in self.inputs if not each.startswith(b"^"))
 
 
-class _Place(NamedTuple):
+class _NodeLocation(NamedTuple):
     """A node of a function, or of the graph itself (b"")."""
 
     function: bytes
@@ -554,7 +554,7 @@ class _Audit:
         self._depth = depth
         self._found: dict[str, CodeReference] = {}
         # Nodes with operations that are not in the list, that call functions, and that create variables.
-        self.others: list[tuple[_Place, _Node]] = []
+        self.others: list[tuple[_NodeLocation, _Node]] = []
         self.callers: list[tuple[bytes, memoryview]] = []
         self.handles: list[tuple[bytes, memoryview]] = []
         for graph in self.parts.graphs:
@@ -585,7 +585,7 @@ class _Audit:
             elif op not in _PURE:
                 self._meter.keep()
                 name, parsed = _parse_node(node)
-                self.others.append((_Place(function, name), parsed._replace(op=op)))
+                self.others.append((_NodeLocation(function, name), parsed._replace(op=op)))
             elif op == b"VarHandleOp":
                 self._meter.keep()
                 self.handles.append((function, node))
@@ -616,7 +616,7 @@ class _Audit:
         packed = self._packed_constants() if self._found else ()
         return merge_references(self._found.values(), packed, *self._collections())
 
-    def _judge(self, place: _Place, node: _Node, paths: _Paths) -> str | None:
+    def _judge(self, place: _NodeLocation, node: _Node, paths: _Paths) -> str | None:
         """Return why an operation that is not on the list does more than compute; None if it does not."""
         op = node.op.decode("utf-8", "surrogateescape")
         try:
@@ -723,13 +723,13 @@ class _Paths:
             for argument in _submessages(signature, 2)
         ]
 
-    def calls(self, function: bytes) -> list[tuple[_Place, _Node]]:
+    def calls(self, function: bytes) -> list[tuple[_NodeLocation, _Node]]:
         """Return the nodes that name a function."""
         found = [(place, node) for place, node in self._audit.others if node.op == function]
         for caller, data, names in self._audit.references:
             if function in names:
                 name, node = _parse_node(data)
-                found.append((_Place(caller, name), node))
+                found.append((_NodeLocation(caller, name), node))
         return found
 
     @cached_property
@@ -831,7 +831,7 @@ class _Paths:
 
     # Requirements; each raises _PathError with the reason if it is not met.
 
-    def require_saver(self, place: _Place, node: _Node, paths: tuple[int, ...]) -> None:
+    def require_saver(self, place: _NodeLocation, node: _Node, paths: tuple[int, ...]) -> None:
         """Require that the paths are the saver's file name, in its own nodes or functions."""
         inputs = [self._input(node, at) for at in paths]
         if not place.function:
@@ -876,17 +876,19 @@ class _Paths:
         if node.op == b"Const" and _only_string(node) not in _DEFAULTS:
             raise _PathError("the path is a constant")
 
-    def require_empty(self, place: _Place, node: _Node) -> None:
+    def require_empty(self, place: _NodeLocation, node: _Node) -> None:
         """Require that the second input is the empty string."""
         for function, name in self._trace(place.function, self._input(node, 1)):
             if _only_string(self.body(function).get(name)) != b"":
                 raise _PathError("the path is not empty")
 
-    def require_asset(self, place: _Place, node: _Node) -> None:
+    def require_asset(self, place: _NodeLocation, node: _Node) -> None:
         """Require that the second input is the path of an asset of the model."""
         self._require_asset(place, self._input(node, 1), set())
 
-    def _require_asset(self, place: _Place, tensor: bytes, visited: set[tuple[_Place, bytes]]) -> None:
+    def _require_asset(
+        self, place: _NodeLocation, tensor: bytes, visited: set[tuple[_NodeLocation, bytes]]
+    ) -> None:
         if (place, tensor) in visited:
             return
         visited.add((place, tensor))
@@ -965,13 +967,13 @@ class _Paths:
             raise _PathError("the path is missing")
         return values[at]
 
-    def _argument(self, end: _Place) -> int:
+    def _argument(self, end: _NodeLocation) -> int:
         arguments = self.arguments(end.function)
         if end.node not in arguments:
             raise _PathError("the path is a constant")
         return arguments.index(end.node)
 
-    def _trace(self, function: bytes, tensor: bytes, *, joins: bool = False) -> list[_Place]:
+    def _trace(self, function: bytes, tensor: bytes, *, joins: bool = False) -> list[_NodeLocation]:
         """Return the origins of a tensor: behind copies and, with `joins`, behind the saver's suffixes."""
         body, arguments = self.body(function), self.arguments(function)
         ends, waiting, seen = [], [tensor], set()
@@ -982,7 +984,7 @@ class _Paths:
             seen.add(name)
             node = body.get(name)
             if node is None or name in arguments:
-                ends.append(_Place(function, name))
+                ends.append(_NodeLocation(function, name))
             elif node.op == b"Identity":
                 waiting.append(self._input(node, 0))
             elif joins and node.op == b"Pack":
@@ -992,7 +994,7 @@ class _Paths:
                 if node.op == b"StringJoin":
                     self._require_suffixes(function, node.values[1:])
             else:
-                ends.append(_Place(function, name))
+                ends.append(_NodeLocation(function, name))
         return ends
 
     def _require_suffixes(self, function: bytes, names: Iterable[bytes]) -> None:
