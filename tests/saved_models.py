@@ -577,7 +577,37 @@ def _acting_tables(tf: Any, top: Path) -> dict[str, list[str]]:
     def other(meta: Any) -> None:
         meta.asset_file_def[0].tensor_info.name = "elsewhere:0"
 
-    for name, change in (("asset_outside", outside), ("asset_other", other)):
+    def assigned(meta: Any) -> None:
+        """Assign a constant to the variable that has the path of the asset."""
+        nodes = meta.graph_def.node
+        assign = next(node for node in nodes if "asset_path_initializer" in node.input)
+        constant = nodes.add(name="path", op="Const")
+        constant.attr["dtype"].type = tf.string.as_datatype_enum
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("/nonexistent/ckpttool"))
+        extra = nodes.add()
+        extra.CopyFrom(assign)
+        extra.name = "extra"
+        extra.input[1] = "path"
+
+    def shared(meta: Any) -> None:
+        """Give the variable of the asset's path a second handle, to which a constant is assigned."""
+        assigned(meta)
+        nodes = {node.name: node for node in meta.graph_def.node}
+        extra = meta.graph_def.node.add()
+        extra.CopyFrom(nodes[nodes["extra"].input[0]])
+        extra.name = "second"
+        nodes["extra"].input[0] = "second"
+
+    def bound(meta: Any) -> None:
+        """Bind another object than the asset to the function that fills the table."""
+        nodes = meta.object_graph_def.nodes
+        for node in nodes:
+            if node.WhichOneof("kind") == "asset":
+                node.constant.operation = "Const"
+
+    changes = {"asset_outside": outside, "asset_other": other, "asset_assigned": assigned}
+    changes |= {"asset_shared": shared, "asset_bound": bound}
+    for name, change in changes.items():
         _save_function(tf, top / name, table.lookup, text, table=table)
         _change_graph(top / name, change)
-    return {key: ["InitializeTableFromTextFileV2"] for key in ("asset_outside", "asset_other")}
+    return {key: ["InitializeTableFromTextFileV2"] for key in changes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,21 @@ def test_graphs_that_act(written: tuple[Path, dict[str, Any]]) -> None:
     verdicts = check([str(folder / "acting")]).checkpoints
     judged = {Path(each.path).name for each in verdicts if any(f.topic == "loading" for f in each.findings)}
     assert judged >= expected.keys()
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_an_asset_that_is_a_link(written: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    model = Path(shutil.copytree(written[0] / "pure" / "text_table", tmp_path / "model"))
+    asset = model / "assets" / "words.txt"
+    assert acting(model) == set()
+    asset.unlink()
+    assert acting(model) == set()
+    asset.symlink_to(model / "fingerprint.pb")
+    assert acting(model) == set()
+    asset.unlink()
+    asset.symlink_to(written[0] / "pure" / "words.txt")
+    assert acting(model) == {"InitializeTableFromTextFileV2"}
 
 
 @pytest.mark.tensorflow

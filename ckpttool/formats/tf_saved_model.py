@@ -541,8 +541,8 @@ def read(location: str) -> Checkpoint:
 
 def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
     # Loaders try saved_model.pb first, then saved_model.pbtxt (tensorflow/python/saved_model/loader_impl.py,
-    # parse_saved_model; tensorflow/cc/saved_model/reader.cc, ReadSavedModel); some versions prefer the chunks
-    # of saved_model.cpb. A graph that is not read may contain anything, whichever is loaded.
+    # parse_saved_model; tensorflow/cc/saved_model/reader.cc, ReadSavedModel); builds with a merger of chunks
+    # prefer saved_model.cpb. A graph that is not read may contain anything, whichever is loaded.
     if filesystem.lexists(folder.inside(CHUNKED_GRAPH)):
         folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph stored in chunks, is not supported")
     text = filesystem.lexists(folder.inside(TEXT_GRAPH))
