@@ -190,3 +190,424 @@ def _graph_facts(tf: Any, path: Path, tags: list[str]) -> dict[str, Any]:
             needed = v1.graph_util.extract_sub_graph(whole, outputs)
             used[name] = sorted(n.name for n in needed.node if n.op in ("VariableV2", "VarHandleOp"))
     return {"tensors": _tensors(tf, path), "variables": variables, "used": used}
+
+
+def list_registry(_: Path) -> dict[str, Any]:
+    """The operations of the installed TensorFlow: their state, functions, and texts that they take."""
+    from tensorflow.core.framework import op_def_pb2, types_pb2
+    from tensorflow.python.client import pywrap_tf_session
+
+    listed = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
+    return {
+        op.name: {
+            "stateful": op.is_stateful,
+            "functions": any("func" in attribute.type for attribute in op.attr),
+            "strings": [
+                *(each.name for each in op.input_arg if each.type == types_pb2.DT_STRING),
+                *(each.name for each in op.attr if "string" in each.type),
+            ],
+        }
+        for op in listed.op
+    }
+
+
+def _save_function(tf: Any, path: Path, function: Any, *inputs: Any, **parts: Any) -> None:
+    """Save a module with one function; `parts` are what it uses, as attributes."""
+    module = tf.Module()
+    module.w = tf.Variable([1.0])
+    for name, part in parts.items():
+        setattr(module, name, part)
+    module.run = tf.function(function, input_signature=list(inputs))
+    tf.saved_model.save(module, str(path))
+
+
+def build_pure(folder: Path) -> dict[str, Any]:
+    """Ordinary models, each with the number of its nodes."""
+    import tensorflow as tf
+
+    top = folder / "pure"
+    top.mkdir()
+    for build in (_pure_functions, _pure_tables, _pure_keras, _pure_tensorflow1):
+        build(tf, top)
+    counts = {}
+    for path in sorted(top.iterdir()):
+        model = path / "saved_model.pb"
+        if model.is_file():
+            graphs = _parse_model(model).meta_graphs
+            functions = [f for graph in graphs for f in graph.graph_def.library.function]
+            nodes = sum(len(graph.graph_def.node) for graph in graphs) + sum(
+                len(f.node_def) for f in functions
+            )
+            counts[path.name] = {"nodes": nodes}
+    return counts
+
+
+def _parse_model(path: Path) -> Any:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    return saved_model_pb2.SavedModel.FromString(path.read_bytes())
+
+
+def _pure_functions(tf: Any, top: Path) -> None:
+    vector, text = tf.TensorSpec([4], tf.float32), tf.TensorSpec([None], tf.string)
+    generator = tf.random.Generator.from_seed(1)
+
+    def loops(x: Any) -> Any:
+        x = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2.0), (0, x))[1]
+        x = tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x)
+        return tf.map_fn(lambda y: y * 3.0, x) + tf.scan(lambda a, b: a + b, x)
+
+    def random(x: Any) -> Any:
+        x += tf.random.normal([4]) + generator.normal([4]) + tf.random.stateless_uniform([4], [1, 2])
+        return tf.random.shuffle(x) + tf.random.gamma([4], 1.0) + tf.random.truncated_normal([4])
+
+    def example(x: Any) -> Any:
+        features = {"a": tf.io.FixedLenFeature([2], tf.float32), "b": tf.io.VarLenFeature(tf.int64)}
+        found = tf.io.parse_example(x, features)
+        return found["a"], tf.sparse.to_dense(found["b"])
+
+    def image(x: Any) -> Any:
+        found = tf.image.resize(tf.io.decode_jpeg(x[0], channels=3), [8, 8])
+        return tf.io.encode_png(tf.cast(found, tf.uint8)), tf.io.decode_image(x[0])
+
+    def words(x: Any) -> Any:
+        parts = tf.strings.split(tf.strings.lower(x))
+        return tf.strings.reduce_join(tf.strings.regex_replace(x, "[0-9]", "#")), parts.to_tensor("")
+
+    def dataset(x: Any) -> Any:
+        found = tf.data.Dataset.from_tensor_slices(x).map(lambda y: y * 2).filter(lambda y: y > 0).cache()
+        return found.batch(2).prefetch(1).shuffle(3).reduce(0.0, lambda a, b: a + tf.reduce_sum(b))
+
+    def printed(x: Any) -> Any:
+        tf.print("x", x)
+        tf.debugging.assert_positive(x)
+        return tf.debugging.check_numerics(x, "x")
+
+    def algebra(x: Any) -> Any:
+        square = tf.linalg.diag(x) + tf.eye(4)
+        return tf.linalg.inv(square) @ tf.linalg.svd(square)[1] + tf.einsum("ij,jk->ik", square, square)
+
+    def audio(x: Any) -> Any:
+        return tf.abs(tf.signal.stft(tf.audio.decode_wav(x[0], desired_channels=1)[0][:, 0], 64, 32))
+
+    _save_function(tf, top / "random", random, vector, generator=generator)
+    for function in (loops, dataset, printed, algebra):
+        _save_function(tf, top / function.__name__, function, vector)
+    for function in (example, image, words, audio):
+        _save_function(tf, top / function.__name__, function, text)
+    _save_function(tf, top / "compiled", tf.function(tf.nn.relu, jit_compile=True), vector)
+    tf.saved_model.save(tf.saved_model.load(str(top / "random")), str(top / "saved_again"))
+    options = tf.saved_model.SaveOptions(save_debug_info=True)
+    tf.saved_model.save(tf.saved_model.load(str(top / "loops")), str(top / "debug_info"), options=options)
+
+
+def _text_table(tf: Any, path: Path) -> Any:
+    path.write_text("a\nb\n")
+    index = tf.lookup.TextFileIndex
+    source = tf.lookup.TextFileInitializer(
+        str(path), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER
+    )
+    return tf.lookup.StaticHashTable(source, -1)
+
+
+def _pure_tables(tf: Any, top: Path) -> None:
+    text = tf.TensorSpec([None], tf.string)
+    table = _text_table(tf, top / "words.txt")
+    _save_function(tf, top / "text_table", table.lookup, text, table=table)
+    tf.saved_model.save(tf.saved_model.load(str(top / "text_table")), str(top / "text_table_again"))
+    mutable = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+
+    def insert(x: Any) -> Any:
+        mutable.insert(x, tf.ones(tf.shape(x), tf.int64))
+        return mutable.lookup(x)
+
+    _save_function(tf, top / "mutable_table", insert, text, table=mutable)
+
+
+def _pure_keras(tf: Any, top: Path) -> None:
+    import keras
+
+    layers = keras.layers
+    layer = layers.LSTM(3, return_sequences=True)
+    keras.Sequential([keras.Input((5, 2)), layer, layers.GRU(2)]).export(
+        str(top / "recurrent"), verbose=False
+    )
+    words = keras.Input((1,), dtype="string")
+    lookup = layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Model(words, layers.Embedding(4, 2)(lookup(words)))
+    model.export(str(top / "string_lookup"), verbose=False)
+    lookup = layers.StringLookup(vocabulary=str(top / "words.txt"))
+    keras.Model(words, lookup(words)).export(str(top / "vocabulary"), verbose=False)
+    augmented = [layers.RandomFlip(), layers.Rescaling(0.5), layers.Conv2D(2, 3), layers.Flatten()]
+    keras.Sequential([keras.Input((8, 8, 1)), *augmented]).export(str(top / "augmented"), verbose=False)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    model.compile("adam", "mse")
+    model.train_on_batch(np.zeros((2, 3)), np.zeros((2, 1)))
+    tf.saved_model.save(model, str(top / "trained"))
+
+
+def _pure_tensorflow1(tf: Any, top: Path) -> None:
+    """A table from an asset, a graph with several savers, a `.meta` file, and frozen graphs."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        x = v1.placeholder(tf.string, [None], "x")
+        weight = v1.get_variable("w", [3, 2])
+        y = tf.gather(weight, _text_table(tf, top / "words1.txt").lookup(x) + 1)
+        v1.train.AdamOptimizer().minimize(tf.reduce_mean(y))
+        v1.summary.scalar("mean", tf.reduce_mean(y))
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        v1.train.Saver([weight], sharded=True, name="best")
+        saver = v1.train.Saver()
+        builder = v1.saved_model.builder.SavedModelBuilder(str(top / "builder"))
+        info = v1.saved_model.build_tensor_info
+        signature = v1.saved_model.build_signature_def({"x": info(x)}, {"y": info(y)}, "m")
+        builder.add_meta_graph_and_variables(
+            session,
+            ["serve"],
+            {"serving_default": signature},
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            main_op=v1.tables_initializer(),
+        )
+        builder.save()
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        y = tf.identity(x @ v1.get_variable("w", [3, 2]), "y")
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver()
+        (top / "session").mkdir()
+        saver.save(session, str(top / "session" / "model.ckpt"))
+        v1.train.write_graph(graph, str(top / "session"), "graph.pb", as_text=False)
+        frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), ["y"])
+        (top / "session" / "frozen.pb").write_bytes(frozen.SerializeToString())
+
+
+# Operations of graphs that act, each with the graph's function of one string.
+
+
+def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
+    raw = tf.raw_ops
+    place = "/nonexistent/ckpttool"
+    packed = _packed_dataset(tf)
+
+    def nested(x: Any) -> Any:
+        return tf.cond(tf.size(x) > 0, lambda: tf.function(_writer(tf))(x), lambda: x)
+
+    def loop(x: Any) -> Any:
+        return tf.while_loop(lambda i: i < 2, lambda i: _writer(tf)(x, i + 1), (0,))[0]
+
+    def dataset(x: Any) -> Any:
+        return _count(tf, tf.data.Dataset.range(2).map(lambda i: _writer(tf)(x, i)))
+
+    def unpacked(graph: Any) -> Any:
+        variant = raw.DatasetFromGraph(graph_def=graph)
+        return raw.DatasetToSingleElement(dataset=variant, output_types=[tf.int64], output_shapes=[[]])[0]
+
+    def table(x: Any) -> Any:
+        held = raw.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
+        raw.InitializeTableFromTextFileV2(table_handle=held, filename=place, key_index=-2, value_index=-1)
+        return raw.LookupTableFindV2(table_handle=held, keys=x, default_value=tf.constant(0, tf.int64))
+
+    def summary(x: Any) -> Any:
+        writer = raw.SummaryWriter()
+        raw.CreateSummaryFileWriter(
+            writer=writer, logdir=place, max_queue=1, flush_millis=1, filename_suffix="x"
+        )
+        return x
+
+    save = {"tensor_names": ["a"], "shape_and_slices": [""]}
+    collective = {"group_size": 2, "group_key": 1, "instance_key": 1}
+    return {
+        "write": (_writer(tf), ["WriteFile"]),
+        "write_nested": (nested, ["WriteFile"]),
+        "write_loop": (loop, ["WriteFile"]),
+        "write_dataset": (dataset, ["WriteFile"]),
+        "packed": (lambda _: unpacked(tf.constant(packed)), ["DatasetFromGraph", "WriteFile"]),
+        "compressed": (
+            lambda x: unpacked(tf.io.decode_compressed(x, "ZLIB")),
+            ["DatasetFromGraph"],
+        ),
+        "save": (lambda x: _then(x, raw.SaveV2(prefix=place, tensors=[x], **save)), ["SaveV2"]),
+        "save_argument": (lambda x: _then(x, raw.SaveV2(prefix=x, tensors=[x], **save)), ["SaveV2"]),
+        "restore": (lambda _: raw.RestoreV2(prefix=place, dtypes=[tf.float32], **save)[0], ["RestoreV2"]),
+        "merge": (
+            lambda x: _then(x, raw.MergeV2Checkpoints(checkpoint_prefixes=[x], destination_prefix=place)),
+            ["MergeV2Checkpoints"],
+        ),
+        "table": (table, ["InitializeTableFromTextFileV2"]),
+        "abort": (lambda x: _then(x, raw.Abort()), ["Abort"]),
+        "python": (lambda x: tf.py_function(lambda v: v, [x], tf.string), ["EagerPyFunc"]),
+        "numpy": (lambda x: tf.numpy_function(lambda v: v, [x], tf.string), ["PyFunc"]),
+        "read": (tf.io.read_file, ["ReadFile"]),
+        "matching": (tf.io.matching_files, ["MatchingFiles"]),
+        "debug": (lambda x: raw.DebugIdentity(input=x, debug_urls=[f"file://{place}"]), ["DebugIdentity"]),
+        "print": (lambda x: _then(x, tf.print(x, output_stream=f"file://{place}")), ["PrintV2"]),
+        "summary": (summary, ["SummaryWriter", "CreateSummaryFileWriter"]),
+        "filesystem": (
+            lambda x: _then(x, raw.FileSystemSetConfiguration(scheme=x, key=x, value=x)),
+            ["FileSystemSetConfiguration"],
+        ),
+        "text": (lambda x: _count(tf, tf.data.TextLineDataset(x)), ["TextLineDataset"]),
+        "records": (lambda x: _count(tf, tf.data.TFRecordDataset(x)), ["TFRecordDataset"]),
+        "cache": (lambda x: _count(tf, tf.data.Dataset.range(2).cache(x)), ["CacheDatasetV2"]),
+        "snapshot": (lambda _: _count(tf, tf.data.Dataset.range(2).snapshot(place)), ["SnapshotDatasetV2"]),
+        "reduce": (
+            lambda _: raw.CollectiveReduceV2(
+                input=[1.0], ordering_token=[], merge_op="Add", final_op="Id", **collective
+            ),
+            ["CollectiveReduceV2"],
+        ),
+        "mapped": (
+            lambda _: raw.ImmutableConst(dtype=tf.float32, shape=[2], memory_region_name=place),
+            ["ImmutableConst"],
+        ),
+        "proto": (
+            lambda x: tf.io.decode_proto(x, "a.B", ["c"], [tf.int32], descriptor_source=place)[1][0],
+            ["DecodeProtoV2"],
+        ),
+        "tpu": (lambda _: raw.ConfigureDistributedTPU(), ["ConfigureDistributedTPU"]),
+        "remote": (
+            lambda x: raw.RemoteCall(
+                target=x, args=[x], Tout=[tf.string], f=tf.function(tf.identity).get_concrete_function(x)
+            )[0],
+            ["RemoteCall"],
+        ),
+    }
+
+
+def _then(x: Any, _: Any) -> Any:
+    """Return `x`; the other argument is an operation of the graph."""
+    return x
+
+
+def _writer(tf: Any) -> Any:
+    def write(x: Any, result: Any = None) -> Any:
+        tf.io.write_file("/nonexistent/ckpttool", x)
+        return x if result is None else result
+
+    return write
+
+
+def _count(tf: Any, dataset: Any) -> Any:
+    return dataset.reduce(tf.constant(0), lambda count, _: count + 1)
+
+
+def _packed_dataset(tf: Any) -> bytes:
+    dataset = tf.data.Dataset.range(2).map(lambda i: _writer(tf)("x", i))
+    graph = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor,
+        external_state_policy=1,
+    )
+    return bytes(graph.numpy())
+
+
+def build_acting(folder: Path) -> dict[str, Any]:
+    """Models that do more than compute, each with the operations that do."""
+    import tensorflow as tf
+
+    top = folder / "acting"
+    top.mkdir()
+    text = tf.TensorSpec([], tf.string, "text")
+    found = {}
+    for name, (function, operations) in _acting_operations(tf).items():
+        _save_function(tf, top / name, function, text)
+        found[name] = operations
+    return found | _acting_savers(tf, top) | _acting_tables(tf, top)
+
+
+def _change_graph(path: Path, change: Any) -> None:
+    model = _parse_model(path / "saved_model.pb")
+    change(model.meta_graphs[0])
+    (path / "saved_model.pb").write_bytes(model.SerializeToString())
+
+
+def _acting_savers(tf: Any, top: Path) -> dict[str, list[str]]:
+    """Savers with other paths, or run by others."""
+    v1 = tf.compat.v1
+    for name, scope in (("signature_save", ""), ("signature_saver", "save/")):
+        with tf.Graph().as_default(), v1.Session() as session, v1.name_scope(scope):
+            weight = v1.get_variable("w", [2])
+            path = tf.constant("model", name="Const")
+            saved = tf.raw_ops.SaveV2(
+                prefix=path, tensor_names=["a"], shape_and_slices=[""], tensors=[weight]
+            )
+            with tf.control_dependencies([saved]):
+                output = tf.identity(weight)
+            session.run(v1.global_variables_initializer())
+            v1.saved_model.simple_save(session, str(top / name), {"w": weight}, {"y": output})
+
+    def suffix(meta: Any) -> None:
+        for function in meta.graph_def.library.function:
+            for node in function.node_def:
+                if list(node.attr["value"].tensor.string_val) == [b"_temp/part"]:
+                    node.attr["value"].tensor.string_val[0] = b"/../../x"
+
+    def called(meta: Any) -> None:
+        nodes = meta.graph_def.node
+        saver = meta.saver_def.save_tensor_name.split(":")[0]
+        extra = nodes.add()
+        extra.CopyFrom(next(node for node in nodes if node.name == saver))
+        extra.name = "extra"
+        next(node for node in nodes if node.op == "NoOp").input.append("^extra")
+
+    def default(meta: Any) -> None:
+        for node in meta.graph_def.node:
+            if node.name == "save/filename/input":
+                node.attr["value"].tensor.string_val[0] = b"/nonexistent/ckpttool"
+
+    for name, change in (("suffix", suffix), ("called", called)):
+        _save_function(tf, top / name, tf.identity, tf.TensorSpec([], tf.string))
+        _change_graph(top / name, change)
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("w", [2])
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(top / "default"), {"w": weight}, {"y": weight * 2})
+    _change_graph(top / "default", default)
+    names = {key: ["SaveV2"] for key in ("signature_save", "signature_saver", "suffix", "called")}
+    return names | {"default": ["RestoreV2", "SaveV2"]}
+
+
+def _acting_tables(tf: Any, top: Path) -> dict[str, list[str]]:
+    """Tables whose asset is outside the model's folder, or is not the one that is read."""
+    text = tf.TensorSpec([None], tf.string)
+    table = _text_table(tf, top / "words.txt")
+
+    def outside(meta: Any) -> None:
+        meta.asset_file_def[0].filename = "../../x"
+
+    def other(meta: Any) -> None:
+        meta.asset_file_def[0].tensor_info.name = "elsewhere:0"
+
+    def assigned(meta: Any) -> None:
+        """Assign a constant to the variable that has the path of the asset."""
+        nodes = meta.graph_def.node
+        assign = next(node for node in nodes if "asset_path_initializer" in node.input)
+        constant = nodes.add(name="path", op="Const")
+        constant.attr["dtype"].type = tf.string.as_datatype_enum
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("/nonexistent/ckpttool"))
+        extra = nodes.add()
+        extra.CopyFrom(assign)
+        extra.name = "extra"
+        extra.input[1] = "path"
+
+    def shared(meta: Any) -> None:
+        """Give the variable of the asset's path a second handle, to which a constant is assigned."""
+        assigned(meta)
+        nodes = {node.name: node for node in meta.graph_def.node}
+        extra = meta.graph_def.node.add()
+        extra.CopyFrom(nodes[nodes["extra"].input[0]])
+        extra.name = "second"
+        nodes["extra"].input[0] = "second"
+
+    def bound(meta: Any) -> None:
+        """Bind another object than the asset to the function that fills the table."""
+        nodes = meta.object_graph_def.nodes
+        for node in nodes:
+            if node.WhichOneof("kind") == "asset":
+                node.constant.operation = "Const"
+
+    changes = {"asset_outside": outside, "asset_other": other, "asset_assigned": assigned}
+    changes |= {"asset_shared": shared, "asset_bound": bound}
+    for name, change in changes.items():
+        _save_function(tf, top / name, table.lookup, text, table=table)
+        _change_graph(top / name, change)
+    return {key: ["InitializeTableFromTextFileV2"] for key in changes}

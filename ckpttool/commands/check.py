@@ -75,8 +75,9 @@ SUFFIXES: Mapping[str, str] = {
 }
 # Folders of version control systems; no repository can contain a folder with these names.
 _REPOSITORIES = frozenset((".git", ".hg", ".svn"))
-# TensorFlow writes it beside every graph: five hashes (tensorflow/core/protobuf/fingerprint.proto).
-_FINGERPRINT = "fingerprint.pb"
+# TensorFlow writes these beside a graph: five hashes (tensorflow/core/protobuf/fingerprint.proto), and on
+# request the source lines of the nodes (tensorflow/python/saved_model/constants.py, DEBUG_INFO_FILENAME_PB).
+_BESIDE_GRAPH = frozenset(("fingerprint.pb", "saved_model_debug_info.pb"))
 _DEPTH = 3  # maximum nesting of archives
 
 
@@ -291,14 +292,16 @@ class CandidateCollector:
     def _unclaimed(self, probe: Probe, kind: str | None) -> None:
         if kind == ARCHIVE and self._archive(probe):
             return
-        references = find_unclaimed_code(probe.path)
+        references = find_unclaimed_code(probe.path, probe)
         if references:
             self._put(
                 probe.path,
                 error=None if kind is None else detect.unknown_file_error(probe),
                 references=references,
             )
-        elif kind is None or (kind == SHARED and self._is_other(probe)):
+        elif (
+            self._is_other(probe) if kind == SHARED else kind is None and not detect.is_unjudged_graph(probe)
+        ):
             # Files that ckpttool writes beside a checkpoint belong to it.
             if not (probe.name.endswith(folder.BESIDE) and probe.head.startswith(b"{")):
                 self.skipped.append(probe.path)
@@ -306,7 +309,7 @@ class CandidateCollector:
             self._put(probe.path, error=detect.unknown_file_error(probe))
 
     def _is_other(self, probe: Probe) -> bool:
-        return probe.name == _FINGERPRINT or detect.is_foreign(probe)
+        return probe.name in _BESIDE_GRAPH or detect.is_foreign(probe)
 
     def _archive(self, probe: Probe) -> bool:
         """Search each member of an archive; return whether that was possible."""
@@ -380,14 +383,15 @@ def _find_format(probe: Probe) -> CheckpointLocation | None:
     return found[0] if found else None
 
 
-def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
+def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeReference, ...]:
     """Return the code references in a file that no format reads."""
     if not filesystem.isfile(path):
         return ()
     try:
         scanned = asked.apply_allowed(detect.scan_for_code(File.stamp(path)).code_references)
         unsafe = (each for each in scanned if each.verdict in asked.UNSAFE)
-        return (*unsafe, *detect.list_operations(Probe(path)))
+        operations = detect.list_operations(probe or Probe(path)) or ()
+        return (*unsafe, *operations)
     except (CkpttoolError, OSError):
         return ()
 

@@ -116,7 +116,7 @@ _STREAM = (
 # onnx.proto, ModelProto: the fields that may come first, each as a number or with a length.
 _MODEL = tuple(bytes((field << 3 | wire,)) for field in (*range(1, 9), 14, 20, 25) for wire in (0, 2))
 _HDF5 = (".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras", ".weights.json")
-_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt", "saved_model.cpb")
 _RLLIB = ("rllib_checkpoint.json", "class_and_ctor_args.pkl", "_state.", "checkpoint-")
 _SB3 = ("_stable_baselines3_version", "policy.pth")
 _WEIGHTS = (".index.json", "model.safetensors", "pytorch_model.bin")

@@ -94,12 +94,14 @@ def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, in
                     at += 2
                 else:
                     value, at = read_varint(data, at + 1, stop)
-                if schema is None or _matches_schema(schema.get(tag >> 3), VARINT, at):
+                kinds = NUMBER if schema is None else schema.get(tag >> 3)
+                if kinds is not None and (kinds & NUMBER or _matches_schema(kinds, VARINT, at)):
                     found.append((tag >> 3, value))
                 continue
             end = at + 2 + value
             if wire == BYTES and value < 0x80 and end <= stop:
-                if schema is None or _matches_schema(schema.get(tag >> 3), BYTES, at):
+                kinds = DELIMITED if schema is None else schema.get(tag >> 3)
+                if kinds is not None and (kinds & DELIMITED or _matches_schema(kinds, BYTES, at)):
                     found.append((tag >> 3, data[at + 2 : end]))
                 at = end
                 continue

@@ -547,25 +547,40 @@ def is_foreign(probe: Probe) -> bool:
     """Return whether an unmatched file belongs to another program: text, or an inference-only model."""
     if not probe.head or _match_signature(probe.head) is not None:
         return False
-    if _is_text(probe.head):
-        return True
-
+    if _may_be_graph(probe):
+        # Bytes of a graph may look like another file's: only one that was judged, or plain text, is let go.
+        return list_operations(probe) is not None or _is_text(probe.start(min(probe.size, _TEXT_BYTES)))
     model = match_model(probe.head)
-    return model is not None and not model.weights and not (model.graph and _exceeds_graph_limit(probe))
+    return _is_text(probe.head) or (model is not None and not model.weights)
 
 
-def list_operations(probe: Probe) -> tuple[CodeReference, ...]:
-    """Return the side effects of running a TensorFlow graph; nothing for another file."""
-    from ckpttool.formats import tf_saved_model
+@lru_cache(maxsize=4)
+def list_operations(probe: Probe) -> tuple[CodeReference, ...] | None:
+    """Return the operations of a TensorFlow graph that do more than compute.
 
+    Return None for a file that is no graph, or a graph that cannot be judged.
+    """
+    from ckpttool.formats import tf_operations
+
+    if not _may_be_graph(probe) or probe.size > limits.current().graph_bytes:
+        return None
+    return tf_operations.audit_graph(memoryview(probe.start(probe.size)), probe.name)
+
+
+def is_unjudged_graph(probe: Probe) -> bool:
+    """Return whether the file begins like a TensorFlow graph whose operations cannot be judged."""
     model = match_model(probe.head)
-    if model is None or not model.graph or _exceeds_graph_limit(probe):
-        return ()
-    return tf_saved_model.audit_operations([memoryview(probe.start(probe.size))], probe.name)
+    return model is not None and model.graph and list_operations(probe) is None
 
 
-def _exceeds_graph_limit(probe: Probe) -> bool:
-    return probe.size > limits.current().graph_bytes
+# Names of frozen graphs (GraphDef) and of a Saver's graphs (MetaGraphDef).
+_GRAPH_SUFFIXES = (".pb", ".meta")
+_TEXT_BYTES = 64 << 20
+
+
+def _may_be_graph(probe: Probe) -> bool:
+    model = match_model(probe.head)
+    return probe.name.lower().endswith(_GRAPH_SUFFIXES) or (model is not None and model.graph)
 
 
 def _zip_error(probe: Probe) -> CkpttoolError:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import os
+import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -181,6 +182,12 @@ MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and is not a read
 MAX_ITEMS = 64
 _RATE = "learning_rate"
 _REGULARIZER = "_regularizer"
+
+
+def is_inside(name: str) -> bool:
+    """Return whether an asset's name leads to a file in the folder of the assets."""
+    parts = posixpath.normpath(name).split("/")
+    return bool(name) and "\0" not in name and not name.startswith("/") and parts[0] != ".."
 
 
 def class_name(name: object) -> str | None:

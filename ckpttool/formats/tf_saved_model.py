@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import posixpath
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem, limits, text
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references
+from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, abbreviate_list
 from ckpttool.core.source import File
 from ckpttool.core.text import format_count
@@ -20,7 +18,7 @@ from ckpttool.encodings import protobuf
 from ckpttool.formats import keras_config, tf_bundle, tf_saved_model_messages
 from ckpttool.formats.common import Probe
 from ckpttool.formats.keras_config import ConfigAudit, merge_audits
-from ckpttool.formats.tf_common import class_name, plain_facts
+from ckpttool.formats.tf_common import class_name, is_inside, plain_facts
 from ckpttool.formats.tf_saved_model_messages import (
     FieldMeter,
     MetaGraph,
@@ -43,6 +41,7 @@ FRAMEWORK = "tensorflow"
 GRAPH = "saved_model.pb"
 TEXT_GRAPH = "saved_model.pbtxt"
 CHUNKED_GRAPH = "saved_model.cpb"
+_GRAPHS = (GRAPH, TEXT_GRAPH, CHUNKED_GRAPH)
 METADATA = "keras_metadata.pb"
 VARIABLES = os.path.join("variables", "variables")
 
@@ -55,11 +54,11 @@ def claims(probe: Probe) -> str | None:
     """
     if probe.kind == "file":
         # Keras's description of the layers belongs to the graph in the same folder.
-        described = probe.name == METADATA and not probe.names.isdisjoint((GRAPH, TEXT_GRAPH))
-        return probe.folder if described or probe.name in (GRAPH, TEXT_GRAPH) else None
+        described = probe.name == METADATA and not probe.names.isdisjoint(_GRAPHS)
+        return probe.folder if described or probe.name in _GRAPHS else None
     if probe.kind != "folder":
         return None
-    if not probe.names.isdisjoint((GRAPH, TEXT_GRAPH)):
+    if not probe.names.isdisjoint(_GRAPHS):
         return probe.path
     if "variables" not in probe.names or _holds_checkpoints(probe):
         return None
@@ -71,52 +70,6 @@ def _holds_checkpoints(probe: Probe) -> bool:
         return True
     # A prefix may have a folder of the same name beside its index.
     return filesystem.isfile(f"{probe.path.rstrip('/')}.index")
-
-
-# Operations of a graph that affect the machine that runs it; no graph is run here.
-#
-# Sources: tensorflow/core/ops/io_ops.cc, script_ops.cc, dataset_ops.cc, experimental_dataset_ops.cc,
-# summary_ops.cc, logging_ops.cc, debug_ops.cc, decode_proto_ops.cc. Saving and restoring variables (part of
-# every SavedModel) and tables from its own assets are not included.
-
-_OPERATIONS = (
-    "PyFunc PyFuncStateless EagerPyFunc ReadFile WriteFile MatchingFiles WholeFileReader WholeFileReaderV2 "
-    "TextLineReader TextLineReaderV2 FixedLengthRecordReader FixedLengthRecordReaderV2 TFRecordReader "
-    "TFRecordReaderV2 LMDBReader TextLineDataset FixedLengthRecordDataset FixedLengthRecordDatasetV2 "
-    "TFRecordDataset TFRecordDatasetV2 SqlDataset LMDBDataset CSVDataset CSVDatasetV2 CacheDataset "
-    "CacheDatasetV2 SaveDataset SaveDatasetV2 LoadDataset SnapshotDataset SnapshotDatasetV2 DistributedSave "
-    "MatchingFilesDataset DataServiceDataset DataServiceDatasetV2 DataServiceDatasetV3 DataServiceDatasetV4 "
-    "RegisterDataset RegisterDatasetV2 CreateSummaryFileWriter CreateSummaryDbWriter ImportEvent PrintV2 "
-    "DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugNanCount DebugNumericSummary DebugNumericSummaryV2 "
-    "DecodeProtoV2 EncodeProto DatasetToTFRecord ExperimentalDatasetToTFRecord ExperimentalCSVDataset "
-    "ExperimentalLMDBDataset ExperimentalMatchingFilesDataset ExperimentalSqlDataset SnapshotDatasetReader "
-    "SnapshotNestedDatasetReader SnapshotChunkDataset ListSnapshotChunksDataset LoadAndRemapMatrix "
-    "GenerateVocabRemapping RemoteFusedGraphExecute RpcCall RpcClient RpcServer RpcServerStart"
-)
-
-
-def _operation_name(name: str) -> bytes:
-    # A varint may be longer than necessary, and readers accept it.
-    length = len(name)
-    return rb"(?:%b|%b\x80{0,8}\0)(%b)" % (
-        re.escape(bytes((length,))),
-        re.escape(bytes((length | 0x80,))),
-        name.encode(),
-    )
-
-
-# NodeDef.op (node_def.proto), in the graph or in a function of its library: field 2, its length, the name.
-_OP = re.compile(rb"(?:\x12|\x92\x80{0,8}\0)(?:%b)" % b"|".join(map(_operation_name, _OPERATIONS.split())))
-
-
-def audit_operations(graphs: Iterable[memoryview], where: str) -> tuple[CodeReference, ...]:
-    """Return the operations that touch files, call Python or connect to servers, with their counts."""
-    found: dict[str, int] = {}
-    for graph in graphs:
-        for match in _OP.finditer(graph):
-            name = match[match.lastindex or 0].decode()
-            found[name] = found.get(name, 0) + 1
-    return tuple(CodeReference(name, CODE, count, None, where, "tensorflow") for name, count in found.items())
 
 
 # Other files in a SavedModel's folder: listed by name, never opened, no links followed out of it.
@@ -135,7 +88,7 @@ def companion_files(folder: str) -> list[str]:
 
 def list_assets(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
     """Return the names of the graph's assets and of the files in assets/; add notes on anything unusual."""
-    outside = [name for name in declared if not _inside(name)]
+    outside = [name for name in declared if not is_inside(name)]
     if outside:
         notes.append(f"assets outside the folder, not checked: {abbreviate_list(outside, _SHOWN)}")
     top = os.path.join(folder, FOLDER)
@@ -144,18 +97,13 @@ def list_assets(folder: str, declared: Sequence[str], notes: list[str]) -> list[
         notes.append(f"{FOLDER}/ is a symbolic link and is not followed")
     else:
         present = sorted(_iter_files(top))
-        missing = sorted({name for name in declared if _inside(name)} - set(present))
+        missing = sorted({name for name in declared if is_inside(name)} - set(present))
         if missing and len(present) < MAX_LISTED:
             notes.append(f"assets missing from {FOLDER}/: {abbreviate_list(missing, _SHOWN)}")
     found = list(dict.fromkeys([*declared, *present]))
     if len(found) > MAX_LISTED:
         notes.append(f"only the first {MAX_LISTED:,} assets are listed")
     return found[:MAX_LISTED]
-
-
-def _inside(name: str) -> bool:
-    parts = posixpath.normpath(name).split("/")
-    return bool(name) and "\0" not in name and not name.startswith("/") and parts[0] != ".."
 
 
 def _iter_files(top: str) -> Iterator[str]:
@@ -522,6 +470,7 @@ class _SavedModelLister:
     notes: list[str] = field(default_factory=list)
     error: CkpttoolError | None = None  # reason for a missing graph
     judged: list[ConfigAudit] = field(default_factory=list)  # audit of Keras configurations
+    operations: tuple[CodeReference, ...] = ()  # audit of the graphs
     unjudged: list[str] = field(default_factory=list)
 
     def inside(self, name: str) -> str:
@@ -575,8 +524,6 @@ def read(location: str) -> Checkpoint:
     )
     details["files"] = companion_files(location)
     configurations = merge_audits(folder.judged)
-    held = (graph.meta.nodes for graph in graphs if graph.meta.nodes is not None)
-    operations = audit_operations(held, GRAPH)
     writer = " ".join(["TensorFlow", *([version] if version else []), "SavedModel"]) if graphs else None
     return Checkpoint(
         location,
@@ -587,25 +534,29 @@ def read(location: str) -> Checkpoint:
         "crc32c" if bundle is not None else "none",
         (*folder.notes, *(bundle.notes if bundle is not None else ())),
         details,
-        merge_references(operations, configurations.code_references),
+        merge_references(folder.operations, configurations.code_references),
         (*configurations.unjudged, *folder.unjudged),
     )
 
 
 def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
+    # Loaders try saved_model.pb first, then saved_model.pbtxt (tensorflow/python/saved_model/loader_impl.py,
+    # parse_saved_model; tensorflow/cc/saved_model/reader.cc, ReadSavedModel); builds with a merger of chunks
+    # prefer saved_model.cpb. A graph that is not read may contain anything, whichever is loaded.
     if filesystem.lexists(folder.inside(CHUNKED_GRAPH)):
-        # tensorflow/python/saved_model/loader_impl.py prefers it to saved_model.pb.
         folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph stored in chunks, is not supported")
+    text = filesystem.lexists(folder.inside(TEXT_GRAPH))
+    if text:
+        beside = filesystem.lexists(folder.inside(GRAPH))
+        note = f"; TensorFlow loads {GRAPH} instead" if beside else ""
+        folder.unjudged.append(f"{TEXT_GRAPH}, a graph in text form, is not parsed{note}")
     if not filesystem.lexists(folder.inside(GRAPH)):
-        text = filesystem.lexists(folder.inside(TEXT_GRAPH))
         folder.notes.append(
             f"the graph is in text form ({TEXT_GRAPH}), which is not parsed: variables are listed, but "
             "not signatures and functions"
             if text
             else f"{GRAPH} is missing: only variables/ is listed"
         )
-        if text:
-            folder.unjudged.append(f"{TEXT_GRAPH}, a graph in text form, is not parsed")
         _read_keras_metadata(folder, None)
         return []
     meter = FieldMeter()
@@ -613,6 +564,7 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
         data = folder.bytes_of(GRAPH)
         if not data:
             raise TruncatedError("it is empty")
+        _audit_operations(folder, data)
         graphs = [_graph(meta, meter) for meta in tf_saved_model_messages.parse_saved_model(data, meter)]
         if not graphs:
             raise FormatError("it contains no graph")
@@ -626,6 +578,13 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
         return []
     _audit_keras(folder, graphs)
     return graphs
+
+
+def _audit_operations(folder: _SavedModelLister, data: memoryview) -> None:
+    # Not a top-level import: other formats' checkpoints are listed without the table of operations.
+    from ckpttool.formats import tf_operations
+
+    folder.operations = tf_operations.audit_saved_model(data, GRAPH, folder.path)
 
 
 def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:

@@ -195,5 +195,6 @@ CASES = (
     ),
     _case("graph-read-file", _saved_model(b"ReadFile"), convert=None, line="SavedModel"),
     _case("graph-py-func", _saved_model(b"EagerPyFunc"), convert=None, line="SavedModel"),
-    _case("graph-saver", _saved_model(b"RestoreV2"), strict=0, convert=None, line="SavedModel"),
+    _case("graph-saver-elsewhere", _saved_model(b"RestoreV2"), convert=None, line="SavedModel"),
+    _case("graph-pure", _saved_model(b"MatMul"), strict=0, convert=None, line="SavedModel"),
 )

@@ -70,14 +70,118 @@ def _text(key: str, value: str) -> bytes:
 
 
 # What would act if TensorFlow ran it: code of Python, a file read, a file written.
-_ACTING = b"".join(
-    (
-        _node("PyFunc", "py", _text("token", "os.getcwd")),
-        _node("ReadFile", "read", _text("filename", f"../{BAIT}")),
-        _node("WriteFile", "write", _text("filename", f"../{BAIT}")),
-    )
+_ACTING = (
+    _node("PyFunc", "py", _text("token", "os.getcwd")),
+    _node("ReadFile", "read", _text("filename", f"../{BAIT}")),
+    _node("WriteFile", "write", _text("filename", f"../{BAIT}")),
 )
-_FUNCTION = field(2, field(1, field(1, field(1, "__inference_call_1")) + field(3, _ACTING[2:])))
+# FunctionDef.node_def is field 3, a GraphDef's node field 1.
+_BODY = b"".join(b"\x1a" + node[1:] for node in _ACTING)
+_FUNCTION = field(2, field(1, field(1, field(1, "__inference_call_1")) + _BODY))
+
+
+def _function(name: str, node: bytes, *arguments: str) -> bytes:
+    """A GraphDef's library with one function of one node, which _node returns."""
+    signature = field(1, name) + b"".join(field(2, field(1, argument)) for argument in arguments)
+    return field(2, field(1, field(1, signature) + b"\x1a" + node[1:]))
+
+
+def _calls(name: str, function: str, *inputs: str) -> bytes:
+    attribute = field(5, field(1, "f") + field(2, field(10, field(1, function))))
+    return _node("StatefulPartitionedCall", name, *(field(3, each) for each in inputs), attribute)
+
+
+def _constant(name: str, text: str | bytes) -> bytes:
+    return _node(
+        "Const", name, field(5, field(1, "value") + field(2, field(8, field(1, 7) + field(8, text))))
+    )
+
+
+def _collection(kind: int, value: bytes) -> bytes:
+    return _meta(field(4, field(1, "extra") + field(2, field(kind, field(1, value)))) + _OBJECTS)
+
+
+def _acting(name: str, pb: bytes, shows: str, change: Callable[[Path], object] = lambda _: None) -> Case:
+    """A case whose variables are read, and whose graph does more than compute or cannot be judged."""
+    return Case(f"saved-acting-{name}", _LINE, _model(pb, None, change), 0, 0, 0, 1, shows)
+
+
+def _graph(*nodes: bytes) -> bytes:
+    return _meta(field(2, b"".join(nodes)) + _OBJECTS)
+
+
+# The saver that saved_model.proto's SaverDef names: its path, its result, its restore operation.
+_SAVER = field(3, field(1, "path:0") + field(2, "save:0") + field(3, "restore"))
+_PATH = _node("Placeholder", "path")
+_SAVE = _node("SaveV2", "s", field(3, "file_prefix"))
+_TRACED = _function("__inference__traced_save_1", _SAVE, "file_prefix")
+_WRITE = _node("WriteFile", "write", field(3, "x"))
+
+
+def _saved(*nodes: bytes, saver: bytes = _SAVER) -> bytes:
+    return _meta(field(2, b"".join(nodes)) + saver + _OBJECTS)
+
+
+def _beside(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(b"saved_model_schema_version: 1\n")
+
+
+_ACTS = (
+    _acting("unknown", _graph(_node("MyOp", "x")), "MyOp"),
+    _acting("escape", _graph(_node("\x1b]0;owned\a", "x")), "owned"),
+    _acting(
+        "nested",
+        _graph(_calls("a", "f"), _function("f", _calls("b", "g")), _function("g", _WRITE)),
+        "WriteFile",
+    ),
+    _acting("no-function", _graph(_calls("a", "elsewhere")), "elsewhere"),
+    _acting("late", _graph(_node("Identity", "x", field(2, "WriteFile"))), "WriteFile"),
+    _acting("early", _graph(_node("WriteFile", "x", field(2, "Identity"))), "WriteFile"),
+    _acting("overlong", _graph(b"\x0a\x8e\x80\x00\x92\x00\x89\x80\x00WriteFile"), "WriteFile"),
+    _acting("two-graphs", _meta(field(2, _PATH) + field(2, _function("f", _WRITE)) + _OBJECTS), "WriteFile"),
+    _acting(
+        "packed", _graph(_constant("c", _WRITE), _node("DatasetFromGraph", "d", field(3, "c"))), "WriteFile"
+    ),
+    _acting("collection", _collection(2, _WRITE), "WriteFile"),
+    _acting(
+        "collection-any", _collection(5, field(1, "x/tensorflow.GraphDef") + field(2, _WRITE)), "WriteFile"
+    ),
+    _acting("collection-pickle", _collection(2, b"\x80\x04cos\ngetcwd\n)R."), "os.getcwd"),
+    _acting("print", _graph(_node("PrintV2", "p", _text("output_stream", f"file://../{BAIT}"))), "PrintV2"),
+    _acting(
+        "save-constant",
+        _saved(_constant("path", f"../{BAIT}"), _node("SaveV2", "save", field(3, "path"))),
+        "SaveV2",
+    ),
+    _acting(
+        "save-function",
+        _saved(_PATH, _calls("save", "f", "path"), _function("f", _SAVE, "file_prefix")),
+        "SaveV2",
+    ),
+    _acting(
+        "save-called", _saved(_PATH, _calls("other", "__inference__traced_save_1", "path"), _TRACED), "SaveV2"
+    ),
+    _acting("no-saver", _saved(_PATH, _node("SaveV2", "save", field(3, "path")), saver=b""), "SaveV2"),
+    _acting(
+        "table",
+        _graph(
+            _constant("path", f"../{BAIT}"),
+            _node("InitializeTableFromTextFileV2", "t", field(3, "table"), field(3, "path")),
+        ),
+        "InitializeTableFromTextFileV2",
+    ),
+    _acting("text", _GOOD, "w", _beside("saved_model.pbtxt")),
+    _acting("chunks", _GOOD, "w", _beside("saved_model.cpb")),
+    Case("saved-chunks-alone", _LINE, _model(None, b"", _beside("saved_model.cpb")), 0, None, None, 1),
+    Case(
+        *(
+            "saved-saver",
+            _LINE,
+            _model(_saved(_PATH, _calls("save", "__inference__traced_save_1", "path"), _TRACED)),
+        ),
+        *(0, 0, 0, 0, "w"),
+    ),
+)
 
 
 def _asset(name: str) -> bytes:
@@ -131,7 +235,7 @@ CASES = (
     _noted("object-77", _meta(field(7, field(1, _root(77))))),
     _noted("object-minus-1", _meta(field(7, field(1, _root(-1))))),
     _noted("cycle", _meta(field(7, field(1, _root(0)) + field(1, _variable("w")))), shows="w"),
-    _noted("acting-nodes", _meta(field(2, _ACTING) + _OBJECTS), shows="w"),
+    _noted("acting-nodes", _meta(field(2, b"".join(_ACTING)) + _OBJECTS), shows="w"),
     _noted("acting-function", _meta(field(2, _FUNCTION) + _OBJECTS), shows="w"),
     _noted("asset-absolute", _asset("/etc/passwd")),
     _noted("asset-up", _asset(f"../{BAIT}")),
@@ -150,4 +254,5 @@ CASES = (
     _refused("entry", _model(_GOOD, index_of({b"w": entry(1, shape(-4), 0, 16, CRC)}))),
     _refused("variables-out", _model(_GOOD, None, _elsewhere)),
     _refused("shard-out", _model(_GOOD, None, _shard_out)),
+    *_ACTS,
 )
