@@ -62,7 +62,7 @@ ACTING = frozenset(
 )
 # Optimizers that tf_keras registers as if a user had: `Custom>Adam` (tf_keras/src/optimizers/adam.py).
 _REGISTERED = "Custom>"
-# What Keras writes in place of settings that a class does not return (keras/src/legacy/saving/serialization.py).
+# What Keras writes for settings that a class does not return (keras/src/legacy/saving/serialization.py).
 _UNDEFINED = "layer was saved without config"
 # Lists of words that are in the file, or the path of another one.
 _WORDS = ("vocabulary", "idf_weights")
@@ -276,7 +276,7 @@ def _judge_class(cls: str, module: object, registered: object) -> tuple[str, Ver
     if cls in names.values and module is None and registered in (None, cls):
         return None
     user = registered if isinstance(registered, str) and ">" in registered else cls
-    # Registered under a name of its own, a class is looked up among those of the running program.
+    # A class that is registered under a package is looked up among those of the running program.
     own = user.removeprefix(_REGISTERED) in names.optimizers
     if module is None or module == "":
         if ">" in user:
