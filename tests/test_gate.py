@@ -794,6 +794,22 @@ def test_what_is_no_configuration_is_not_judged(text: object) -> None:
     assert len(found.unjudged) == 1
 
 
+def test_a_model_in_json_is_judged_and_other_json_is_not(tmp_path: Path) -> None:
+    good(tmp_path)
+    fine = {"class_name": "Sequential", "config": {"layers": [dense("relu")]}}
+    others = {"a.json": fine, "b.json": {"list": [LAMBDA]}, "c.json": {"class_name": "MyModel", "config": {}}}
+    put(tmp_path, {name: json.dumps(each).encode() for name, each in others.items()})
+    put(tmp_path, {"d.json": b"{not json", "e.json": b"[1]"})
+    assert check([str(tmp_path)]).clean
+    text = json.dumps(MODEL)
+    for name in ("model.json", "unpacked.keras/config.json", "architecture", "x.txt"):
+        for data in (text, f"\n  {text}", text.replace('"class_name"', '"\\u0063lass_name"')):
+            put(tmp_path, {name: data.encode()})
+            (row,) = [each for each in check([str(tmp_path)]).checkpoints if each.findings]
+            assert (row.path, [each.topic for each in row.findings]) == (str(tmp_path / name), ["loading"])
+        (tmp_path / name).unlink()
+
+
 # --- SavedModels --------------------------------------------------------------------------------------
 
 

@@ -193,7 +193,7 @@ def test_every_object_that_tf_keras_finds_by_its_name_is_known(registries: dict[
 
 @pytest.mark.tensorflow
 def test_symbols_of_tensorflow_compute(registries: dict[str, Any]) -> None:
-    """A symbol that may be called is defined in a module of numeric functions, whatever its name says."""
+    """A symbol that may be called is defined in a module of numeric functions, whatever its name."""
     symbols = registries["symbols"]
     assert len(symbols) > 7000
     allowed = {name: module for name, module in symbols.items() if is_plain(calls(name))}

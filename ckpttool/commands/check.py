@@ -385,7 +385,8 @@ def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
     if not filesystem.isfile(path):
         return ()
     try:
-        return (*detect.scan_for_code(File.stamp(path)).code_references, *detect.list_operations(Probe(path)))
+        found, probe = detect.scan_for_code(File.stamp(path)).code_references, Probe(path)
+        return (*found, *detect.list_operations(probe), *detect.list_model_calls(probe))
     except (CkpttoolError, OSError):
         return ()
 

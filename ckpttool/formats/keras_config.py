@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing, tf_keras/src/saving/legacy/serialization.py.
 
 _KERAS = frozenset(("keras", "tf_keras", "tensorflow"))
-# Steps of a module's name that say where Keras is, not what the module is for.
+# Steps of a module's name that are the place of Keras, not the purpose of the module.
 _PLACES = frozenset(("api", "keras", "python", "src", "_tf_keras", "_v1", "_v2", "__internal__"))
 # Modules below keras that define classes; tf_keras imports the module of a class.
 _HOMES = frozenset(
