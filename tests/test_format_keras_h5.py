@@ -213,6 +213,60 @@ def test_a_file_of_something_else_is_its_datasets(tmp_path: Path) -> None:
     assert [each.key for each in aliases] == ["count"]
 
 
+# By name, the names of layers that a program other than Keras writes, and its groups of weights.
+NAMES: dict[str, tuple[list[str], list[str]]] = {
+    "groups": (["0", "2"], ["0", "2"]),
+    "names of other groups": (["fc1", "fc2"], ["0", "2"]),
+    "fewer": (["0"], ["0", "2"]),
+    "more": (["0", "2", "4"], ["0", "2"]),
+    "none": ([], ["0", "2"]),
+    "nested": (["0", "2"], ["net/0", "net/2"]),
+    "in the group of weights": (["0", "2"], ["model_weights/0", "model_weights/2"]),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_layers_alone_do_not_make_a_keras_file(tmp_path: Path, name: str) -> None:
+    names, groups = NAMES[name]
+    file = tmp_path / "x.h5"
+    with h5py.File(file, "w") as held:
+        for at, group in enumerate(groups):
+            held[f"{group}/weight"] = np.arange(6, dtype=np.float32).reshape(3, 2) + at
+            held[f"{group}/bias"] = np.arange(3, dtype=np.float64) * at
+        held["steps"] = np.int64(7)
+        owner = held.get("model_weights", held)
+        owner.attrs["layer_names"] = np.array([each.encode() for each in names], "S4")
+    expected = {}
+    with h5py.File(file) as held:
+        held.visititems(
+            lambda path, each: expected.update({path: each[()]}) if isinstance(each, h5py.Dataset) else None
+        )
+    found = open_checkpoint(str(file))
+    assert found.details["layout"] == "datasets"
+    assert {display(path): one.role for path, one in found.tree.tensors()} == dict.fromkeys(
+        expected, "parameter"
+    )
+    for path, one in found.tree.tensors():
+        value = np.asarray(expected[display(path)])
+        assert (one.shape, one.dtype, bytes(one.source.read())) == (
+            value.shape,
+            value.dtype.name,
+            value.tobytes(),
+        )
+
+
+@pytest.mark.parametrize("mark", ["keras_version", "backend", "model_config", "weight_names"])
+def test_a_layer_that_keras_lists_must_be_there(tmp_path: Path, mark: str) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as held:
+        held.attrs["layer_names"] = np.array([b"0", b"2"])
+        held["0/weight"] = np.ones(3, np.float32)
+        (held["0"] if mark == "weight_names" else held).attrs[mark] = (
+            np.array([b"weight"]) if mark == "weight_names" else "{}"
+        )
+    with pytest.raises(FormatError):
+        open_checkpoint(str(tmp_path / "x.h5"))
+
+
 def test_shards_are_one_checkpoint(tmp_path: Path, golden: Golden) -> None:
     keras3_file(tmp_path / "whole.weights.h5")
     for number, keep in enumerate(("layers", "optimizer")):
@@ -528,6 +582,7 @@ def test_names_that_are_no_list_of_texts_are_refused(tmp_path: Path, name: str, 
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["dense/kernel"] = 1.0
         file.attrs[name] = value
+        file.attrs["backend"] = "tensorflow"
     with pytest.raises(FormatError):
         open_checkpoint(str(tmp_path / "x.h5"))
 

@@ -493,57 +493,294 @@ def function(module: str, name: str) -> dict[str, Any]:
     return {"class_name": "function", "module": module, "config": name, "registered_name": name}
 
 
+def calls(symbol: object, cls: str = "TFOpLambda") -> dict[str, Any]:
+    """Return a layer of tf_keras that calls a function of TensorFlow."""
+    return {"class_name": cls, "config": {"name": "w", "function": symbol}}
+
+
+def of(module: str | None, cls: str, registered: str | None = None, /, **config: Any) -> dict[str, Any]:
+    return {"module": module, "class_name": cls, "config": config, "registered_name": registered}
+
+
+def dense(activation: Any) -> dict[str, Any]:
+    return {"class_name": "Dense", "config": {"name": "d", "units": 1, "activation": activation}}
+
+
+def operation(op: str) -> dict[str, Any]:
+    node = {"name": "x", "op": op, "input": ["a"]}
+    return {"class_name": "TensorFlowOpLayer", "config": {"name": "x", "node_def": node, "constants": {}}}
+
+
+def typed(module: str, name: str, config: Any = ()) -> dict[str, Any]:
+    found = {"class_name": "__typespec__", "spec_name": name, "module": module, "registered_name": None}
+    return {**found, "config": list(config)}
+
+
+# By what each does: the function or class that is called, the file that is read.
+SYMBOLS = (
+    *("io.write_file", "io.read_file", "io.gfile.remove", "io.matching_files", "io.decode_csv"),
+    *("raw_ops.WriteFile", "raw_ops.AddV2", "compat.v1.write_file", "compat.v1.io.write_file"),
+    *("compat.v1.py_func", "py_function", "numpy_function", "compat.v1.numpy_function"),
+    *("load_op_library", "load_library", "compat.v1.load_op_library", "compat.v1.load_file_system_library"),
+    *("function", "import_graph_def", "graph_util.import_graph_def", "print", "compat.v1.Print"),
+    *(
+        "compat.v1.gfile.Copy",
+        "compat.v1.gfile.DeleteRecursively",
+        "compat.v1.wrap_function",
+        "vectorized_map",
+    ),
+    *("compat.v1.summary.FileWriter", "summary.create_file_writer", "summary.experimental.write_raw_pb"),
+    *("saved_model.load", "compat.v1.saved_model.load", "__internal__.saved_model.load_partial"),
+    *("debugging.experimental.enable_dump_debug_info", "debugging.Assert", "profiler.experimental.start"),
+    *(
+        "data.TextLineDataset",
+        "data.Dataset.from_generator",
+        "train.load_checkpoint",
+        "train.latest_checkpoint",
+    ),
+    *(
+        "compat.v1.train.import_meta_graph",
+        "compat.v1.train.NewCheckpointReader",
+        "lookup.TextFileInitializer",
+    ),
+    *(
+        "keras.utils.get_file",
+        "keras.models.load_model",
+        "keras.saving.load_model",
+        "keras.losses.deserialize",
+    ),
+    *("keras.activations.get", "keras.backend.function", "keras.backend.map_fn", "keras.backend.set_floatx"),
+    *(
+        "keras.preprocessing.image.load_img",
+        "lite.experimental.load_delegate",
+        "config.experimental_connect_to_host",
+    ),
+    *("distribute.experimental.ParameterServerStrategy", "random.fixed_unigram_candidate_sampler"),
+    *(
+        "map_fn",
+        "while_loop",
+        "cond",
+        "case",
+        "scan",
+        "foldl",
+        "xla_custom_call",
+        "rpc_client",
+        "math.load_library",
+    ),
+    *(
+        "math.nn.function",
+        "experimental.numpy.load",
+        "ragged.map_flat_values",
+        "sysconfig.get_lib",
+        "",
+        "math.",
+    ),
+    *("nosuch", "nn.nosuch", "math.add ", "Math.add", "compat.v1.compat.v1.add", "compat.v2.io.write_file"),
+    *(None, 7, ["math.add"], {"class_name": "x"}),
+)
+IMPORTED = (
+    *(
+        ("os", "system"),
+        ("builtins", "eval"),
+        ("builtins", "exec"),
+        ("builtins", "__import__"),
+        ("sys", "exit"),
+    ),
+    *(
+        ("keras.utils", "get_file"),
+        ("keras.models", "load_model"),
+        ("keras", "load_model"),
+        ("numpy", "load"),
+    ),
+    *(("keras.saving", "load_weights"), ("keras.src.utils.file_utils", "get_file"), ("torch", "load")),
+    *(("keras.config", "enable_unsafe_deserialization"), ("keras.losses", "deserialize"), ("joblib", "load")),
+    *(
+        ("keras.src.utils.python_utils", "func_load"),
+        ("keras.ops", "vectorize"),
+        ("keras.activations", "get"),
+    ),
+    *(("keras.applications", "ResNet50"), ("keras.datasets.mnist", "load_data"), ("my.own", "square")),
+    *(("tensorflow.python.ops.gen_io_ops", "write_file"), ("tensorflow.python.ops.math_ops", "py_func")),
+    *(("tensorflow.python.framework.load_library", "load_op_library"), ("tensorflow", "load_op_library")),
+)
+ACTING_CONFIGS: dict[str, Any] = {
+    "Lambda": LAMBDA,
+    "Lambda of a package": {"class_name": "Package>Lambda", "config": {}},
+    "Lambda of Keras 3": of("keras.layers", "Lambda", function={"class_name": "__lambda__"}),
+    "Lambda elsewhere": of("other.layers", "Lambda"),
+    "Lambda in a wrapper": nested("TimeDistributed", LAMBDA),
+    "Lambda in a cell": nested("Bidirectional", {"class_name": "RNN", "config": {"cell": LAMBDA}}),
+    "Lambda in a model": {
+        "class_name": "Functional",
+        "config": {"layers": [{"class_name": "Model", "config": MODEL}]},
+    },
+    "Lambda in a list": [[{"a": [LAMBDA]}]],
+    "Lambda in a build_config": {**of("keras.layers", "Dense"), "build_config": {"x": LAMBDA}},
+    "lambda of a loss": {
+        "compile_config": {"loss": {"class_name": "__lambda__", "config": {"value": ["4wE="]}}}
+    },
+    "lambda of an input": {"class_name": "Add", "inbound_nodes": [{"args": [{"class_name": "__lambda__"}]}]},
+    "SavedModel": of("keras.layers", "TFSMLayer", filepath="x"),
+    "SavedModel without a module": {"class_name": "TFSMLayer", "config": {"filepath": "x"}},
+    "pickled module": of("keras.layers", "TorchModuleWrapper", module="UEs="),
+    "Jax": of("keras.layers", "JaxLayer"),
+    "Flax": of("keras.src.utils.jax_layer", "FlaxLayer"),
+    "vocabulary of a file": {"class_name": "StringLookup", "config": {"vocabulary": "/etc/passwd"}},
+    "vocabulary of Keras 3": of("keras.layers", "IntegerLookup", "IntegerLookup", vocabulary="/etc/passwd"),
+    "vocabulary in bytes": of(
+        "keras.layers", "StringLookup", vocabulary={"class_name": "__bytes__", "config": {"value": "/etc/x"}}
+    ),
+    "vocabulary in a list": of("keras.layers", "StringLookup", vocabulary=[["/etc/passwd"]]),
+    "vocabulary in an object": of("keras.layers", "StringLookup", vocabulary={"path": "/etc/passwd"}),
+    "vocabulary of IndexLookup": of(
+        "keras.src.layers.preprocessing.index_lookup", "IndexLookup", vocabulary="x"
+    ),
+    "weights of words": {"class_name": "TextVectorization", "config": {"idf_weights": "x.txt"}},
+    "vocabulary of a column": {
+        "class_name": "VocabularyFileCategoricalColumn",
+        "config": {"vocabulary_file": "x"},
+    },
+    "checkpoint of a column": {"class_name": "EmbeddingColumn", "config": {"ckpt_to_load_from": "x"}},
+    "residual code": {
+        "class_name": "ResidualWrapper",
+        "config": {"residual_fn": ["4wE=", None, None], "residual_fn_type": "lambda"},
+    },
+    "dropout code": {
+        "class_name": "DropoutWrapper",
+        "config": {"dropout_fn": ["4wE="], "dropout_fn_type": "lambda"},
+    },
+    "dropout of a module": {
+        "class_name": "DropoutWrapper",
+        "config": {"dropout_fn": "system", "dropout_fn_type": "function", "dropout_fn_module": "os"},
+    },
+    "Merge of Keras 1": {"class_name": "Merge", "config": {"mode": "4wE=", "mode_type": "lambda"}},
+    "class of the system": {"module": "posix", "class_name": "system", "config": {}},
+    "class of a process": of("subprocess", "Popen"),
+    "class that is a function": of("torch", "load"),
+    "class of Keras that is unknown": of("keras.layers", "Unheard"),
+    "class of a callback": of("keras.callbacks", "ModelCheckpoint", filepath="x"),
+    "class of a data set": of("tensorflow.python.data.ops.readers", "TextLineDataset", filenames="x"),
+    "class under another name": of("keras.src.utils.file_utils", "Dense", "get_file"),
+    "class in a class": of("keras.src.utils.file_utils", "file_utils.get_file"),
+    "class by a number": {"class_name": 7, "config": {}},
+    "registered in a list": {
+        "class_name": "Dense",
+        "module": "keras.layers",
+        "registered_name": [],
+        "config": {},
+    },
+    "function registered in a list": {**function("keras.losses", "mse"), "registered_name": []},
+    "class in a list": {"class_name": ["Dense"], "config": {}},
+    "module in a list": {"class_name": "Dense", "module": ["keras.layers"], "config": {}},
+    "map": of("keras.src.ops.core", "Map"),
+    "scan": of("keras.src.ops.core", "Scan"),
+    "function without a name": {"class_name": "function", "module": "keras.ops", "config": {"a": 1}},
+    "function under another name": {**function("keras.losses", "mse"), "registered_name": "deserialize"},
+    "function in a loss table": {"class_name": "deserialize_keras_object", "config": {"identifier": "x"}},
+    "dataset": {"class_name": "ClassMethod", "config": {"cls_symbol": "data.TFRecordDataset"}},
+    "class method": {
+        "class_name": "ClassMethod",
+        "config": {"cls_symbol": "RaggedTensor", "method_name": "__init__"},
+    },
+    "class method of a file": {"class_name": "ClassMethod", "config": {"cls_symbol": "io.gfile.GFile"}},
+    "attribute": {"class_name": "InstanceProperty", "config": {"attr_name": "__class__"}},
+    "method": {"class_name": "InstanceMethod", "config": {"attr_name": "__getitem__"}},
+    "method of a module": {"class_name": "InstanceMethod", "config": {"attr_name": "system"}},
+    "operation that writes": operation("WriteFile"),
+    "operation that calls": operation("PyFunc"),
+    "operation of a function": operation("StatefulPartitionedCall"),
+    "operation in bytes": {"class_name": "TensorFlowOpLayer", "config": {"node_def": "\n\u0001a"}},
+    "type of a module": typed("os", "system"),
+    "type of a data set": typed("tensorflow.python.data.ops.readers", "TextLineDataset"),
+    **{f"function {module}.{name}": dense(function(module, name)) for module, name in IMPORTED},
+    **{f"symbol {symbol}": calls(symbol) for symbol in SYMBOLS},
+    "slice": calls("io.write_file", "SlicingOpLambda"),
+    "symbol with a module": {**of("keras.layers", "TFOpLambda", "TFOpLambda", function="io.write_file")},
+}
+
+
+def verdict(config: Any) -> str:
+    found = keras_config.audit_json(json.dumps(config), "model_config")
+    assert found.unjudged == ()
+    return checkpoint.worst_verdict(found.code_references)
+
+
+@pytest.mark.parametrize("name", ACTING_CONFIGS)
+def test_configurations_that_act(name: str) -> None:
+    assert verdict(ACTING_CONFIGS[name]) == checkpoint.CODE
+
+
 @pytest.mark.parametrize(
     "config",
     [
-        LAMBDA,
-        {"class_name": "Package>Lambda", "config": {}},
-        {
-            "module": "keras.layers",
-            "class_name": "Lambda",
-            "config": {"function": {"class_name": "__lambda__"}},
-        },
-        nested("TimeDistributed", LAMBDA),
-        nested("Bidirectional", {"class_name": "RNN", "config": {"cell": LAMBDA}}),
-        {"class_name": "Functional", "config": {"layers": [{"class_name": "Model", "config": MODEL}]}},
-        {"module": "keras.layers", "class_name": "TFSMLayer", "config": {"filepath": "x"}},
-        {"module": "keras.layers", "class_name": "TorchModuleWrapper", "config": {"module": "UEs="}},
-        {"class_name": "StringLookup", "config": {"vocabulary": "/etc/passwd"}},
-        {"class_name": "TextVectorization", "config": {"idf_weights": "x.txt"}},
-        {"class_name": "Dense", "config": {"activation": function("os", "system")}},
-        {"class_name": "Dense", "config": {"activation": function("keras.utils", "get_file")}},
-        {"class_name": "Dense", "config": {"activation": function("keras.models", "load_model")}},
-        {"class_name": "Dense", "config": {"activation": function("keras", "load_model")}},
-        {"module": "posix", "class_name": "system", "config": {}},
-        {"module": "builtins", "class_name": "eval", "config": "1"},
-        {"compile_config": {"loss": {"class_name": "__lambda__", "config": {"value": ["4wE=", None, None]}}}},
-        {"class_name": "TFOpLambda", "config": {"name": "w", "function": "io.write_file"}},
-        {"class_name": "TFOpLambda", "config": {"name": "w", "function": "compat.v1.py_func"}},
-        {"class_name": "TFOpLambda", "config": {"name": "w", "function": "raw_ops.WriteFile"}},
-        {"class_name": "ClassMethod", "config": {"cls_symbol": "data.TFRecordDataset"}},
+        {"class_name": "MyLayer", "config": {"units": 3}},
+        {"class_name": "Package>MyLayer", "config": {}},
+        {"class_name": "Custom>Dense", "config": {}},
+        of(None, "MyLayer", "Package>MyLayer"),
+        of("__main__", "MyLayer", "MyLayer"),
+        of("my.layers", "MyLayer", "MyLayer"),
+        of("keras_hub.src.layers", "Backbone", "keras_hub>Backbone"),
+        of("keras.layers", "Dense", "Package>MyDense"),
+        of("evil", "TFOpLambda", function="math.add"),
+        of("evil", "TensorShape"),
+        dense(function("builtins", "my_activation")),
+        dense({**function("builtins", "Package>my_activation"), "registered_name": "function"}),
+        dense(function("__main__", "my_activation")),
     ],
 )
-def test_configurations_that_act(config: Any) -> None:
-    found = keras_config.audit_json(json.dumps(config), "model_config")
-    assert checkpoint.worst_verdict(found.code_references) == checkpoint.CODE
-    assert found.unjudged == ()
+def test_configurations_that_need_classes(config: Any) -> None:
+    assert verdict(config) == checkpoint.CLASSES
 
 
 @pytest.mark.parametrize(
     "config",
     [
+        dense("relu"),
+        {"class_name": "Dense", "config": {"kernel_initializer": {"class_name": "Zeros"}}},
+        calls("math.add"),
+        calls("concat"),
+        calls("compat.v1.transpose"),
+        calls("compat.v1.nn.softmax"),
+        calls("keras.backend.sum"),
+        calls("__operators__.getitem", "SlicingOpLambda"),
+        operation("AddV2"),
+        {"class_name": "InstanceProperty", "config": {"attr_name": "flat_values"}},
+        {"class_name": "InstanceMethod", "config": {"attr_name": "to_tensor"}},
         {
-            "class_name": "Dense",
-            "config": {"activation": "relu", "kernel_initializer": {"class_name": "Zeros"}},
+            "class_name": "ClassMethod",
+            "config": {"cls_symbol": "RaggedTensor", "method_name": "from_row_splits"},
         },
-        {"class_name": "TFOpLambda", "config": {"name": "tf.math.add", "function": "math.add"}},
-        {"class_name": "TFOpLambda", "config": {"name": "tf.concat", "function": "concat"}},
-        {"class_name": "SlicingOpLambda", "config": {"function": "__operators__.getitem"}},
         {"class_name": "StringLookup", "config": {"vocabulary": ["a", "b"]}},
-        {"module": "keras.models", "class_name": "Functional", "config": {}},
-        {"module": "keras.src.models.functional", "class_name": "Functional", "config": {}},
-        {"class_name": "Dense", "config": {"activation": function("keras.activations", "relu")}},
+        of("keras.layers", "StringLookup", vocabulary={"class_name": "__tuple__", "items": ["a", "b"]}),
+        of("keras.layers", "IntegerLookup", vocabulary=[3, 4], idf_weights=None),
+        of("keras.models", "Functional"),
+        of("keras.src.models.functional", "Functional"),
+        of("tf_keras.src.engine.functional", "Functional"),
+        of("keras.src.ops.numpy", "Sin", "Sin", name="sin"),
+        of("keras.optimizers", "Adam", "Custom>Adam"),
+        {"class_name": "Custom>Adam", "config": {"learning_rate": 0.1}},
+        {"class_name": "adam", "config": {}},
+        of("keras", "DTypePolicy", name="float32"),
+        dense(function("keras.activations", "relu")),
+        dense(function("keras.src.activations.activations", "relu")),
+        dense(function("keras.ops", "sin")),
+        dense(function("builtins", "relu")),
+        dense({**function("builtins", "mish"), "registered_name": "function"}),
+        dense(function("tensorflow.python.ops.gen_nn_ops", "relu")),
+        dense(function("tensorflow.python.ops.nn_ops", "softmax_v2")),
+        {
+            "class_name": "DropoutWrapper",
+            "config": {
+                "dropout_fn": "_default_dropout_state_filter_visitor",
+                "dropout_fn_type": "function",
+                "dropout_fn_module": "tf_keras.src.layers.rnn.cell_wrappers",
+            },
+        },
+        {"class_name": "Merge", "config": {"mode": "concat", "mode_type": "raw"}},
+        typed("tensorflow.python.framework.tensor", "TensorSpec"),
+        {"class_name": "TypeSpec", "type_spec": "tf.TensorSpec", "serialized": []},
         {"class_name": "__tuple__", "items": [1, 2]},
+        {"class_name": "__numpy__", "config": {"value": [1], "dtype": "int32"}},
     ],
 )
 def test_configurations_of_keras_alone(config: Any) -> None:
@@ -555,6 +792,22 @@ def test_what_is_no_configuration_is_not_judged(text: object) -> None:
     found = keras_config.audit_json(text, "model_config")
     assert found.code_references == ()
     assert len(found.unjudged) == 1
+
+
+def test_a_model_in_json_is_judged_and_other_json_is_not(tmp_path: Path) -> None:
+    good(tmp_path)
+    fine = {"class_name": "Sequential", "config": {"layers": [dense("relu")]}}
+    others = {"a.json": fine, "b.json": {"list": [LAMBDA]}, "c.json": {"class_name": "MyModel", "config": {}}}
+    put(tmp_path, {name: json.dumps(each).encode() for name, each in others.items()})
+    put(tmp_path, {"d.json": b"{not json", "e.json": b"[1]"})
+    assert check([str(tmp_path)]).clean
+    text = json.dumps(MODEL)
+    for name in ("model.json", "unpacked.keras/config.json", "architecture", "x.txt"):
+        for data in (text, f"\n  {text}", text.replace('"class_name"', '"\\u0063lass_name"')):
+            put(tmp_path, {name: data.encode()})
+            (row,) = [each for each in check([str(tmp_path)]).checkpoints if each.findings]
+            assert (row.path, [each.topic for each in row.findings]) == (str(tmp_path / name), ["loading"])
+        (tmp_path / name).unlink()
 
 
 # --- SavedModels --------------------------------------------------------------------------------------

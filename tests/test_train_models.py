@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_comparison
+from ckpttool.commands import model_comparison, training_comparison
 from ckpttool.commands.training_comparison import TensorMatcher, find_reordering
 from ckpttool.commands.verify import verify
-from ckpttool.core import CkpttoolError, UsageError
+from ckpttool.core import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.networks import ModelSpec
 from tests import schemas, tensorflow_child, warm
 from tests.conftest import ROOT
@@ -717,3 +717,40 @@ def write_torch(folder: Path) -> list[str]:
 def test_a_loss_needs_training_steps_of_models(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         verify(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), loss_a="m:f")
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        {"module": "keras.layers", "class_name": "TFSMLayer", "config": {"filepath": "x"}},
+        {"module": "keras.layers", "class_name": "StringLookup", "config": {"vocabulary": "/etc/passwd"}},
+        {"class_name": "__lambda__", "config": {"value": ["4wE=", None, None]}},
+        {"class_name": "function", "module": "keras.utils", "config": "get_file"},
+        {"module": "my.own", "class_name": "Schedule", "config": {}},
+        {
+            "module": "keras.optimizers.schedules",
+            "class_name": "CosineDecay",
+            "config": {"initial_learning_rate": 1},
+        },
+    ],
+)
+def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[str, Any]) -> None:
+    config = {"module": "keras.optimizers", "class_name": "Adam", "config": {"learning_rate": rate}}
+    asked = []
+
+    class Process:
+        def request(self, do: str, **_: Any) -> dict[str, Any]:
+            asked.append(do)
+            if do == "optimizer_config":
+                return {"config": config}
+            return {"tensors": [], "assumed": [], "notes": [], "optimizer": None, "found": False}
+
+    model = training_comparison._TrainedModel("A", Process(), "keras", None)  # type: ignore[arg-type]
+    file = training_comparison.TrainedFile("x.keras", "keras")
+    if rate["class_name"] == "CosineDecay":
+        model.restore(file, None)
+        assert asked == ["optimizer_config", "optimizer"]
+    else:
+        with pytest.raises(UnsupportedError):
+            model.restore(file, None)
+        assert asked == ["optimizer_config"]

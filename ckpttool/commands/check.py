@@ -388,10 +388,10 @@ def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeRefe
     if not filesystem.isfile(path):
         return ()
     try:
+        probe = probe or Probe(path)
         scanned = asked.apply_allowed(detect.scan_for_code(File.stamp(path)).code_references)
         unsafe = (each for each in scanned if each.verdict in asked.UNSAFE)
-        operations = detect.list_operations(probe or Probe(path)) or ()
-        return (*unsafe, *operations)
+        return (*unsafe, *(detect.list_operations(probe) or ()), *detect.list_model_calls(probe))
     except (CkpttoolError, OSError):
         return ()
 

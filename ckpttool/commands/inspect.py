@@ -46,7 +46,7 @@ _NAMED = 3
 # Why each verdict matters, by the loader that would act.
 _WHY: dict[By, str] = {
     "pickle": "pickle.load runs it, torch.load(weights_only=True) refuses it",
-    "keras": "Keras refuses it in safe_mode",
+    "keras": "Keras uses it to create the model; safe_mode refuses lambdas only",
     "torchscript": "torch.jit.load compiles it",
     "tensorflow": "TensorFlow runs it with the model",
 }

@@ -184,11 +184,14 @@ def find_model_kind(checkpoint: Checkpoint) -> str | None:
 def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     """Return why opening a model would run code of its file, None if it would not.
 
-    A Keras configuration is audited here, before Keras reads it: older versions of Keras create objects
-    that newer ones refuse.
+    Every file that a framework opens is judged here, before the framework reads it, by the audit of its
+    format; a part that cannot be judged is a reason too. Older versions of Keras create objects that newer
+    ones refuse. The network of an agent is part of ckpttool: no framework gets its file.
     """
-    if kind != "keras":
-        return RUNS_CODE.get(kind)
+    if kind == "agent":
+        return None
+    if kind in RUNS_CODE:
+        return RUNS_CODE[kind]
     for verdict, what in (
         (CODE, "loading would run code"),
         (UNKNOWN, "loading would create instances of unknown classes"),

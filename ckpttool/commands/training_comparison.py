@@ -21,6 +21,7 @@ from ckpttool.commands.optimizer_states import (
 )
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
+from ckpttool.formats.keras_config import audit_document
 
 # Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
 
@@ -525,6 +526,9 @@ class _TrainedModel:
             self.assumed += spec.assumed
         # A description is already that of the wanted one.
         values = {"file": os.path.abspath(file.path), "spec": document, "wanted": file.optimizer}
+        if spec is None:
+            config = self.process.request("optimizer_config", file=values["file"])["config"]
+            _require_plain(config, file.path)
         return self._prepare(self.process.request("optimizer", **values))
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
@@ -637,6 +641,17 @@ def _make_targets(outputs: Sequence[OutputTarget]) -> tuple[list[np.ndarray], li
         a.append(drawn)
         b.append(each.to_b(drawn))
     return a, b
+
+
+def _require_plain(config: object, file: str) -> None:
+    """Raise UnsupportedError unless a configuration of Keras names only what computes."""
+    found = audit_document(config, file)
+    if found:
+        raise UnsupportedError(
+            "the model's optimizer is not one of Keras's own",
+            file=file,
+            found=abbreviate_list([each.name for each in found], 3),
+        )
 
 
 @dataclass(slots=True)

@@ -573,6 +573,26 @@ def is_unjudged_graph(probe: Probe) -> bool:
     return model is not None and model.graph and list_operations(probe) is None
 
 
+def list_model_calls(probe: Probe) -> tuple[CodeReference, ...]:
+    """Return what creating the model in a JSON file would run; nothing for another file.
+
+    `model.to_json()` of Keras writes such files, and a folder with config.json is an unpacked `.keras` file.
+    """
+    if not probe.head.lstrip().startswith(b"{") or probe.size > limits.current().json_bytes:
+        return ()
+    data = probe.start(probe.size)
+    # JSON may write any letter of a key as \\u and its number.
+    if b"class_name" not in data and b"\\u" not in data:
+        return ()
+    from ckpttool.core import text
+    from ckpttool.formats.keras_config import audit_document
+
+    found = text.parse_json_value(data, probe.name)
+    if not isinstance(found, dict) or not {"class_name", "config"} <= found.keys():
+        return ()
+    return _only_code(audit_document(found, probe.name))
+
+
 # Names of frozen graphs (GraphDef) and of a Saver's graphs (MetaGraphDef).
 _GRAPH_SUFFIXES = (".pb", ".meta")
 _TEXT_BYTES = 64 << 20

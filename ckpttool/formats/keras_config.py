@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+import json
 import math
+import pkgutil
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from operator import mul
 from types import MappingProxyType
@@ -26,76 +30,57 @@ if TYPE_CHECKING:
 
 # Check what loading a Keras configuration would run or open: code, files, classes of other modules.
 #
-# Sources: keras/src/saving/serialization_lib.py (`deserialize_keras_object`, `_retrieve_class_or_fn`),
-# keras/src/layers/core/lambda_layer.py, keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing.
+# What is in keras_names.json only computes; every other name is a finding. Both Keras 3 and tf_keras may read
+# a file, so what either of them would do counts. Sources: keras/src/saving/serialization_lib.py
+# (`deserialize_keras_object`, `_retrieve_class_or_fn`), keras/src/layers/core/lambda_layer.py,
+# keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing, tf_keras/src/saving/legacy/serialization.py.
 
 _KERAS = frozenset(("keras", "tf_keras", "tensorflow"))
-# Modules of Keras's own classes; its other modules (keras.utils.get_file, ...) have functions with side
-# effects.
-_PLAIN = frozenset(
+# Steps of a module's name that are the place of Keras, not the purpose of the module.
+_PLACES = frozenset(("api", "keras", "python", "src", "_tf_keras", "_v1", "_v2", "__internal__"))
+# Modules below keras that define classes; tf_keras imports the module of a class.
+_HOMES = frozenset(
     (
-        *(
-            "activations",
-            "constraints",
-            "dtype_policies",
-            "initializers",
-            "layers",
-            "losses",
-            "metrics",
-            "models",
-        ),
-        *("ops", "optimizers", "quantizers", "random", "regularizers"),
+        *("", "activations", "applications", "constraints", "distillation", "dtype_policies", "engine"),
+        *("feature_column", "initializers", "layers", "legacy", "losses", "metrics", "mixed_precision"),
+        *("models", "ops", "optimizers", "premade_models", "quantizers", "random", "regularizers"),
+        *("trainers", "utils"),
     )
+)
+# Modules whose functions compute; keras.utils and others have functions with side effects.
+_FUNCTION_HOMES = frozenset(
+    ("activations", "initializers", "losses", "metrics", "ops", "quantizers", "random", "regularizers")
 )
 _BUILTIN = frozenset(("dict", "list", "set", "slice", "tuple", "frozenset", "float", "int", "str", "bool"))
-# Keras classes and functions that load files or run code given to them.
-_FUNCTIONS = frozenset(("clone_model", "deserialize", "get", "load_model", "model_from_json", "save_model"))
-_MODELS = frozenset(("Functional", "Model", "Sequential"))
-# Lambda: marshalled code. TorchModuleWrapper: torch.load of its bytes (keras/src/utils/torch_utils.py).
-# JaxLayer and FlaxLayer hold functions. TFSMLayer: a SavedModel of another folder.
-_RUNS = frozenset(
-    ("Lambda", "__lambda__", "TFSMLayer", "PyFunc", "TorchModuleWrapper", "JaxLayer", "FlaxLayer")
-)
-# tf_keras/src/layers/core/tf_op_layer.py: layers that call any TensorFlow symbol by name.
-_SYMBOLS = {"TFOpLambda": "function", "SlicingOpLambda": "function", "ClassMethod": "cls_symbol"}
-_NUMERIC = frozenset(
+# Classes of Keras that act, by their names alone: code (Lambda, TorchModuleWrapper: torch.load of its bytes),
+# functions (Jax, Flax), a SavedModel of another folder, a file of words.
+ACTING = frozenset(
     (
-        *(
-            "__operators__",
-            "audio",
-            "bitwise",
-            "dtypes",
-            "experimental.numpy",
-            "fft",
-            "image",
-            "linalg",
-            "math",
-        ),
-        *("nn", "quantization", "ragged", "random", "sets", "signal", "sparse", "strings"),
-        *(
-            "keras.activations",
-            "keras.backend",
-            "keras.losses",
-            "keras.metrics",
-            "RaggedTensor",
-            "SparseTensor",
-        ),
+        *("Lambda", "__lambda__", "TFSMLayer", "PyFunc", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"),
+        "VocabularyFileCategoricalColumn",
     )
 )
-_ACTS = frozenset(
-    (
-        *(
-            "Assert",
-            "function",
-            "import_graph_def",
-            "load_library",
-            "load_op_library",
-            "numpy_function",
-            "print",
-        ),
-        *("py_func", "py_function"),
-    )
-)
+# Optimizers that tf_keras registers as if a user had: `Custom>Adam` (tf_keras/src/optimizers/adam.py).
+_REGISTERED = "Custom>"
+# What Keras writes for settings that a class does not return (keras/src/legacy/saving/serialization.py).
+_UNDEFINED = "layer was saved without config"
+# Lists of words that are in the file, or the path of another one.
+_WORDS = ("vocabulary", "idf_weights")
+# Settings that must have one of these values: others name code or files (tf_keras/src/layers/rnn/
+# cell_wrappers.py, keras/layers/core.py of Keras 1, tensorflow/python/feature_column/feature_column_v2.py).
+_REQUIRED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "DropoutWrapper": {"dropout_fn": (None, "_default_dropout_state_filter_visitor")},
+    "EmbeddingColumn": {"ckpt_to_load_from": (None,)},
+    "Merge": {
+        "mode_type": (None, "raw"),
+        "output_shape_type": (None, "raw"),
+        "output_mask_type": (None, "raw"),
+    },
+    "ResidualWrapper": {"residual_fn": (None,)},
+}
+# TensorFlow's modules that define the functions which users pass as activations.
+_TF_FUNCTIONS = re.compile(r"tensorflow\.python\.ops\.(gen_)?(array|clip|math|nn|special_math)(_ops|_impl)")
+_TF_TYPES = re.compile(r"tensorflow\.python\.(framework|ops\.ragged)\.\w+")
 # HDF5 attributes that Keras reads as configurations (keras/src/legacy/saving/legacy_h5_format.py).
 ATTRIBUTES = ("model_config", "training_config")
 
@@ -152,71 +137,212 @@ def _iter_findings(document: Any, where: str) -> Iterator[CodeReference]:
         if isinstance(value, list):
             waiting += reversed(value)
         elif isinstance(value, dict):
-            judged = _judge_object(value)
+            judged = _judge_object(value) if "class_name" in value else None
             if judged is not None:
                 yield CodeReference(judged[0][:MAX_TEXT], judged[1], 1, None, where, "keras")
             waiting += reversed(list(value.values()))
 
 
+class _Names(NamedTuple):
+    """The names in keras_names.json; `tensorflow` are full names without `tf.`, `ops` their last parts."""
+
+    classes: frozenset[str]
+    optimizers: frozenset[str]
+    lower_case: frozenset[str]  # optimizers, which tf_keras finds in any case
+    values: frozenset[str]
+    types: frozenset[str]
+    functions: frozenset[str]
+    tensorflow: frozenset[str]
+    ops: frozenset[str]
+    properties: frozenset[str]
+    methods: frozenset[str]
+    class_methods: frozenset[str]
+    operations: frozenset[str]
+
+
+@cache
+def _read_names() -> _Names:
+    """Return the names whose use only computes; read when the first object of a configuration is judged."""
+    text = pkgutil.get_data(__package__, "keras_names.json")
+    assert text is not None  # noqa: S101 - the file is a part of this package
+    table: dict[str, dict[str, list[str]]] = json.loads(text)
+
+    def names(part: str, *keys: str) -> frozenset[str]:
+        rows = table[part]
+        return frozenset(name for key in keys or rows for line in rows[key] for name in line.split())
+
+    homes = table["tensorflow"]
+    return _Names(
+        names("classes"),
+        names("classes", "optimizers"),
+        frozenset(name.lower() for name in names("classes", "optimizers")),
+        names("values", "serialized"),
+        names("values", "type_specs"),
+        names("functions"),
+        frozenset(f"{home}.{name}".lstrip(".") for home in homes for name in names("tensorflow", home)),
+        names("tensorflow"),
+        names("attributes", "properties"),
+        names("attributes", "methods"),
+        names("attributes", "class_methods"),
+        names("operations"),
+    )
+
+
 def _judge_object(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
-    """Return the name and verdict of a serialized object; None for Keras's own classes, and for data."""
-    cls, module = value.get("class_name"), value.get("module")
+    """Return the name and verdict of a serialized object; None for what only computes, and for values."""
+    cls, config = value["class_name"], value.get("config")
     if not isinstance(cls, str):
-        return None
-    config = value.get("config")
+        return "an object whose class_name is not text", CODE
     settings = config if isinstance(config, dict) else {}
-    layer = settings.get("name")
-    named = f"{cls} {layer!r}" if isinstance(layer, str) else cls
     own = cls.rpartition(">")[2]
-    if own in _RUNS:
-        return named, CODE
-    if own in _SYMBOLS:
-        symbol = settings.get(_SYMBOLS[own])
-        return None if _is_numeric(symbol) else (f"{named} (calls tf.{symbol})", CODE)
-    files = [settings[key] for key in ("vocabulary", "idf_weights") if isinstance(settings.get(key), str)]
-    if files:
-        return f"{named} (reads {files[0]})", CODE
-    if isinstance(module, str) and module:
-        return _judge_module(module, cls, value)
-    # A user class registered under its own name (keras.saving.register_keras_serializable).
-    registered = value.get("registered_name")
-    if ">" in cls or (isinstance(registered, str) and ">" in registered):
-        return (registered if isinstance(registered, str) else cls), CLASSES
+    why = _judge_settings(own, settings)
+    if why is not None or own in ACTING:
+        layer = settings.get("name")
+        named = f"{cls} {layer!r}" if isinstance(layer, str) else cls
+        return (f"{named} ({why})" if why else named), CODE
+    if cls == "function":
+        return _judge_function(value, config)
+    if cls == "__typespec__":
+        return _judge_type(value)
+    found = _judge_class(cls, value.get("module"), value.get("registered_name"))
+    # A SavedModel has the functions of its objects: Keras does without a class that it does not find, and
+    # creates nothing from a name without settings.
+    optional = (
+        value.get("must_restore_from_config") is False or _UNDEFINED in settings or "config" not in value
+    )
+    return None if found == (cls, CLASSES) and optional and ">" not in cls else found
+
+
+def _judge_settings(cls: str, settings: Mapping[str, Any]) -> str | None:
+    """Return what the settings of a class call or read, if it may act."""
+    names = _read_names()
+    for key in _WORDS:
+        if key in settings and not _is_list_of_words(settings[key]):
+            return f"reads {_short(settings[key])}"
+    for key, values in _REQUIRED.get(cls, {}).items():
+        if settings.get(key) not in values:
+            return f"{key} {_short(settings[key])}"
+    if cls in ("TFOpLambda", "SlicingOpLambda"):
+        symbol = settings.get("function")
+        return None if _is_in(symbol, names.tensorflow) else f"calls tf.{_short(symbol)}"
+    if cls == "ClassMethod":
+        owner, method = settings.get("cls_symbol"), settings.get("method_name")
+        known = owner == "RaggedTensor" and _is_in(method, names.class_methods)
+        return None if known else f"calls tf.{_short(owner)}.{_short(method)}"
+    if cls in ("InstanceMethod", "InstanceProperty"):
+        attribute = settings.get("attr_name")
+        known = _is_in(attribute, names.methods if cls == "InstanceMethod" else names.properties)
+        return None if known else f"takes the attribute {_short(attribute)}"
+    if cls == "TensorFlowOpLayer":
+        node = settings.get("node_def")
+        op = node.get("op") if isinstance(node, dict) else None
+        return None if _is_in(op, names.operations) else f"runs the operation {_short(op)}"
     return None
 
 
-def _is_numeric(symbol: object) -> bool:
-    """Return whether a TensorFlow symbol is a numeric function: `math.add`, `concat`."""
-    if not isinstance(symbol, str):
-        return False
-    name = symbol.removeprefix("compat.v1.").removeprefix("compat.v2.")
-    home, _, last = name.rpartition(".")
-    if not home:
-        return last not in _ACTS
-    steps = home.split(".")
-    return any(".".join(steps[:end]) in _NUMERIC for end in range(1, len(steps) + 1)) and last not in _ACTS
+def _is_in(name: object, names: Container[str]) -> bool:
+    return isinstance(name, str) and name in names
 
 
-def _judge_module(module: str, cls: str, value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
-    config = value.get("config")
-    if cls == "__typespec__" and isinstance(value.get("spec_name"), str):
-        cls = value["spec_name"]
-    name = config if cls == "function" and isinstance(config, str) else cls
+def _short(value: object) -> str:
+    return str(value)[:MAX_TEXT]
+
+
+def _is_list_of_words(value: object) -> bool:
+    """Return whether words are in the file itself: none, a list, or what stands for a tuple or an array."""
+    if isinstance(value, dict):
+        inner = value.get("config")
+        held = inner.get("value") if isinstance(inner, dict) else None
+        kinds = {"__tuple__": value.get("items"), "__numpy__": held, "__tensor__": held}
+        cls = value.get("class_name")
+        value = kinds.get(cls, value) if isinstance(cls, str) else value
+    return value is None or (
+        isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
+    )
+
+
+def _keras_home(module: object) -> str | None:
+    """Return the first module below keras on the way to this one, None outside Keras."""
+    if not isinstance(module, str):
+        return None
     top, *rest = module.split(".")
-    full = f"{module}.{name}"
-    if top in _KERAS:
-        steps = [step for step in rest if step not in ("api", "keras", "src", "_tf_keras", "python")]
-        if not steps:
-            return (full, CODE) if name in _FUNCTIONS else None
-        harmless = steps[0] in _PLAIN and name not in _FUNCTIONS
-        if steps[0] == "models":
-            harmless = name in _MODELS
-        return None if harmless else (full, CODE)
-    if module == "builtins":
-        if cls == "function":
-            return (config if isinstance(config, str) else full), CLASSES
-        return None if cls in _BUILTIN else (full, CODE)
-    return full, CODE if is_stdlib_name(Global(module, name)) else CLASSES
+    if top not in _KERAS or (top == "tensorflow" and "keras" not in rest[:2]):
+        return None
+    return next((step for step in rest if step not in _PLACES), "")
+
+
+def _judge_class(cls: str, module: object, registered: object) -> tuple[str, Verdict] | None:
+    names = _read_names()
+    if cls in names.values and module is None and registered in (None, cls):
+        return None
+    user = registered if isinstance(registered, str) and ">" in registered else cls
+    # A class that is registered under a package is looked up among those of the running program.
+    own = user.removeprefix(_REGISTERED) in names.optimizers
+    if module is None or module == "":
+        if ">" in user:
+            return None if own else (user, CLASSES)
+        if cls in names.classes or cls.lower() in names.lower_case:
+            return None if registered in (None, cls) else (_short(registered), CLASSES)
+        return cls, _judge_case(cls)
+    home = _keras_home(module)
+    full = f"{_short(module)}.{cls}"
+    if home is None:
+        if module == "builtins":
+            return None if cls in _BUILTIN else (full, CODE)
+        return full, _judge_module(module, cls)
+    if home not in _HOMES or cls not in names.classes:
+        return full, CODE
+    if registered is None or _is_in(registered, names.classes) or own:
+        return None
+    return (_short(registered), CLASSES) if ">" in user else (f"{_short(module)}.{_short(registered)}", CODE)
+
+
+def _judge_case(name: str) -> Verdict:
+    """Return the verdict on an unknown name in place of a class: a function has a lower-case one."""
+    return CLASSES if name.rpartition(".")[2].lstrip("_")[:1].isupper() else CODE
+
+
+def _judge_module(module: object, name: str) -> Verdict:
+    """Return the verdict on an unknown class of a module outside Keras."""
+    if not isinstance(module, str) or module.split(".")[0] in _KERAS or is_stdlib_name(Global(module, name)):
+        return CODE
+    return _judge_case(name)
+
+
+def _judge_function(value: Mapping[str, Any], name: object) -> tuple[str, Verdict] | None:
+    """Judge a function by its name and module: a call of anything unknown may do anything."""
+    names, module, registered = _read_names(), value.get("module"), value.get("registered_name")
+    full = f"{_short(module)}.{_short(name)}" if module else _short(name)
+    if not isinstance(name, str):
+        return full, CODE
+    same = registered in (None, "function", name) or (
+        isinstance(registered, str) and registered.rpartition(">")[2] == name
+    )
+    if module in (None, "", "builtins"):
+        if name in names.functions and same:
+            return None
+        acts = name.rpartition(">")[2] in ACTING or hasattr(builtins, name)
+        return (full, CODE) if acts else (name, CLASSES)
+    if module == "__main__":
+        return full, CLASSES
+    home = _keras_home(module)
+    if home is None:
+        known = _TF_FUNCTIONS.fullmatch(str(module)) and name.removesuffix("_v2") in names.ops
+        return None if known and same else (full, CODE)
+    if home in _FUNCTION_HOMES and name in names.functions:
+        return None if same or _is_in(registered, names.functions) else (_short(registered), CODE)
+    return full, CODE
+
+
+def _judge_type(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
+    """Judge a description of tensors: TensorFlow's own are made of shapes and dtypes."""
+    module, name, registered = value.get("module"), value.get("spec_name"), value.get("registered_name")
+    own = isinstance(module, str) and _TF_TYPES.fullmatch(module) is not None
+    if own and _is_in(name, _read_names().types) and registered in (None, name):
+        return None
+    if isinstance(registered, str) and ">" in registered:
+        return registered, CLASSES
+    return f"{_short(module)}.{_short(name)}", _judge_module(module, _short(name))
 
 
 # Keras layers by class: storage order and role of each layer's variables.

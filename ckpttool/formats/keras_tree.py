@@ -252,15 +252,35 @@ class KerasWeight(NamedTuple):
     dataset: Hdf5Dataset
 
 
+# What Keras writes beside the names of layers (keras/src/legacy/saving/legacy_h5_format.py).
+_WRITER = frozenset(("backend", "keras_version", "model_config", "training_config"))
+
+
 def is_legacy(index: Hdf5Index) -> bool:
-    """Return whether the file's root, or its group of weights, names its layers."""
-    return _named(index.groups[""]) or (
-        "model_weights" in index.groups and _named(index.groups["model_weights"])
+    """Return whether Keras 1 or 2 wrote the file: its root, or its group of weights, names the layers.
+
+    Other programs use the attribute `layer_names` too. Keras always adds its version, or to the group of
+    each layer the names of its weights; without both, the file is listed as plain datasets.
+    """
+    root, inside = index.groups[""], index.groups.get("model_weights")
+    named = [group for group in (root, inside) if group is not None and _named(group)]
+    if not named:
+        return False
+    if any(_WRITER & group.attributes.keys() for group in (root, *named)):
+        return True
+    tops = {group.path for group in named}
+    return any(
+        each.path and each.path.rpartition("/")[0] in tops and _has_names(each, "weight_names")
+        for each in index.groups.values()
     )
 
 
 def _named(group: Hdf5Group) -> bool:
-    return "layer_names" in group.attributes or "layer_names0" in group.attributes
+    return _has_names(group, "layer_names")
+
+
+def _has_names(group: Hdf5Group, attribute: str) -> bool:
+    return attribute in group.attributes or f"{attribute}0" in group.attributes
 
 
 def read_names(group: Hdf5Group, attribute: str) -> list[str]:

@@ -606,9 +606,12 @@ class KerasTrainer(ModelTrainer):
         return True
 
     def _configured(self, file: str, config: Message) -> Any:
-        """Return the optimizer of a configuration; raise UsageError for a class outside Keras."""
+        """Return the optimizer of a configuration; raise UnsupportedError for a class outside Keras.
+
+        The caller has audited the configuration (see `read_optimizer_config`): this creates what it names.
+        """
         cls = getattr(self._keras().optimizers, str(config.get("class_name")), None)
-        if cls is None or not names_keras_only(config):
+        if cls is None:
             raise UnsupportedError(
                 "the model's optimizer is not a class of Keras",
                 file=file,
@@ -857,20 +860,6 @@ def _open_hdf5(file: str) -> Any:
     return h5py.File(file, "r")
 
 
-def names_keras_only(config: Any) -> bool:
-    """Return whether every class in a configuration is one of Keras."""
-    if isinstance(config, (list, tuple)):
-        return all(names_keras_only(each) for each in config)
-    if not isinstance(config, dict):
-        return True
-    module = config.get("module")
-    if config.get("registered_name") not in (None, config.get("class_name")):
-        return False
-    if isinstance(module, str) and module.partition(".")[0] != "keras":
-        return False
-    return all(names_keras_only(each) for each in config.values())
-
-
 def _optimizer_variables(optimizer: Any) -> list[Any]:
     held = optimizer.variables
     return list(held() if callable(held) else held)
@@ -907,6 +896,13 @@ def _trainer(session: Any) -> ModelTrainer:
             )
     found: ModelTrainer = session.trainer
     return found
+
+
+def read_optimizer_config(session: Any, message: Message) -> Message:
+    """Return the configuration of a Keras model's optimizer in a file, which the caller judges."""
+    file = message["file"]
+    known = isinstance(_trainer(session), KerasTrainer) and os.path.isfile(file)
+    return {"config": compiled_optimizer(file) if known else None}
 
 
 def prepare_optimizer(session: Any, message: Message) -> Message:
@@ -980,6 +976,7 @@ def differentiate_model(session: Any, message: Message) -> Message:
 
 HANDLERS = {
     "optimizer": prepare_optimizer,
+    "optimizer_config": read_optimizer_config,
     "slots": read_slots,
     "train": train_model,
     "gradients": differentiate_model,

@@ -88,6 +88,11 @@ def _layer(cls: str, module: str = "keras.layers", **config: Any) -> dict[str, A
     return {"module": module, "class_name": cls, "config": {"name": "x", **config}, "registered_name": cls}
 
 
+def _called(module: str, name: str) -> dict[str, Any]:
+    return {"module": module, "class_name": "function", "config": name, "registered_name": name}
+
+
+_BYTES = {"class_name": "__bytes__", "config": {"value": "/etc/passwd"}}
 _LAMBDA = {"class_name": "__lambda__", "config": {"code": "4wEAAAA=", "defaults": None, "closure": None}}
 _NESTED = {"class_name": "Wrapped", "config": {"layer": model(_layer("Lambda", function=_LAMBDA))}}
 _GOOD = json.dumps(model()).encode()
@@ -137,6 +142,14 @@ CASES = (
     _fine("vocabulary-path", _kept(model(_layer("StringLookup", vocabulary="/etc/passwd")))),
     _fine("vocabulary-address", _kept(model(_layer("TextVectorization", vocabulary="http://127.0.0.1:9/x")))),
     _fine("tfsm-path", _kept(model(_layer("TFSMLayer", filepath=f"../{BAIT}")))),
+    _fine("symbol-writes", _kept(model(_layer("TFOpLambda", function="compat.v1.write_file")))),
+    _fine("symbol-without-a-dot", _kept(model(_layer("TFOpLambda", function="load_op_library")))),
+    _fine("symbol-that-is-no-text", _kept(model(_layer("TFOpLambda", function=["\x1b[2J"] * 20)))),
+    _fine("operation-writes", _kept(model(_layer("TensorFlowOpLayer", node_def={"op": "WriteFile"})))),
+    _fine("attribute-of-a-tensor", _kept(model(_layer("InstanceMethod", attr_name="__class__")))),
+    _fine("function-of-a-module", _kept(model(_layer("Dense", activation=_called("my.own", "square"))))),
+    _fine("vocabulary-in-bytes", _kept(model(_layer("StringLookup", vocabulary=_BYTES)))),
+    _fine("registered-in-a-list", _kept({**model(), "registered_name": [["x"]]})),
     _fine("compile-config", _kept({**model(), "compile_config": {"optimizer": "os.getcwd", "loss": "eval"}})),
     _fine("names-of-layers", _kept(model(_layer("Dense\x1b[2J\n", units="\u202e../../x")))),
     _fine("assets", _kept(_GOOD, Made("assets/../../x", b"x"))),
