@@ -185,9 +185,9 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     """Return why opening a model would run code of its file, None if it would not.
 
     A Keras configuration is audited here, before Keras reads it: older versions of Keras create objects
-    that newer ones refuse.
+    that newer ones refuse. So is an ONNX graph, because onnxruntime loads the programs that it names.
     """
-    if kind != "keras":
+    if kind not in ("keras", "onnx"):
         return RUNS_CODE.get(kind)
     for verdict, what in ((CODE, "loading would run code"), (CLASSES, "loading would import classes")):
         names = [each.name for each in filter_verdict(checkpoint.code_references, verdict)]

@@ -48,8 +48,9 @@ CLASSES: Verdict = "needs classes"
 CODE: Verdict = "would run code"
 _RANK = {PLAIN: 0, CLASSES: 1, CODE: 2}
 
-# Loader that would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime.
-By = Literal["pickle", "keras", "torchscript", "tensorflow"]
+# Loader that would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime,
+# onnxruntime; for a program or library inside an archive, whatever unpacks it.
+By = Literal["pickle", "keras", "torchscript", "tensorflow", "onnx", "program"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -547,9 +547,11 @@ def is_foreign(probe: Probe) -> bool:
 
 
 def list_operations(probe: Probe) -> tuple[CodeReference, ...]:
-    """Return the side effects of running a TensorFlow graph; nothing for another file."""
-    from ckpttool.formats import tf_saved_model
+    """Return the side effects of running a TensorFlow graph or an ONNX model; nothing for another file."""
+    from ckpttool.formats import onnx, tf_saved_model
 
+    if onnx.claims(probe) is not None:
+        return onnx.audit_file(File.stamp(probe.path))
     model = match_model(probe.head)
     if model is None or not model.graph or _exceeds_graph_limit(probe):
         return ()
