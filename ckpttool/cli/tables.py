@@ -36,6 +36,7 @@ from ckpttool.commands.inspect import (
     signature_lines,
     skip_wrapping_modules,
     summarize_audit,
+    unjudged_findings,
     user_given_names,
 )
 from ckpttool.commands.outline import (
@@ -778,10 +779,14 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
 
 
 def _danger_lines(checkpoint: Checkpoint) -> list[str]:
-    """Return the sentence on code that loading would run, which comes first; none without such code."""
-    if worst_verdict(checkpoint.code_references) != CODE:
+    """Return the sentence on code that loading would or could run, which comes first; none without it."""
+    if worst_verdict(checkpoint.code_references) == CODE:
+        reason = summarize_audit(checkpoint.code_references)
+    elif findings := list(unjudged_findings(checkpoint.unjudged)):
+        reason = clean(findings[0].sentence)
+    else:
         return []
-    sentence = wrap_sentence(f"danger: {summarize_audit(checkpoint.code_references)}")
+    sentence = wrap_sentence(f"danger: {reason}")
     return [f"{RED}{sentence}{PLAIN}" if has_colors() else sentence]
 
 

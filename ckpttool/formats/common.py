@@ -63,6 +63,7 @@ class FileListing:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     code_references: tuple[CodeReference, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
     def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
         """Return it as the checkpoint at `location`, in the named format, read from these files."""
@@ -76,6 +77,7 @@ class FileListing:
             notes=self.notes,
             details=self.details,
             code_references=self.code_references,
+            unjudged=self.unjudged,
         )
 
 

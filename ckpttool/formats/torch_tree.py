@@ -633,7 +633,10 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
 
 
 # Names that torch looks up, ignoring case.
-_WANTED = "data.pkl constants.pkl byteorder version .data/version .format_version .storage_alignment"
+_WANTED = (
+    "data.pkl constants.pkl bytecode.pkl model.json byteorder version .data/version .format_version "
+    ".storage_alignment"
+)
 
 
 def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
