@@ -729,10 +729,10 @@ def check(
         if sarif is not None:
             check.write_sarif(None, 2, sarif, error)
         raise
-    status = 2 if found.failed else 0 if found.clean else 1
+    status = found.status
     if sarif is not None:
         check.write_sarif(found, status, sarif)
-    only = found.checkpoints[0] if len(found.checkpoints) == 1 else None
+    only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
     if only is not None and only.error is not None and not only.findings:
         raise only.error
     if as_json:
@@ -749,10 +749,17 @@ def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
     """Yield a line per finding in the style of linters, a line per clean file, and the total."""
     for each in found.checkpoints:
         yield from _checkpoint_lines(each, quiet=quiet)
+    for path, error in found.unchecked:
+        yield wrap_sentence(f"{clean(urls.display_url(path))}: not checked: {clean(error.message)}")
     if quiet:
         return
     bad = sum(1 for each in found.checkpoints if each.findings)
-    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} unreadable"] * bool(found.failed)
+    counts = {
+        "with findings": bad,
+        "unreadable": len(found.failed),
+        "not checked": len(found.unchecked),
+    }
+    sums = [f"{count:,} {what}" for what, count in counts.items() if count]
     others = f"; {format_count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
     yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'no problems found'}{others}"  # noqa: E501
 

@@ -460,6 +460,9 @@ _OTHERS = (
     _FileSignature(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
     _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
 )
+# llama.cpp and whisper.cpp; flatbuffers of TensorFlow Lite, PyTorch Mobile, ExecuTorch and ONNX Runtime.
+_MODEL_STARTS = (b"GGUF", b"lmgg", b"fmgg", b"tjgg", b"algg")
+_MODEL_IDENTIFIER = re.compile(rb".{4}(?:TFL3|PTMF|ET[0-9]{2}|ORTM)", re.DOTALL)
 # Text files commonly found next to checkpoints, by suffix.
 _TEXTS = {
     **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
@@ -538,15 +541,24 @@ def _match_signature(head: bytes) -> _FileSignature | None:
     return None
 
 
-def is_foreign(probe: Probe) -> bool:
-    """Return whether an unmatched file belongs to another program: text, or an inference-only model."""
-    if not probe.head or _match_signature(probe.head) is not None:
+def is_text_or_graph(probe: Probe) -> bool:
+    """Return whether an unmatched file is text, or a TensorFlow graph, whose operations are checked."""
+    if not probe.head or is_broken(probe):
         return False
     if _is_text(probe.head):
         return True
-
     model = match_model(probe.head)
-    return model is not None and not model.weights and not (model.graph and _exceeds_graph_limit(probe))
+    return model is not None and model.graph and not _exceeds_graph_limit(probe)
+
+
+def is_broken(probe: Probe) -> bool:
+    """Return whether an unmatched file is a wrong download, an archive, empty or not readable."""
+    return not probe.head or probe.damage is not None or _match_signature(probe.head) is not None
+
+
+def is_marked_model(probe: Probe) -> bool:
+    """Return whether a file with any name has the signature of another program's model."""
+    return probe.head.startswith(_MODEL_STARTS) or _MODEL_IDENTIFIER.match(probe.head) is not None
 
 
 def list_operations(probe: Probe) -> tuple[CodeReference, ...]:
@@ -928,7 +940,7 @@ class _CodeScanner:
         return CodeScan(tuple(self.code_references), unread, ambiguous)
 
     def other_formats(self, file: File, format: str) -> None:  # noqa: A002  # as in scan_for_code
-        """Report a start or an end that another loader opens as a file of its own."""
+        """Report a start or an end that another loader opens as a separate file."""
         archive = _open_trailing_zip(file)
         if archive is not None:
             with archive:
