@@ -766,6 +766,7 @@ _STREAM_PICKLES = 5
 _MOST_PICKLES = 8  # scanned behind the first one; any makes the file ambiguous
 # HDF5 file format specification II.A: the signature is at byte 0, 512, 1024, 2048 and so on.
 _SIGNATURE, _USER_BLOCK = b"\x89HDF\r\n\x1a\n", 512
+_JOBLIB_ARRAYS = b"joblib.numpy_pickle"  # pickles.JOBLIB, in a module that most files do not need
 # joblib/numpy_pickle_compat.py: `ZF`, the decompressed length in 19 characters, then zlib.
 _OLD_JOBLIB, _OLD_JOBLIB_HEADER = b"ZF0x", 21
 
@@ -1010,11 +1011,17 @@ class _CodeScanner:
             return None
         # Bytes that begin like a pickle are scanned as one; a small one needs a single pass.
         if marked and content.size <= _SMALL:
-            acting, end = _find_code(content.start(content.size), limits.current())
+            data = content.start(content.size)
+            acting, end = _find_code(data, limits.current())
         else:
             found, data = common.scan_head(content.start, content.size, _SMALL if marked else HEAD)
             if not marked and not common.is_pickle(found, data, content.size):
                 return None
+            acting, end = _only_code(found.code_references), found.end
+        if end is None and _JOBLIB_ARRAYS in data:
+            from ckpttool.formats.pickles import scan_joblib
+
+            found = scan_joblib(self._all(content))
             acting, end = _only_code(found.code_references), found.end
         self.code_references += relocate_references(acting, where) if where else acting
         return end or (0 if acting else None)
