@@ -227,8 +227,8 @@ def _skip_array(
 ) -> int:
     """Return the position after an array's bytes, or after the pickle of an array of objects."""
     kind, shape = state.get("dtype"), state.get("shape")
-    counts = isinstance(shape, tuple) and all(type(extent) is int and extent >= 0 for extent in shape)
-    if not isinstance(kind, PickledDType) or not counts:
+    counts = shape if isinstance(shape, tuple) else (None,)
+    if not isinstance(kind, PickledDType) or any(type(n) is not int or n < 0 for n in counts):
         machine.fail("an array of joblib has no type or shape", at)
     if kind.code.startswith("O"):
         found, _ = common.scan_head(lambda length: machine.data[at : at + length], len(machine.data) - at)
@@ -239,7 +239,7 @@ def _skip_array(
     if state.get(_PADDED) is not None:
         at += 1 + machine.number(at, 1)
     width = int(kind.code[1:]) * (4 if kind.code.startswith("U") else 1)
-    return at + width * math.prod(shape)
+    return at + width * math.prod(counts)
 
 
 def load_pickle(
