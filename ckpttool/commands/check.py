@@ -444,6 +444,16 @@ def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
         return ()
 
 
+def _find_other_formats(each: CheckCandidate) -> tuple[str, ...]:
+    """Return sentences on parts of a refused file that another loader would open."""
+    if each.name is None or not filesystem.isfile(each.path):
+        return ()
+    try:
+        return detect.scan_for_code(File.stamp(each.path), format=each.name).ambiguous
+    except (CkpttoolError, OSError):
+        return ()
+
+
 # Record of a good checkpoint, as saved by `inspect --json`, and the differences of another one.
 
 _SHOWN = 8
@@ -683,7 +693,10 @@ def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedF
             tuple(findings),
             file=_representative_file(checkpoint),
         )
-    kept = tuple(findings) or _code_findings(find_unclaimed_code(each.path))
+    kept = tuple(findings) or (
+        *_code_findings(find_unclaimed_code(each.path)),
+        *unjudged_findings(_find_other_formats(each)),
+    )
     return CheckpointVerdict(name, findings=kept, error=reason, file=each.path)
 
 

@@ -27,7 +27,14 @@ from ckpttool.core.checkpoint import (
     merge_references,
     relocate_references,
 )
-from ckpttool.core.errors import CkpttoolError, FormatError, LimitError, NotFoundError, UnsupportedError
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    LimitError,
+    NotFoundError,
+    UnsupportedError,
+    abbreviate_list,
+)
 from ckpttool.core.source import Buffer, File
 from ckpttool.core.tree import (
     Alias,
@@ -79,6 +86,15 @@ class FileListing:
             code_references=self.code_references,
             unjudged=self.unjudged,
         )
+
+
+_NAMED = 3
+
+
+def note_unknown_members(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note that names members of an archive that its format does not define, if there are any."""
+    files = [documents.clean(name) for name in names if not name.endswith("/")]
+    return (f"members not read: {abbreviate_list(files, _NAMED)}",) if files else ()
 
 
 def join_trees(parts: Mapping[PathStep, Tree], name: Callable[[PathStep, str], str], top: Container) -> Tree:

@@ -268,6 +268,7 @@ PYTORCH_TAR = FormatDefinition(
 # torch/csrc/generic/ serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
 
 TAR_PROTOCOL = 1000
+TAR_MEMBERS = ("sys_info", "storages", "tensors", "pickle")
 _REBUILD = "torch._utils._rebuild_tensor_v2"
 
 
@@ -295,10 +296,13 @@ def list_tar(file: File) -> FileListing:
     found = torch_tree.list_pickle(
         pickled._replace(code_references=requested),
         f"torch tar archive protocol {TAR_PROTOCOL}",
-        notes=names.classes.notes(),
+        notes=(
+            *names.classes.notes(),
+            *common.note_unknown_members([name for name in members if name not in TAR_MEMBERS]),
+        ),
         details=names.classes.details(),
     )
-    return _add_code_behind(found, members)
+    return _add_code_behind(found, {name: members[name] for name in TAR_MEMBERS if name in members})
 
 
 def _check_machine(system: object, file: File) -> None:
