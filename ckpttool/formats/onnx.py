@@ -200,6 +200,7 @@ class OnnxNode(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, OnnxAttribute]
+    overload: str = ""
 
     @property
     def title(self) -> str:
@@ -411,7 +412,7 @@ class _OnnxParser:
                 self._keep()
                 names[number].append(protobuf.as_text(value))
         self.operators[texts[7], texts[4], texts[8]] += 1
-        return OnnxNode(texts[4], texts[7], texts[3], tuple(names[1]), tuple(names[2]), attributes)
+        return OnnxNode(texts[4], texts[7], texts[3], tuple(names[1]), tuple(names[2]), attributes, texts[8])
 
     def _attribute(self, start: int, stop: int, depth: int) -> tuple[str, OnnxAttribute]:
         name = ref = ""
