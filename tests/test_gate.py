@@ -500,6 +500,29 @@ def torch_tar(changed: dict[str, bytes]) -> bytes:
     return tarred({name: data + changed.get(name, b"") for name, data in names.items()})
 
 
+def bytes_tensor(data: bytes) -> bytes:
+    """Return a safetensors file with one tensor of these bytes."""
+    entry = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
+    header = json.dumps({"w": entry}).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def tensor_at(place: int, data: bytes) -> bytes:
+    """Return a safetensors file with these bytes at a place of the file, which is behind the header."""
+    padding = next(n for n in range(place) if bytes_tensor(bytes(n) + data).find(data) == place)
+    return bytes_tensor(bytes(padding) + data)
+
+
+def pickle_and_tar() -> bytes:
+    """Return a pickle of text whose first block has the checksum of a tar header."""
+    text = bytearray(b"x" * 600)
+    block = bytearray(b"\x80\x02X" + struct.pack("<I", len(text)) + text + b".")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block[:512])
+    return bytes(block)
+
+
 # Files that a format lists; the name in the finding, or "" for a part that cannot be judged.
 LISTED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "bytecode": ("x.pt", lambda: torch_with({"bytecode.pkl": PLAIN}), "bytecode.pkl"),
@@ -554,6 +577,23 @@ LISTED: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: torch_with({"a.pkl": PLAIN + ACTS}),
         f"{os.system.__module__}.system",
     ),
+    "program and HDF5": (
+        "x.h5",
+        lambda: ELF.ljust(512, b"\0") + seed("h5_plain", "model.weights.h5"),
+        "x.h5",
+    ),
+    "script and HDF5": (
+        "x.h5",
+        lambda: b"#!/bin/sh\n".ljust(1024, b"\0") + seed("h5_plain", "model.weights.h5"),
+        "x.h5",
+    ),
+    "tensor and archive": ("x.safetensors", lambda: bytes_tensor(zipped({"a": b"x"})), ""),
+    "tensor and HDF5": (
+        "x.safetensors",
+        lambda: tensor_at(512, seed("h5_plain", "model.weights.h5")),
+        "",
+    ),
+    "pickle and tar": ("x.pkl", pickle_and_tar, ""),
     "onnx, archive": ("x.onnx", lambda: crafted_onnx.agent() + field(99, zipped({"a": b""})), ""),
 }
 
@@ -574,6 +614,54 @@ def test_what_another_loader_would_run_is_told_everywhere(tmp_path: Path, name: 
     assert reference in names if reference else found.unjudged
     assert in_process("inspect", path).out.startswith("danger: ")
     assert in_process("inspect", path, "--strict").status == 1
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def joblib_array(
+    raw: bytes, kind: str = "u1", shape: bytes = b"K\x09\x85", padding: bytes | None = None
+) -> bytes:
+    """Return the opcodes of joblib for an array, and its bytes (joblib/numpy_pickle.py)."""
+    state = [
+        (text("subclass"), b"cnumpy\nndarray\n"),
+        (text("shape"), shape),
+        (text("order"), text("C")),
+        (text("dtype"), b"cnumpy\ndtype\n(" + text(kind) + b"\x89\x88tR"),
+        (text("allow_mmap"), b"\x89"),
+        *([] if padding is None else [(text("numpy_array_alignment_bytes"), b"K\x10")]),
+    ]
+    entries = b"".join(name + value for name, value in state)
+    between = b"" if padding is None else bytes([len(padding)]) + padding
+    return b"cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81}(" + entries + b"ub" + between + raw
+
+
+RAW = bytes(range(200, 209))
+CALL = b"cos\nsystem\n(S'true'\ntR"
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (b"\x80\x02](" + joblib_array(RAW) + b"e.", []),
+        (b"\x80\x02](" + joblib_array(RAW) + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW, padding=b"\xff" * 7) + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW * 8, "f8") + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(PROTOCOL_0, "O8") + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(PLAIN, "O8") + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW) + b"e." + PROTOCOL_0, ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW, shape=b"J\xff\xff\xff\xff\x85") + CALL + b"e.", []),
+        (b"\x80\x02](" + joblib_array(RAW, shape=text("9") + b"\x85") + CALL + b"e.", []),
+        (b"\x80\x02](" + joblib_array(RAW, shape=b"\x8a\x08" + bytes(7) + b"\x7f\x85") + b"e.", []),
+    ],
+)
+def test_code_behind_the_arrays_of_joblib_is_found(tmp_path: Path, data: bytes, names: list[str]) -> None:
+    assert scanned(tmp_path, data) == names
+    (tmp_path / "x.joblib").write_bytes(data)
+    (checked,) = check([str(tmp_path / "x.joblib")]).checkpoints
+    assert checked.error is not None
+    assert [each.topic for each in checked.findings][:1] == ["loading"] * len(names)
 
 
 # Files that no format lists: an error, and code in them is a finding besides.

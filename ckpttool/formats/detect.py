@@ -941,7 +941,9 @@ class _CodeScanner:
         return CodeScan(tuple(self.code_references), unread, ambiguous)
 
     def other_formats(self, file: File, format: str) -> None:  # noqa: A002  # as in scan_for_code
-        """Report a start or an end that another loader opens as a separate file."""
+        """Report a start or an end that another loader opens as a separate file, or that is a program."""
+        if _starts_program(_file_content(file, 0, file.size)):
+            self.code_references.append(CodeReference(os.path.basename(file.path), CODE, by="program"))
         archive = _open_trailing_zip(file)
         if archive is not None:
             with archive:
