@@ -881,6 +881,8 @@ def _tail(file: File) -> bytes:
 
 def _has_signature(file: File) -> bool:
     """Return whether the HDF5 library finds a file behind a start of another kind."""
+    if filesystem.find_store(file.path) is not None:
+        return False  # HDF5 opens local files, and each place would be a request
     at = _USER_BLOCK
     while at + len(_SIGNATURE) <= file.size:
         if file.read(at, len(_SIGNATURE)) == _SIGNATURE:
