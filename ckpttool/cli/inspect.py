@@ -754,14 +754,15 @@ def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
     if quiet:
         return
     bad = sum(1 for each in found.checkpoints if each.findings)
-    counts = {
-        "with findings": bad,
-        "unreadable": len(found.failed),
-        "not checked": len(found.unchecked),
-    }
-    sums = [f"{count:,} {what}" for what, count in counts.items() if count]
-    others = f"; {format_count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
-    yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'no problems found'}{others}"  # noqa: E501
+    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} unreadable"] * bool(found.failed)
+    total = format_count(len(found.checkpoints), "checkpoint")
+    yield "; ".join(
+        (
+            f"{total}: {', '.join(sums) or 'no problems found'}" if found.checkpoints else total,
+            *([f"{format_count(len(found.unchecked), 'model')} not checked"] * bool(found.unchecked)),
+            *([f"{format_count(len(found.skipped), 'other file')} skipped"] * bool(found.skipped)),
+        )
+    )
 
 
 def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
