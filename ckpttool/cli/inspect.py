@@ -715,8 +715,9 @@ def check(
 ) -> int:
     """Check checkpoints before they are committed or loaded: code in pickles, damage, NaNs, shapes.
 
-    For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
-    In a folder, checks every file that is a checkpoint by its suffix or content.
+    For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read or
+    is a model of another program. In a folder, checks every file that is a checkpoint by its suffix or
+    content.
     """
     from ckpttool.commands import check
 

@@ -999,7 +999,7 @@ class _CodeScanner:
             head = content.start(_HEAD)
             other = head.startswith((_ZIP, _NPY))
             end = self._pickle(head, content, where)
-            if not stream and (other or end is not None):
+            if not stream and not number and (other or end is not None):
                 what = "another file" if other else "another pickle"
                 self.ambiguous.append(f"{what} follows the end of {where or 'the data'}, at byte {at:,}")
             if other:
