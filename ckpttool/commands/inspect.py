@@ -50,6 +50,7 @@ _WHY: dict[By, str] = {
     "program": "it is a program or library, which loaders of the archive import or start",
 }
 
+_ELSEWHERE = "they belong to other packages"
 _WHY_CLASSES: Mapping[By, str] = {
     "keras": "Keras loads them where they are registered",
     "onnx": "onnxruntime needs the library that defines them",
@@ -91,7 +92,7 @@ def summarize_audit(references: Sequence[CodeReference]) -> str:
     if worst == checkpoint.CLASSES and found[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
         return f"loading needs classes: {names} ({why})"
-    why = _WHY[found[0].by] if worst == checkpoint.CODE else _WHY_CLASSES[found[0].by]
+    why = _WHY[found[0].by] if worst == checkpoint.CODE else _WHY_CLASSES.get(found[0].by, _ELSEWHERE)
     return f"loading {worst}: {names} ({why})"
 
 
