@@ -217,3 +217,11 @@ def test_a_member_of_an_archive_is_named_as_people_write_it(files: Path, tmp_pat
     found = run(tmp_path, *inside, "--no-numbers", "--json").json()["checkpoints"]
     assert [each["path"] for each in found] == inside
     assert shlex.split(found[1]["findings"][0]["fix"])[2] == inside[1]
+
+
+def test_models_that_are_not_checked_are_listed(tmp_path: Path, golden: Golden) -> None:
+    shutil.copy(TORCH_SAMPLE, tmp_path / "good.pt")
+    (tmp_path / "net.gguf").write_bytes(b"GGUF\3\0\0\0")
+    (tmp_path / "net.engine").write_bytes(b"\1\2\3\4")
+    golden(run(tmp_path, "good.pt", "net.gguf", "net.engine", "--no-numbers"))
+    golden(run(tmp_path, "net.gguf"))

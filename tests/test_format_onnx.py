@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.commands.check import CheckOptions, check
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core import CkpttoolError, Leaf, Record, ValueLeaf, display
+from ckpttool.commands.doctor import diagnose
+from ckpttool.commands.model_comparison import find_code
+from ckpttool.commands.verify import verify
+from ckpttool.core import CkpttoolError, Leaf, Record, UsageError, ValueLeaf, display
+from ckpttool.core.checkpoint import CLASSES, CODE
 from ckpttool.formats import Probe, onnx, open_checkpoint
+from tests.bundle_writer import field
+from tests.conftest import in_process
 from tests.golden_texts import Golden
 from tests.hostile import crafted_onnx as crafted
 from tests.test_formats import FormatContract
@@ -180,3 +187,87 @@ def test_what_no_array_holds_is_listed(tmp_path: Path) -> None:
     found = read(path)["w"]
     assert isinstance(found, ValueLeaf)
     assert isinstance(found.value, Record)
+
+
+# --- What is neither an operator of ONNX nor a file beside the model -----------------------------------
+
+
+def _topics(path: Path) -> set[str]:
+    (checked,) = check([str(path)], CheckOptions(numbers=False)).checkpoints
+    return {each.topic for each in checked.findings}
+
+
+@pytest.mark.parametrize("name", crafted.CODE)
+def test_an_operator_of_another_library_is_code(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(crafted.CODE[name])
+    found = open_checkpoint(str(path))
+    assert {each.by for each in found.code_references if each.verdict == CODE} == {"onnx"}
+    assert _topics(path) == {"loading"}
+    assert "loading" in {each.topic for each in diagnose(str(path)).findings}
+    assert in_process("inspect", path).out.startswith("danger: ")
+    assert find_code(found, "onnx") is not None
+    with pytest.raises(UsageError) as caught:
+        verify(str(path), str(path))
+    assert "--run-code" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("name", crafted.ELSEWHERE)
+def test_data_elsewhere_is_found_in_any_tensor(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(crafted.ELSEWHERE[name])
+    assert _topics(path) == {"loading"}
+
+
+@pytest.mark.parametrize("name", ["absolute", "parent", "link"])
+def test_data_elsewhere_is_refused_and_found(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bait.bin").write_bytes(bytes(64))
+    (tmp_path / "model").mkdir()
+    case = next(each for each in crafted.CASES if each.name == f"onnx-{name}")
+    path = case.make(tmp_path / "model")
+    (checked,) = check([str(path)]).checkpoints
+    assert checked.error is not None
+    assert {each.topic for each in checked.findings} == {"loading"}
+
+
+def test_what_onnx_and_onnxruntime_define_is_no_finding(tmp_path: Path) -> None:
+    two = crafted.node("Relu", ("x",), ("y",))
+    models = {
+        "function": crafted.with_nodes(crafted.custom("F", "pkg"), more=crafted.function(two)),
+        "branch": crafted.with_nodes(crafted.branch(two)),
+        "microsoft": crafted.with_nodes(crafted.custom("FusedMatMul", "com.microsoft")),
+        "nchwc": crafted.with_nodes(crafted.custom("Conv", "com.microsoft.nchwc")),
+        "ml": crafted.with_nodes(crafted.custom("Scaler", "ai.onnx.ml")),
+        "beside": crafted.model(
+            crafted.graph(crafted.tensor("w", (2,), 1, crafted.external(location="w.bin", length="8")))
+        ),
+    }
+    (tmp_path / "w.bin").write_bytes(bytes(8))
+    for name, data in models.items():
+        (tmp_path / f"{name}.onnx").write_bytes(data)
+    found = check([str(tmp_path)], CheckOptions(strict=True))
+    assert found.clean
+    assert len(found.checkpoints) == len(models)
+    assert find_code(open_checkpoint(str(tmp_path / "function.onnx")), "onnx") is None
+
+
+def test_a_domain_without_a_node_needs_a_library_and_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    versions = [("", 13), ("my.ops", 1), ("com.microsoft.nchwc", 1), ("ai.onnx.ml", 3)]
+    imports = b"".join(field(8, field(1, name) + field(2, version)) for name, version in versions)
+    path.write_bytes(crafted.model(crafted.graph(crafted.tensor()), imports))
+    assert [(each.name, each.verdict) for each in open_checkpoint(str(path)).code_references] == [
+        ("domain 'my.ops'", CLASSES)
+    ]
+    assert _topics(path) == set()
+    assert not check([str(path)], CheckOptions(strict=True)).clean
+
+
+def test_the_allow_list_is_complete() -> None:
+    """A version of onnx or onnxruntime with new domains or operators needs a decision on each."""
+    defs = pytest.importorskip("onnx.defs")
+    assert {schema.domain for schema in defs.get_all_schemas()} <= onnx._STANDARD
+    runtime = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
+    schemas = [(each.domain, each.name) for each in runtime.get_all_operator_schema()]
+    unlisted = {f"{domain}.{name}" for domain, name in schemas if not onnx._is_pure(domain, name)}
+    assert unlisted == {"com.microsoft.EPContext", "com.microsoft.SampleOp", "com.microsoft.Snpe"}

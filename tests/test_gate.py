@@ -462,6 +462,366 @@ def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
     assert verdict(plain[:-2] + PROTOCOL_0) == checkpoint.CODE
 
 
+# --- Programs in archives, what follows a pickle, files of two formats ----------------------------------
+
+ELF = b"\x7fELF\2\1\1"
+WINDOWS = (b"MZ".ljust(60, b"\0") + struct.pack("<I", 128)).ljust(128, b"\0") + b"PE\0\0"
+MACH = bytes.fromhex("cffaedfe07000001")
+PLAIN = pickle.dumps({"a": 1}, 2)
+
+
+def seed(*names: str) -> bytes:
+    return SEEDS.joinpath(*names).read_bytes()
+
+
+def torch_with(members: dict[str, bytes]) -> bytes:
+    return more(SEEDS / "torch_zip" / "model.pt", {f"model/{name}": data for name, data in members.items()})
+
+
+def legacy_with(data: bytes) -> bytes:
+    return seed("torch_legacy", "model.pt") + data
+
+
+def d3_with(name: str, data: bytes) -> bytes:
+    """Return a d3rlpy agent whose torch archive has one more member."""
+    content = pickle.loads(seed("d3rlpy", "agent.d3"))
+    stream = io.BytesIO(content["torch"])
+    with zipfile.ZipFile(stream, "a") as archive:
+        top = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{top}/{name}", data)
+    return pickle.dumps({**content, "torch": stream.getvalue()}, 4)
+
+
+def torch_tar(changed: dict[str, bytes]) -> bytes:
+    """Return a tar archive of torch with bytes appended to its members."""
+    with tarfile.open(fileobj=io.BytesIO(seed("torch_tar", "model.tar"))) as archive:
+        members = {info.name: archive.extractfile(info).read() for info in archive}  # type: ignore[union-attr]
+    names = {**members, **{name: b"" for name in changed if name not in members}}
+    return tarred({name: data + changed.get(name, b"") for name, data in names.items()})
+
+
+def bytes_tensor(data: bytes) -> bytes:
+    """Return a safetensors file with one tensor of these bytes."""
+    entry = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
+    header = json.dumps({"w": entry}).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def tensor_at(place: int, data: bytes) -> bytes:
+    """Return a safetensors file with these bytes at a place of the file, which is behind the header."""
+    padding = next(n for n in range(place) if bytes_tensor(bytes(n) + data).find(data) == place)
+    return bytes_tensor(bytes(padding) + data)
+
+
+def pickle_and_tar() -> bytes:
+    """Return a pickle of text whose first block has the checksum of a tar header."""
+    text = bytearray(b"x" * 600)
+    block = bytearray(b"\x80\x02X" + struct.pack("<I", len(text)) + text + b".")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block[:512])
+    return bytes(block)
+
+
+# Files that a format lists; the name in the finding, or "" for a part that cannot be judged.
+LISTED: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "bytecode": ("x.pt", lambda: torch_with({"bytecode.pkl": PLAIN}), "bytecode.pkl"),
+    "code of 1.0": ("x.pt", lambda: torch_with({"model.json": b"{}"}), "model.json"),
+    "so": ("x.pt", lambda: torch_with({"libhook.so.1.2": b""}), "model/libhook.so.1.2"),
+    "dll": ("x.pt", lambda: torch_with({"a/HOOK.DLL": b""}), "model/a/HOOK.DLL"),
+    "dylib": ("x.pt", lambda: torch_with({"hook.dylib": b""}), "model/hook.dylib"),
+    "pyd": ("x.pt", lambda: torch_with({"hook.pyd": b""}), "model/hook.pyd"),
+    "py": ("x.pt", lambda: torch_with({"code/hook.py": b""}), "model/code/hook.py"),
+    "pyc": ("x.pt", lambda: torch_with({"hook.pyc": b""}), "model/hook.pyc"),
+    "py of extra files": ("x.pt", lambda: torch_with({"extra/hook.py": b""}), "model/extra/hook.py"),
+    "sh": ("x.pt", lambda: torch_with({"hook.sh": b""}), "model/hook.sh"),
+    "ELF": ("x.pt", lambda: torch_with({"README": ELF}), "model/README"),
+    "ELF as storage": ("x.pt", lambda: torch_with({"data/99": ELF}), "model/data/99"),
+    "Windows": ("x.pt", lambda: torch_with({"README": WINDOWS}), "model/README"),
+    "Mach-O": ("x.pt", lambda: torch_with({"README": MACH}), "model/README"),
+    "interpreter": ("x.pt", lambda: torch_with({"README": b"#!/bin/sh\n"}), "model/README"),
+    "compiled": ("x.pt", lambda: torch_with({"data/aotinductor/m/k": b""}), "model/data/aotinductor/m/k"),
+    "package": ("x.pt", lambda: torch_with({".data/extern_modules": b"os\n"}), "model/.data/extern_modules"),
+    "nested archive": ("x.pt", lambda: torch_with({"x": zipped({"a.so": b""})}), "model/x/a.so"),
+    "keras": ("x.keras", lambda: more(SEEDS / "keras" / "model.keras", {"assets/a.py": b""}), "assets/a.py"),
+    "sb3": ("x.zip", lambda: more(SEEDS / "sb3" / "agent.zip", {"hook.py": b""}), "hook.py"),
+    "npz": ("x.npz", lambda: more(SEEDS / "npz_stored" / "model.npz", {"a.so": b""}), "a.so"),
+    "tar": ("x.pt", lambda: torch_tar({"a.so": b""}), "a.so"),
+    "d3rlpy": ("x.d3", lambda: d3_with("a.so", ELF), "archive/a.so"),
+    "d3rlpy bytecode": ("x.d3", lambda: d3_with("bytecode.pkl", PLAIN), "bytecode.pkl"),
+    "d3rlpy pickle": ("x.d3", lambda: d3_with("a.pkl", ACTS), f"{os.system.__module__}.system"),
+    "stream, code": ("x.pt", lambda: legacy_with(ACTS), f"{os.system.__module__}.system"),
+    "stream, two more": ("x.pt", lambda: legacy_with(PLAIN + ACTS), f"{os.system.__module__}.system"),
+    "stream, protocol 0": ("x.pt", lambda: legacy_with(PROTOCOL_0), "os.system"),
+    "stream, plain": ("x.pt", lambda: legacy_with(PLAIN), ""),
+    "stream, archive": ("x.pt", lambda: legacy_with(seed("torch_zip", "model.pt")), ""),
+    "stream, HDF5": (
+        "x.pt",
+        lambda: legacy_with(b"").ljust(2048, b"\0") + seed("h5_plain", "model.weights.h5"),
+        "",
+    ),
+    "stream in a member": (
+        "x.pt",
+        lambda: torch_with(
+            {"a": legacy_with(b"").replace(b"ctorch._utils\n_rebuild_tensor_v2", b"cos\nsystem")}
+        ),
+        "os.system",
+    ),
+    "pickle of a tar": ("x.pt", lambda: torch_tar({"pickle": ACTS}), f"{os.system.__module__}.system"),
+    "storages of a tar": ("x.pt", lambda: torch_tar({"storages": PLAIN}), ""),
+    "array, code": ("x.npy", lambda: objects(1) + ACTS, f"{os.system.__module__}.system"),
+    "array, plain": ("x.npy", lambda: objects(1) + PLAIN, ""),
+    "array, archive": ("x.npy", lambda: objects(1) + zipped({"a": b""}), ""),
+    "member with two pickles": (
+        "x.pt",
+        lambda: torch_with({"a.pkl": PLAIN + ACTS}),
+        f"{os.system.__module__}.system",
+    ),
+    "program and HDF5": (
+        "x.h5",
+        lambda: ELF.ljust(512, b"\0") + seed("h5_plain", "model.weights.h5"),
+        "x.h5",
+    ),
+    "script and HDF5": (
+        "x.h5",
+        lambda: b"#!/bin/sh\n".ljust(1024, b"\0") + seed("h5_plain", "model.weights.h5"),
+        "x.h5",
+    ),
+    "tensor and archive": ("x.safetensors", lambda: bytes_tensor(zipped({"a": b"x"})), ""),
+    "tensor and HDF5": (
+        "x.safetensors",
+        lambda: tensor_at(512, seed("h5_plain", "model.weights.h5")),
+        "",
+    ),
+    "pickle and tar": ("x.pkl", pickle_and_tar, ""),
+    "onnx, archive": ("x.onnx", lambda: crafted_onnx.agent() + field(99, zipped({"a": b""})), ""),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_another_loader_would_run_is_told_everywhere(tmp_path: Path, name: str) -> None:
+    file, make, reference = LISTED[name]
+    path = tmp_path / file
+    path.write_bytes(make())
+    (checked,) = check([str(tmp_path)], candidates.CheckOptions(numbers=False)).checkpoints
+    assert checked.error is None
+    topics = [each.topic for each in checked.findings]
+    assert topics
+    assert set(topics) == {"loading"}
+    assert "loading" in [each.topic for each in diagnose(str(path)).findings]
+    found = detect.open_checkpoint(str(path))
+    names = {each.name for each in found.code_references if each.verdict == checkpoint.CODE}
+    assert reference in names if reference else found.unjudged
+    assert in_process("inspect", path).out.startswith("danger: ")
+    assert in_process("inspect", path, "--strict").status == 1
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def joblib_array(
+    raw: bytes, kind: str = "u1", shape: bytes = b"K\x09\x85", padding: bytes | None = None
+) -> bytes:
+    """Return the opcodes of joblib for an array, and its bytes (joblib/numpy_pickle.py)."""
+    state = [
+        (text("subclass"), b"cnumpy\nndarray\n"),
+        (text("shape"), shape),
+        (text("order"), text("C")),
+        (text("dtype"), b"cnumpy\ndtype\n(" + text(kind) + b"\x89\x88tR"),
+        (text("allow_mmap"), b"\x89"),
+        *([] if padding is None else [(text("numpy_array_alignment_bytes"), b"K\x10")]),
+    ]
+    entries = b"".join(name + value for name, value in state)
+    between = b"" if padding is None else bytes([len(padding)]) + padding
+    return b"cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81}(" + entries + b"ub" + between + raw
+
+
+RAW = bytes(range(200, 209))
+CALL = b"cos\nsystem\n(S'true'\ntR"
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (b"\x80\x02](" + joblib_array(RAW) + b"e.", []),
+        (b"\x80\x02](" + joblib_array(RAW) + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW, padding=b"\xff" * 7) + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW * 8, "f8") + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(PROTOCOL_0, "O8") + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(PLAIN, "O8") + CALL + b"e.", ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW) + b"e." + PROTOCOL_0, ["os.system"]),
+        (b"\x80\x02](" + joblib_array(RAW, shape=b"J\xff\xff\xff\xff\x85") + CALL + b"e.", []),
+        (b"\x80\x02](" + joblib_array(RAW, shape=text("9") + b"\x85") + CALL + b"e.", []),
+        (b"\x80\x02](" + joblib_array(RAW, shape=b"\x8a\x08" + bytes(7) + b"\x7f\x85") + b"e.", []),
+    ],
+)
+def test_code_behind_the_arrays_of_joblib_is_found(tmp_path: Path, data: bytes, names: list[str]) -> None:
+    assert scanned(tmp_path, data) == names
+    (tmp_path / "x.joblib").write_bytes(data)
+    (checked,) = check([str(tmp_path / "x.joblib")]).checkpoints
+    assert checked.error is not None
+    assert [each.topic for each in checked.findings][:1] == ["loading"] * len(names)
+
+
+# Files that no format lists: an error, and code in them is a finding besides.
+REFUSED: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "two pickles": ("x.pkl", lambda: PLAIN + ACTS),
+    "two plain pickles": ("x.pkl", lambda: PLAIN + PLAIN),
+    "pickle and archive": ("x.pkl", lambda: PLAIN + zipped({"a": b"x"})),
+    "array and archive": ("x.npy", lambda: numbers(1) + zipped({"a": b"x"})),
+    "tensors and archive": (
+        "x.safetensors",
+        lambda: seed("safetensors", "model.safetensors") + zipped({"a": b"x"}),
+    ),
+    "agent and pickle": ("x.d3", lambda: seed("d3rlpy", "agent.d3") + ACTS),
+    "package": ("x.pt", lambda: zipped({"p/.data/extern_modules": b"os\n", "p/a.py": b""})),
+    "bytecode by another case": ("x.pt", lambda: torch_with({"Bytecode.pkl": PLAIN, "a.so": b""})),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_another_loader_would_run_of_a_refused_file_is_told(tmp_path: Path, name: str) -> None:
+    file, make = REFUSED[name]
+    (tmp_path / file).write_bytes(make())
+    (checked,) = check([str(tmp_path)]).checkpoints
+    assert checked.error is not None
+    assert {each.topic for each in checked.findings} == {"loading"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch_with({"README.txt": b"text", "note.json": b"{}", "assets/logo.png": b"\x89PNG"}),
+        lambda: torch_with({"config.json": b"{}", "MZ": b"MZ and more text" * 9}),
+        lambda: legacy_with(bytes(64)),
+        lambda: objects(1) + bytes(64),
+        lambda: torch_tar({"README": b"text"}),
+        lambda: more(SEEDS / "keras" / "model.keras", {"README.txt": b"text"}),
+    ],
+)
+def test_inert_members_and_padding_are_fine(tmp_path: Path, make: Callable[[], bytes]) -> None:
+    (tmp_path / "x").write_bytes(make())
+    (checked,) = check([str(tmp_path / "x")]).checkpoints
+    assert (checked.findings, checked.error) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.pt", lambda: torch_with({"README.txt": b"text", ".data/note.txt": b"text"})),
+        ("x.keras", lambda: more(SEEDS / "keras" / "model.keras", {"README.txt": b"text"})),
+        ("x.npz", lambda: more(SEEDS / "npz_stored" / "model.npz", {"README.txt": b"text"})),
+        ("x.zip", lambda: more(SEEDS / "sb3" / "agent.zip", {"README.txt": b"text"})),
+        ("x.tar", lambda: torch_tar({"README.txt": b"text"})),
+    ],
+)
+def test_members_that_a_format_does_not_define_are_named(
+    tmp_path: Path, name: str, data: Callable[[], bytes]
+) -> None:
+    (tmp_path / name).write_bytes(data())
+    found = detect.open_checkpoint(str(tmp_path / name))
+    assert [note for note in found.notes if "README.txt" in note]
+    assert ".data/note.txt" in " ".join(found.notes) or name != "x.pt"
+
+
+def test_sources_in_an_ordinary_archive_are_files(tmp_path: Path) -> None:
+    put(tmp_path, {"run.zip": zipped({"train.py": b"import os\n", "lib.so": ELF, "w.npy": numbers(1)})})
+    found = check([str(tmp_path)])
+    assert found.clean
+    assert len(found.checkpoints) == 1
+
+
+# --- Models of other programs -------------------------------------------------------------------------
+
+FOREIGN: dict[str, bytes] = {
+    "m.gguf": b"GGUF\3\0\0\0" + bytes(20),
+    "m.tflite": b"\x1c\0\0\0TFL3" + bytes(20),
+    "m.mlmodel": b"\x08\1\x12\x10\n\5input" + bytes(9),
+    "m.engine": b"ftrt" + bytes(9),
+    "m.plan": b"ftrt" + bytes(9),
+    "m.trt": b"ftrt" + bytes(9),
+    "m.nnef": b"version 1.0;\n",
+    "m.pdmodel": b"\x0a\x04\x08\x00" + bytes(9),
+    "m.pdiparams": bytes(40),
+    "m.pte": b"\x1c\0\0\0ET12" + bytes(20),
+    "m.ptl": b"\x1c\0\0\0PTMF" + bytes(20),
+    "m.ort": b"\x1c\0\0\0ORTM" + bytes(20),
+    "m.caffemodel": b"\n\5LeNet\xa2\6\x10\n\4conv",
+    "m.llamafile": b"MZqFpD" + bytes(20),
+    "m-0000.params": b"\x12\1" + bytes(40),
+    "m.bin": b"\xff\xfe\1\2" * 9,
+    "m.pt2": zipped({"m/archive_format": b"pt2", "m/models/model.json": b"{}"}),
+    "weights": b"GGUF\3\0\0\0" + bytes(20),
+    "m.mlpackage": b"",
+    "empty.gguf": b"",
+}
+
+
+def put_foreign(folder: Path) -> None:
+    put(folder, {name: data for name, data in FOREIGN.items() if name != "m.mlpackage"})
+    inner = {"Manifest.json": b"{}", "Data/model.mlmodel": FOREIGN["m.mlmodel"], "Data/weight.bin": bytes(40)}
+    put(folder / "m.mlpackage", inner)
+
+
+def test_models_of_other_programs_are_not_checked(tmp_path: Path) -> None:
+    names = good(tmp_path)
+    put_foreign(tmp_path)
+    put(tmp_path, {"text.bin": b"words\n", "list.plan": b"1. train\n", "readme.txt": b"text"})
+    found = check([str(tmp_path)])
+    assert len(found.checkpoints) == len(names)
+    assert {os.path.relpath(path, tmp_path) for path, _ in found.unchecked} == set(FOREIGN)
+    assert not found.failed
+    assert (found.clean, found.status) == (False, 2)
+    skipped = {os.path.relpath(name, tmp_path) for name in found.skipped}
+    assert {"text.bin", "list.plan", "readme.txt"} <= skipped
+    ran = in_process("check", tmp_path, "--json")
+    assert ran.status == 2
+    assert {os.path.relpath(each["path"], tmp_path) for each in ran.json()["not_checked"]} == set(FOREIGN)
+    assert {path for path, _ in check([str(tmp_path / "**")]).unchecked} == {
+        path for path, _ in found.unchecked
+    }
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_a_named_model_of_another_program_is_not_checked(tmp_path: Path, name: str) -> None:
+    put_foreign(tmp_path)
+    found = check([str(tmp_path / name)])
+    assert [os.path.basename(path) for path, _ in found.unchecked] == [name]
+    assert (found.checkpoints, found.status) == ((), 2)
+    assert in_process("check", tmp_path / name).status == 2
+
+
+def test_code_in_a_model_of_another_program_is_told(tmp_path: Path) -> None:
+    model = {"m/archive_format": b"pt2", "m/models/model.json": b"{}"}
+    files = {
+        "a.pt2": zipped({**model, "m/data/aotinductor/model/a.wrapper.so": ELF}),
+        "b.pt2": zipped({**model, "m/data/weights/weight_0": ACTS}),
+        "c.pt2": zipped({**model, "m/data/sample_inputs/model.pt": zipped({"x/data.pkl": ACTS})}),
+        "d.params": PROTOCOL_0 + b"and more",
+        "e.mlpackage/Data/weight.bin": PROTOCOL_0 + b"and more",
+    }
+    put(tmp_path, files)
+    found = check([str(tmp_path)])
+    told = {os.path.relpath(each.path, tmp_path) for each in found.checkpoints if each.findings}
+    assert told == set(files)
+    assert found.status == 2
+
+
+def test_sarif_notifies_of_models_that_are_not_checked(tmp_path: Path) -> None:
+    good(tmp_path)
+    put(tmp_path, {"a.gguf": FOREIGN["m.gguf"]})
+    status, run = sarif(".", cwd=tmp_path)
+    (note,) = run["invocations"][0]["toolExecutionNotifications"]
+    descriptors = run["tool"]["driver"]["notifications"]
+    assert (status, run["invocations"][0]["executionSuccessful"]) == (2, False)
+    assert (
+        descriptors[note["descriptor"]["index"]]["id"] == note["descriptor"]["id"] == "ckpttool/not-checked"
+    )
+    assert note["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a.gguf"
+    assert run["results"] == []
+
+
 # --- Keras --------------------------------------------------------------------------------------------
 
 

@@ -740,8 +740,9 @@ def check(
 ) -> int:
     """Check checkpoints before they are committed or loaded: code in pickles, damage, NaNs, shapes.
 
-    For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
-    In a folder, checks every file that is a checkpoint by its suffix or content.
+    For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read or
+    is a model of another program. In a folder, checks every file that is a checkpoint by its suffix or
+    content.
     """
     from ckpttool.commands import check
 
@@ -754,10 +755,10 @@ def check(
         if sarif is not None:
             check.write_sarif(None, 2, sarif, error)
         raise
-    status = 2 if found.failed else 0 if found.clean else 1
+    status = found.status
     if sarif is not None:
         check.write_sarif(found, status, sarif)
-    only = found.checkpoints[0] if len(found.checkpoints) == 1 else None
+    only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
     if only is not None and only.error is not None and not only.findings:
         raise only.error
     if as_json:
@@ -774,12 +775,20 @@ def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
     """Yield a line per finding in the style of linters, a line per clean file, and the total."""
     for each in found.checkpoints:
         yield from _checkpoint_lines(each, quiet=quiet)
+    for path, error in found.unchecked:
+        yield wrap_sentence(f"{clean(urls.display_url(path))}: not checked: {clean(error.message)}")
     if quiet:
         return
     bad = sum(1 for each in found.checkpoints if each.findings)
     sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} unreadable"] * bool(found.failed)
-    others = f"; {format_count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
-    yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'no problems found'}{others}"  # noqa: E501
+    total = format_count(len(found.checkpoints), "checkpoint")
+    yield "; ".join(
+        (
+            f"{total}: {', '.join(sums) or 'no problems found'}" if found.checkpoints else total,
+            *([f"{format_count(len(found.unchecked), 'model')} not checked"] * bool(found.unchecked)),
+            *([f"{format_count(len(found.skipped), 'other file')} skipped"] * bool(found.skipped)),
+        )
+    )
 
 
 def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:

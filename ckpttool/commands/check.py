@@ -59,18 +59,24 @@ from ckpttool.version import __version__
 # Suffixes used almost only by checkpoints: such a file must be readable, or the check fails.
 _OWN = (
     "ckpt cleanrl_model cloudpickle cpb d3 dill distcp h5 h5f hdf5 joblib keras mar msgpack msgpck npy npz "
-    "onnx pickle pkl pt pt2 pth ptl pyt safetensors t7 th"
+    "onnx pickle pkl pt pth pyt safetensors t7 th"
 )
-# Suffixes that other programs use too: such a file counts unless it is text or an inference-only model.
-_SHARED = "bin index meta model p pb"
+# Suffixes that other programs use too: such a file counts unless it is text or a TensorFlow graph.
+_SHARED = "bin index meta model p params pb plan"
+# Models of other programs (llama.cpp, TensorFlow Lite, Core ML, torch.export, ExecuTorch, ONNX Runtime,
+# TensorRT, NNEF, Paddle, Caffe, MNN, RKNN, SNPE): only pickles and programs in such a file are checked.
+_FOREIGN = (
+    "caffemodel dlc engine ggml gguf llamafile mlmodel mlmodelc mlpackage mnn nnef ort pdiparams pdmodel "
+    "pdopt pdparams pt2 pte ptl rknn tflite trt"
+)
 # Archives: each member is checked separately.
 _ARCHIVES = "tar tbz2 tgz txz zip"
 _PACKED = (".bz2", ".gz", ".lzma", ".xz", ".z", ".zst")
 _SHARD = re.compile(r".+\.data-\d{5}-of-\d{5}", re.DOTALL)
-OWN, SHARED, ARCHIVE = "own", "shared", "archive"
+OWN, SHARED, ARCHIVE, FOREIGN = "own", "shared", "archive", "foreign"
 SUFFIXES: Mapping[str, str] = {
     f".{name}": kind
-    for kind, names in ((OWN, _OWN), (SHARED, _SHARED), (ARCHIVE, _ARCHIVES))
+    for kind, names in ((OWN, _OWN), (SHARED, _SHARED), (ARCHIVE, _ARCHIVES), (FOREIGN, _FOREIGN))
     for name in names.split()
 }
 # Folders of version control systems; no repository can contain a folder with these names.
@@ -123,11 +129,13 @@ class CheckCandidate:
 class CandidateCollector:
     """Checkpoint candidates of the arguments; `skipped` are files that are not checkpoints.
 
-    `parts` maps each file of a multi-file checkpoint to the checkpoint that it should belong to.
+    `unchecked` are models that no format reads, each with the reason. `parts` maps each file of a
+    multi-file checkpoint to the checkpoint that it should belong to.
     """
 
     found: dict[str, CheckCandidate] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    unchecked: dict[str, CkpttoolError] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
     _argument: int = 0
     _names: int = 0
@@ -177,17 +185,35 @@ class CandidateCollector:
         try:
             found = detect.resolve(path)
         except CkpttoolError as error:
-            archive = suffix_kind(os.path.basename(path)) == ARCHIVE and filesystem.isfile(path)
-            if not (archive and self._archive(Probe(path)) and self.skipped[-1:] != [path]):
-                self._put(path, error=error, references=find_unclaimed_code(path))
+            kind = suffix_kind(os.path.basename(path))
+            if kind == ARCHIVE and filesystem.isfile(path):
+                if self._archive(Probe(path)) and self.skipped[-1:] != [path]:
+                    return
+            elif filesystem.isfile(path) and self._is_unchecked(Probe(path), kind):
+                self._leave_unchecked(path, error, find_unclaimed_code(path))
+                return
+            self._put(path, error=error, references=find_unclaimed_code(path))
         else:
             self._put(found.location, found)
 
     def _whole(self, folder: str) -> None:
-        before = len(self.found)
+        before = self._total()
         self._folder(folder)
-        if len(self.found) == before:
+        if self._total() == before:
             self._named(folder)
+
+    def _total(self) -> int:
+        return len(self.found) + len(self.unchecked)
+
+    def _leave_unchecked(
+        self, path: str, error: CkpttoolError, references: tuple[CodeReference, ...] = ()
+    ) -> None:
+        """Record a model of another program; code in it is a finding all the same."""
+        if references:
+            self._put(path, references=references)
+        # The files of a model in a folder are not counted one by one.
+        if not any(path.startswith(f"{package}/") for package in self.unchecked):
+            self.unchecked.setdefault(path, error)
 
     def _pattern(self, pattern: str) -> None:
         names = folder.match_paths(pattern)
@@ -222,6 +248,9 @@ class CandidateCollector:
                 self._put(folder, error=reason)
                 continue
             self._count(len(names), top)
+            if names and suffix_kind(os.path.basename(folder)) == FOREIGN:
+                message = "this folder is a model of another program, which is not supported"
+                self._leave_unchecked(folder, UnsupportedError(message, file=folder))
             self._claimed_folder(folder)
             known = frozenset(name for name in names if not is_hidden_name(name))
             for name in sorted(names, key=natural_sort_key):
@@ -269,7 +298,10 @@ class CandidateCollector:
         try:
             found = _find_format(probe)
         except CkpttoolError as error:
-            self._put(path, error=error, references=find_unclaimed_code(path))
+            if kind == FOREIGN:
+                self._leave_unchecked(path, error, find_unclaimed_code(path))
+            else:
+                self._put(path, error=error, references=find_unclaimed_code(path))
             return
         if found is None:
             self._unclaimed(probe, kind)
@@ -293,7 +325,9 @@ class CandidateCollector:
         if kind == ARCHIVE and self._archive(probe):
             return
         references = find_unclaimed_code(probe.path, probe)
-        if references:
+        if self._is_unchecked(probe, kind):
+            self._leave_unchecked(probe.path, _unchecked_reason(probe), references)
+        elif references:
             self._put(
                 probe.path,
                 error=None if kind is None else detect.unknown_file_error(probe),
@@ -309,7 +343,13 @@ class CandidateCollector:
             self._put(probe.path, error=detect.unknown_file_error(probe))
 
     def _is_other(self, probe: Probe) -> bool:
-        return probe.name in _BESIDE_GRAPH or detect.is_foreign(probe)
+        return probe.name in _BESIDE_GRAPH or detect.is_text_or_graph(probe)
+
+    def _is_unchecked(self, probe: Probe, kind: str | None) -> bool:
+        """Return whether the file is a model of another program, by its suffix or its content."""
+        if kind == SHARED:
+            return not self._is_other(probe) and not detect.is_broken(probe)
+        return kind == FOREIGN or (kind is None and detect.is_marked_model(probe))
 
     def _archive(self, probe: Probe) -> bool:
         """Search each member of an archive; return whether that was possible."""
@@ -317,22 +357,29 @@ class CandidateCollector:
         if probe.path.count("::") >= _DEPTH or not probe.head:
             return False
         try:
-            unread = detect.scan_for_code(File.stamp(probe.path)).unread
+            scanned = detect.scan_for_code(File.stamp(probe.path))
             place = filesystem.resolve_path(f"{scheme}://::{probe.path}")
             filesystem.listdir(place)
         except (CkpttoolError, OSError):
             return False
-        if unread:
+        if scanned.unread:
             reason = UnsupportedError(
-                f"cannot read the contents of the archive: {unread[0]}", file=probe.path
+                f"cannot read the contents of the archive: {scanned.unread[0]}", file=probe.path
             )
-            self._put(probe.path, error=reason)
+            self._put(probe.path, error=reason, references=scanned.code_references)
             return True
-        before = len(self.found)
+        before = self._total()
         self._folder(place)
-        if len(self.found) == before:
+        if self._total() == before:
             self.skipped.append(probe.path)
         return True
+
+
+def _unchecked_reason(probe: Probe) -> CkpttoolError:
+    if detect.is_text_or_graph(probe):
+        suffix = os.path.splitext(probe.name)[1]
+        return UnsupportedError(f"{suffix} is the suffix of another program's models", file=probe.path)
+    return detect.unknown_file_error(probe)
 
 
 def collect_candidates(paths: Sequence[str]) -> CandidateCollector:
@@ -384,14 +431,31 @@ def _find_format(probe: Probe) -> CheckpointLocation | None:
 
 
 def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeReference, ...]:
-    """Return the code references in a file that no format reads."""
+    """Return the code references in a file that no format reads.
+
+    Programs in archives count if the archive is a model; other archives may contain any files.
+    """
     if not filesystem.isfile(path):
         return ()
+    probe = probe or Probe(path)
+    model = suffix_kind(os.path.basename(path)) in (OWN, FOREIGN)
     try:
-        probe = probe or Probe(path)
-        scanned = asked.apply_allowed(detect.scan_for_code(File.stamp(path)).code_references)
-        unsafe = (each for each in scanned if each.verdict in asked.UNSAFE)
+        programs = model or detect.match_archive(probe.members) is not None
+        scanned = detect.scan_for_code(File.stamp(path), programs=programs)
+        unsafe = (
+            each for each in asked.apply_allowed(scanned.code_references) if each.verdict in asked.UNSAFE
+        )
         return (*unsafe, *(detect.list_operations(probe) or ()), *detect.list_model_calls(probe))
+    except (CkpttoolError, OSError):
+        return ()
+
+
+def _find_other_formats(each: CheckCandidate) -> tuple[str, ...]:
+    """Return sentences on parts of a refused file that another loader would open."""
+    if each.name is None or not filesystem.isfile(each.path):
+        return ()
+    try:
+        return detect.scan_for_code(File.stamp(each.path), format=each.name).ambiguous
     except (CkpttoolError, OSError):
         return ()
 
@@ -488,17 +552,37 @@ class CheckpointVerdict:
         }
 
 
+class UncheckedFile(NamedTuple):
+    """A model that no format reads, and the reason; a file, or a folder."""
+
+    path: str
+    error: CkpttoolError
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"path": urls.display_url(self.path), "message": self.error.message, "hint": self.error.hint}
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """All checkpoints found under the paths, in order, each once; `skipped` lists the other files."""
+    """All checkpoints found under the paths, in order, each once.
+
+    `unchecked` are models that no format reads; `skipped` lists the other files.
+    """
 
     checkpoints: tuple[CheckpointVerdict, ...]
     skipped: tuple[str, ...] = ()
+    unchecked: tuple[UncheckedFile, ...] = ()
 
     @property
     def clean(self) -> bool:
         """Whether everything was read and nothing was found."""
-        return not any(each.findings or each.error for each in self.checkpoints)
+        return not self.unchecked and not any(each.findings or each.error for each in self.checkpoints)
+
+    @property
+    def status(self) -> int:
+        """The exit status: 2 if something could not be read or checked, 1 for a finding."""
+        return 2 if self.failed or self.unchecked else 0 if self.clean else 1
 
     @property
     def failed(self) -> tuple[CheckpointVerdict, ...]:
@@ -512,6 +596,7 @@ class CheckResult:
             "clean": self.clean,
             "checkpoints": [each.document() for each in self.checkpoints],
             "skipped": {"count": len(self.skipped), "names": names},
+            "not_checked": [each.document() for each in self.unchecked],
         }
 
 
@@ -564,7 +649,8 @@ def _check_all(paths: Sequence[str], wanted: CheckOptions, progress: Progress) -
             found.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
     found.sort(key=lambda pair: pair[0].order)
     skipped = (name for name in collected.skipped if not taken.has(name))
-    return CheckResult(tuple(checked for _, checked in found), tuple(skipped))
+    unchecked = (UncheckedFile(*each) for each in collected.unchecked.items() if not taken.has(each[0]))
+    return CheckResult(tuple(checked for _, checked in found), tuple(skipped), tuple(unchecked))
 
 
 class _JudgedFiles:
@@ -620,7 +706,10 @@ def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedF
             tuple(findings),
             file=_representative_file(checkpoint),
         )
-    kept = tuple(findings) or _code_findings(find_unclaimed_code(each.path))
+    kept = tuple(findings) or (
+        *_code_findings(find_unclaimed_code(each.path)),
+        *unjudged_findings(_find_other_formats(each)),
+    )
     return CheckpointVerdict(name, findings=kept, error=reason, file=each.path)
 
 
@@ -769,6 +858,10 @@ _RULES: Mapping[str, _SarifRule] = {
     ),
 }
 _ORDER = {topic: number for number, topic in enumerate(_RULES)}
+_NOTIFICATIONS = {
+    "error": "A file could not be checked",
+    "not-checked": "A model of another program was not checked",
+}
 
 
 def write_sarif(
@@ -796,7 +889,9 @@ def build_sarif(
 ) -> dict[str, Any]:
     """Return the SARIF log: one run, with a result for each finding and each unreadable file."""
     checked = () if found is None else found.checkpoints
-    notes = [_notification(each.error, _location(each)) for each in checked if each.error is not None]
+    notes = [_notification(each.error, _location(each.file)) for each in checked if each.error is not None]
+    if found is not None:
+        notes += [_notification(each.error, _location(each.path), "not-checked") for each in found.unchecked]
     if problem is not None:
         notes.append(_notification(problem, None))
     return {
@@ -814,7 +909,10 @@ def build_sarif(
                     }
                 ],
                 "results": list(_results(checked)),
-                "properties": {"skippedFiles": 0 if found is None else len(found.skipped)},
+                "properties": {
+                    "skippedFiles": 0 if found is None else len(found.skipped),
+                    "uncheckedFiles": 0 if found is None else len(found.unchecked),
+                },
             }
         ],
     }
@@ -826,7 +924,8 @@ def _driver() -> dict[str, Any]:
         "version": __version__,
         "rules": [_descriptor(rule) for rule in _RULES.values()],
         "notifications": [
-            {"id": "ckpttool/error", "shortDescription": {"text": "A file could not be checked"}}
+            {"id": f"ckpttool/{name}", "shortDescription": {"text": text}}
+            for name, text in _NOTIFICATIONS.items()
         ],
     }
 
@@ -859,7 +958,7 @@ def _results(checked: Iterable[CheckpointVerdict]) -> Iterator[dict[str, Any]]:
 
 def _result(topic: str, text: str, identity: str, checked: CheckpointVerdict) -> dict[str, Any]:
     rule = _RULES.get(topic, _RULES["layout"])
-    location = _location(checked)
+    location = _location(checked.file)
     uri = location["physicalLocation"]["artifactLocation"]["uri"]
     inner = urls.split_chain(urls.normalize_chain(checked.path) or checked.path)[1:]  # member of an archive
     text = f"{inner[-1]}: {text}" if inner else text
@@ -874,9 +973,11 @@ def _result(topic: str, text: str, identity: str, checked: CheckpointVerdict) ->
     }
 
 
-def _notification(error: CkpttoolError, location: dict[str, Any] | None) -> dict[str, Any]:
+def _notification(
+    error: CkpttoolError, location: dict[str, Any] | None, name: str = "error"
+) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "descriptor": {"id": "ckpttool/error", "index": 0},
+        "descriptor": {"id": f"ckpttool/{name}", "index": list(_NOTIFICATIONS).index(name)},
         "level": "error",
         "message": {"text": describe_error(error)},
         "properties": {"kind": error.kind},
@@ -884,9 +985,9 @@ def _notification(error: CkpttoolError, location: dict[str, Any] | None) -> dict
     return found if location is None else {**found, "locations": [location]}
 
 
-def _location(checked: CheckpointVerdict) -> dict[str, Any]:
+def _location(file: str) -> dict[str, Any]:
     # Hosts show findings beside lines; these files have no lines, so use line 1.
-    return {"physicalLocation": {"artifactLocation": _artifact(checked.file), "region": {"startLine": 1}}}
+    return {"physicalLocation": {"artifactLocation": _artifact(file), "region": {"startLine": 1}}}
 
 
 def _artifact(path: str) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def _static_findings(
 
 
 # What a loader does with code that is a file or a node of a graph, not a name.
-_ACTIONS = {"torchscript": "compile", "tensorflow": "run"}
+_ACTIONS = {"torchscript": "compile", "tensorflow": "run", "onnx": "use", "program": "make available"}
 
 
 def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:

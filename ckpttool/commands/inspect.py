@@ -49,6 +49,14 @@ _WHY: dict[By, str] = {
     "keras": "Keras uses it to create the model; safe_mode refuses lambdas only",
     "torchscript": "torch.jit.load compiles it",
     "tensorflow": "TensorFlow runs it with the model",
+    "onnx": "it is neither an operator of ONNX nor a file beside the model",
+    "program": "it is a program or library, which loaders of the archive import or start",
+}
+
+_ELSEWHERE = "they belong to other packages"
+_WHY_CLASSES: Mapping[By, str] = {
+    "keras": "Keras loads them where they are registered",
+    "onnx": "onnxruntime needs the library that defines them",
 }
 
 
@@ -135,7 +143,7 @@ def summarize_audit(references: Sequence[CodeReference]) -> str:
     if worst == checkpoint.CLASSES and found[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
         return f"loading needs classes: {names} ({why})"
-    why = _WHY[found[0].by] if worst == checkpoint.CODE else "Keras loads them where they are registered"
+    why = _WHY[found[0].by] if worst == checkpoint.CODE else _WHY_CLASSES.get(found[0].by, _ELSEWHERE)
     return f"loading {worst}: {names} ({why})"
 
 

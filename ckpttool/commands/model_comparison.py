@@ -186,7 +186,8 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
 
     Every file that a framework opens is judged here, before the framework reads it, by the audit of its
     format; a part that cannot be judged is a reason too. Older versions of Keras create objects that newer
-    ones refuse. The network of an agent is part of ckpttool: no framework gets its file.
+    ones refuse, and onnxruntime loads the programs that a graph names. The network of an agent is part of
+    ckpttool: no framework gets its file.
     """
     if kind == "agent":
         return None

@@ -55,8 +55,9 @@ _RANK = {verdict: rank for rank, verdict in enumerate(VERDICTS)}
 # Verdicts that fail a check: what an allow list does not name.
 UNSAFE = frozenset((UNKNOWN, CODE))
 
-# Loader that would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime.
-By = Literal["pickle", "keras", "torchscript", "tensorflow"]
+# Loader that would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime,
+# onnxruntime; for a program or library inside an archive, whatever unpacks it.
+By = Literal["pickle", "keras", "torchscript", "tensorflow", "onnx", "program"]
 
 
 @dataclass(frozen=True, slots=True)

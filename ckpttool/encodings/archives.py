@@ -1053,7 +1053,7 @@ def _list_tar_members(file: File) -> dict[str, ArchiveMember]:
     library = next((each for mark, each in _COMPRESSED.items() if start.startswith(mark)), None)
     try:
         if library is None:
-            members = list(_iter_tar_entries(cast(IO[bytes], _FileStream(file)), file))
+            members = list(_iter_tar_entries(cast(IO[bytes], FileStream(file)), file))
             return _unique_members(file, ((name, Span(file, at, size)) for name, at, size in members))
         copy = _unpack_tarball(file, library)
         with open(os.dup(copy.descriptor), "rb") as stream:
@@ -1102,7 +1102,7 @@ def _unpack_tarball(file: File, library: str) -> ScratchFile:
         )
     copy = ScratchFile()
     done, watch = 0, filesystem.watch.get()
-    raw = io.BufferedReader(_FileStream(file), _UNPACK_CHUNK)
+    raw = io.BufferedReader(FileStream(file), _UNPACK_CHUNK)
     with importlib.import_module(library).open(raw) as stream:
         while piece := stream.read(_UNPACK_CHUNK):
             copy.put(done, piece)
@@ -1113,7 +1113,7 @@ def _unpack_tarball(file: File, library: str) -> ScratchFile:
     return copy
 
 
-class _FileStream(io.RawIOBase):
+class FileStream(io.RawIOBase):
     """A file as a seekable stream."""
 
     def __init__(self, file: File) -> None:

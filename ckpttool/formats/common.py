@@ -27,7 +27,14 @@ from ckpttool.core.checkpoint import (
     merge_references,
     relocate_references,
 )
-from ckpttool.core.errors import CkpttoolError, FormatError, LimitError, NotFoundError, UnsupportedError
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    LimitError,
+    NotFoundError,
+    UnsupportedError,
+    abbreviate_list,
+)
 from ckpttool.core.source import Buffer, File
 from ckpttool.core.tree import (
     Alias,
@@ -63,6 +70,7 @@ class FileListing:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     code_references: tuple[CodeReference, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
     def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
         """Return it as the checkpoint at `location`, in the named format, read from these files."""
@@ -76,7 +84,17 @@ class FileListing:
             notes=self.notes,
             details=self.details,
             code_references=self.code_references,
+            unjudged=self.unjudged,
         )
+
+
+_NAMED = 3
+
+
+def note_unknown_members(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note that names members of an archive that its format does not define, if there are any."""
+    files = [documents.clean(name) for name in names if not name.endswith("/")]
+    return (f"members not read: {abbreviate_list(files, _NAMED)}",) if files else ()
 
 
 def join_trees(parts: Mapping[PathStep, Tree], name: Callable[[PathStep, str], str], top: Container) -> Tree:

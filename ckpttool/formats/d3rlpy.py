@@ -61,6 +61,7 @@ def read(location: str) -> Checkpoint:
         code_references=merge_references(
             pickled.code_references, relocate_references(found.code_references, "torch")
         ),
+        unjudged=tuple(f"torch: {each}" for each in found.unjudged),
     )
 
 

@@ -14,11 +14,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckpttool.core import atomic_write, dtypes, filesystem, limits, plugins, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import (
+    CODE,
     UNSAFE,
     Checkpoint,
     CodeReference,
@@ -35,10 +36,13 @@ from ckpttool.core.errors import (
     abbreviate_list,
 )
 from ckpttool.core.limits import Limits
-from ckpttool.core.source import File, Span, Storage, StoragePart
+from ckpttool.core.source import DeflatedSpan, File, Span, Storage, StoragePart, StridedView
 from ckpttool.encodings import archives
 from ckpttool.formats import common
 from ckpttool.formats.common import HEAD, Format, Probe
+
+if TYPE_CHECKING:
+    import zipfile
 
 # Resolve any path that a user may give to its checkpoint.
 
@@ -465,6 +469,9 @@ _OTHERS = (
     _FileSignature(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
     _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
 )
+# llama.cpp and whisper.cpp; flatbuffers of TensorFlow Lite, PyTorch Mobile, ExecuTorch and ONNX Runtime.
+_MODEL_STARTS = (b"GGUF", b"lmgg", b"fmgg", b"tjgg", b"algg")
+_MODEL_IDENTIFIER = re.compile(rb".{4}(?:TFL3|PTMF|ET[0-9]{2}|ORTM)", re.DOTALL)
 # Text files commonly found next to checkpoints, by suffix.
 _TEXTS = {
     **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
@@ -543,25 +550,36 @@ def _match_signature(head: bytes) -> _FileSignature | None:
     return None
 
 
-def is_foreign(probe: Probe) -> bool:
-    """Return whether an unmatched file belongs to another program: text, or an inference-only model."""
-    if not probe.head or _match_signature(probe.head) is not None:
+def is_text_or_graph(probe: Probe) -> bool:
+    """Return whether an unmatched file is text, or a TensorFlow graph, whose operations are checked."""
+    if not probe.head or is_broken(probe):
         return False
     if _may_be_graph(probe):
         # Bytes of a graph may look like another file's: only one that was judged, or plain text, is let go.
         return list_operations(probe) is not None or _is_text(probe.start(min(probe.size, _TEXT_BYTES)))
-    model = match_model(probe.head)
-    return _is_text(probe.head) or (model is not None and not model.weights)
+    return _is_text(probe.head)
+
+
+def is_broken(probe: Probe) -> bool:
+    """Return whether an unmatched file is a wrong download, an archive, empty or not readable."""
+    return not probe.head or probe.damage is not None or _match_signature(probe.head) is not None
+
+
+def is_marked_model(probe: Probe) -> bool:
+    """Return whether a file with any name has the signature of another program's model."""
+    return probe.head.startswith(_MODEL_STARTS) or _MODEL_IDENTIFIER.match(probe.head) is not None
 
 
 @lru_cache(maxsize=4)
 def list_operations(probe: Probe) -> tuple[CodeReference, ...] | None:
-    """Return the operations of a TensorFlow graph that do more than compute.
+    """Return the operations of a TensorFlow graph or an ONNX model that do more than compute.
 
-    Return None for a file that is no graph, or a graph that cannot be judged.
+    Return None for a file that is neither, or a graph that cannot be judged.
     """
-    from ckpttool.formats import tf_operations
+    from ckpttool.formats import onnx, tf_operations
 
+    if onnx.claims(probe) is not None:
+        return onnx.audit_file(File.stamp(probe.path))
     if not _may_be_graph(probe) or probe.size > limits.current().graph_bytes:
         return None
     return tf_operations.audit_graph(memoryview(probe.start(probe.size)), probe.name)
@@ -753,11 +771,13 @@ def match_model(head: bytes) -> ForeignModel | None:
     return next((model for model in MODELS if model.start.match(head)), None)
 
 
-# Code in a file beyond what its format lists: pickles in members, in arrays of objects, inside compression.
+# Code in a file beyond what its format lists: pickles in members, in arrays of objects, inside compression,
+# behind other pickles; programs among the members.
 #
 # A format checks what its own library loads. Other loaders read other parts of the same bytes: `numpy.load`
-# the pickle of an array of objects, `joblib.load` compressed data, any program a member of an archive, and
-# `pickle.load` a pickle at the start of a file. Nothing is run here, and nothing is written.
+# the pickle of an array of objects, `joblib.load` compressed data, any program a member of an archive,
+# `pickle.load` a pickle at the start of a file, and called again, the next one. Nothing is run here, and
+# nothing is written.
 
 _DEPTH = 4  # nesting depth of archives and compressors
 _HEAD, _PIECE = 512, 4096
@@ -765,6 +785,32 @@ _SMALL = 16 << 10
 _ZIP, _NPY, _TAR = b"PK\x03\x04", b"\x93NUMPY", b"ustar"
 # torch.save storages: raw numbers, which no loader unpickles (torch/serialization.py, _save).
 _STORAGE = re.compile(r"(?:[^/]+/)?(?:data|constants)/\d+")
+# TorchScript's code, which the format reports (torch_zip.audit_script).
+_COMPILED = re.compile(r"[^/]+/code/.+\.py")
+# The member that makes an archive TorchScript.
+_CONSTANTS = re.compile(r"[^/]+/constants\.pkl")
+# Programs and libraries by name. torch/_inductor/package (the payload of AOTInductor is compiled code);
+# torch/package/package_importer.py (the modules that its pickles import from outside).
+_PROGRAM = re.compile(
+    r"(?:.*/)?(?:[^/]+\.(?:so(?:\.[0-9.]+)?|dll|dylib|pyd|exe|pyc|pyo|pyw?|pyz|sh|bash|zsh|bat|cmd|ps1|cubin|o)"
+    r"|data/aotinductor/.+|\.data/extern_modules)",
+    re.IGNORECASE | re.DOTALL,
+)
+# First bytes of programs: ELF, Mach-O (both byte orders, both widths, several architectures), WebAssembly,
+# and the line that names an interpreter. A Windows program also has "PE" where byte 60 points.
+_STARTS = (
+    b"\x7fELF",
+    *(bytes.fromhex(magic) for magic in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe")),
+    b"\0asm",
+    b"#!/",
+)
+_WINDOWS, _POINTER, _PE = b"MZ", 60, b"PE\0\0"
+# torch/serialization.py, _legacy_load: the pickles of a stream before its storages.
+_STREAM_PICKLES = 5
+_MOST_PICKLES = 8  # scanned behind the first one; any makes the file ambiguous
+# HDF5 file format specification II.A: the signature is at byte 0, 512, 1024, 2048 and so on.
+_SIGNATURE, _USER_BLOCK = b"\x89HDF\r\n\x1a\n", 512
+_JOBLIB_ARRAYS = b"joblib.numpy_pickle"  # pickles.JOBLIB, in a module that most files do not need
 # joblib/numpy_pickle_compat.py: `ZF`, the decompressed length in 19 characters, then zlib.
 _OLD_JOBLIB, _OLD_JOBLIB_HEADER = b"ZF0x", 21
 
@@ -785,7 +831,11 @@ _PICKLED = frozenset(
 # A shard is a sequence of archives, each checked by the format, and not an archive itself.
 _WHOLE = frozenset(("pytorch_dcp",))
 
-_HDF5 = "keras_h5"
+_HDF5, _ARCHIVED_HDF5, _TORCH_TAR = "keras_h5", "keras_zip", "pytorch_tar"
+# Formats whose pickles may contain an archive in bytes, at the end of the file.
+_EMBEDDING = _PICKLED - {"pytorch_legacy"}
+# The members of torch's tar archive, sequences of pickles and numbers that the format checks.
+_TORCH_TAR_MEMBERS = frozenset(("sys_info", "pickle", "storages", "tensors"))
 # APPNOTE.TXT 4.3.16: the end record of a central directory; its comment ends the file.
 _END, _COMMENT = b"PK\x05\x06", 22 + (1 << 16)
 
@@ -795,11 +845,13 @@ _Engine = Callable[[], Any]
 class CodeScan(NamedTuple):
     """The names that run code, each with its member or layer, and the parts that could not be checked.
 
-    `unread` has a sentence for each part that may contain code and could not be read.
+    `unread` has a sentence for each part that may contain code and could not be read, `ambiguous` one for
+    each part that only some loaders read.
     """
 
     code_references: tuple[CodeReference, ...]
     unread: tuple[str, ...]
+    ambiguous: tuple[str, ...] = ()
 
 
 class _ContentReader(NamedTuple):
@@ -822,42 +874,48 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
     known = {each.name for each in checkpoint.code_references if each.verdict in UNSAFE}
     arrays = _array_storages(checkpoint)
     for file in checkpoint.files:
-        found = scan_for_code(file, pickle=checkpoint.format not in _PICKLED, arrays=arrays)
+        found = scan_for_code(
+            file,
+            pickle=checkpoint.format not in _PICKLED,
+            arrays=arrays,
+            programs=True,
+            format=checkpoint.format,
+        )
         name = "" if len(checkpoint.files) == 1 else os.path.basename(file.path)
         references += [
             each
             for each in (relocate_references(found.code_references, name) if name else found.code_references)
             if each.name not in known
         ]
-        unjudged += [f"{name}: {each}" if name else each for each in found.unread]
-    if checkpoint.format == _HDF5 and any(_is_zip(file) for file in checkpoint.files):
-        unjudged.append("a zip archive follows the HDF5 data, and Keras may load that archive")
+        unjudged += [f"{name}: {each}" if name else each for each in (*found.unread, *found.ambiguous)]
     if not references and not unjudged:
         return checkpoint
     return replace(
         checkpoint,
         code_references=merge_references(checkpoint.code_references, references),
-        unjudged=tuple(unjudged),
+        unjudged=tuple(dict.fromkeys(unjudged)),
     )
 
 
 def _array_storages(checkpoint: Checkpoint) -> frozenset[Storage]:
     """Return the storages that the format has read as numeric arrays, which contain no pickle."""
-    sources = (leaf.source for _, leaf in checkpoint.tree.tensors() if leaf.dtype in dtypes.BY_NAME)
-    return frozenset(source.base for source in sources if isinstance(source, StoragePart))
+    sources = [leaf.source for _, leaf in checkpoint.tree.tensors() if leaf.dtype in dtypes.BY_NAME]
+    views = (source.storage if isinstance(source, StridedView) else source for source in sources)
+    bases = (source.base if isinstance(source, StoragePart) else source for source in views)
+    return frozenset(base for base in bases if isinstance(base, Span | DeflatedSpan))
 
 
-def _is_zip(file: File) -> bool:
-    """Return whether Python's zipfile, which only looks for the end of an archive, opens the file."""
-    if filesystem.find_store(file.path) is not None or _END not in _tail(file):
-        return False
+def _open_trailing_zip(file: File) -> zipfile.ZipFile | None:
+    """Return the archive that Python's zipfile finds from the end of a file with another start."""
+    if file.size < len(_ZIP) or file.read(0, len(_ZIP)) == _ZIP or _END not in _tail(file):
+        return None
     import zipfile
 
     try:
-        with zipfile.ZipFile(file.path) as archive:
-            return bool(archive.namelist())
-    except (ValueError, zipfile.BadZipFile):
-        return False
+        archive = zipfile.ZipFile(io.BufferedReader(archives.FileStream(file)))
+        return archive if archive.namelist() else None
+    except (ValueError, CkpttoolError, zipfile.BadZipFile):
+        return None
 
 
 def _tail(file: File) -> bytes:
@@ -865,22 +923,83 @@ def _tail(file: File) -> bytes:
     return file.read(file.size - length, length)
 
 
-def scan_for_code(file: File, *, pickle: bool = True, arrays: Set[Storage] = frozenset()) -> CodeScan:
-    """Scan the file for code, except in `arrays` and, without `pickle`, in a pickle at its start."""
-    found = _CodeScanner(arrays)
+def _has_signature(file: File) -> bool:
+    """Return whether the HDF5 library finds a file behind a start of another kind."""
+    if filesystem.find_store(file.path) is not None:
+        return False  # HDF5 opens local files, and each place would be a request
+    at = _USER_BLOCK
+    while at + len(_SIGNATURE) <= file.size:
+        if file.read(at, len(_SIGNATURE)) == _SIGNATURE:
+            return True
+        at *= 2
+    return False
+
+
+def scan_for_code(
+    file: File,
+    *,
+    pickle: bool = True,
+    arrays: Set[Storage] = frozenset(),
+    programs: bool = False,
+    format: str | None = None,  # noqa: A002  # the word of the whole package
+) -> CodeScan:
+    """Scan the file for code.
+
+    Args:
+        file: the file.
+        pickle: scan a pickle at its start as well, which formats of pickles check themselves.
+        arrays: storages that are known to be numbers.
+        programs: report members that are programs or libraries.
+        format: the format that reads the file; parts that another format would read are then reported.
+
+    """
+    found = _CodeScanner(arrays, programs=programs)
     with found.reasons("the file"):
         found.content(_file_content(file, 0, file.size), "", 0, pickle=pickle)
-    return CodeScan(tuple(found.code_references), tuple(dict.fromkeys(found.unread)))
+    if format is not None:
+        with found.reasons("the file"):
+            found.other_formats(file, format)
+    return found.result()
+
+
+def scan_behind(file: File, at: int, stop: int) -> CodeScan:
+    """Scan the bytes `at` to `stop` of the file, which follow the end of a pickle or stream."""
+    found = _CodeScanner(frozenset())
+    with found.reasons("the file"):
+        found.behind(_file_content(file, at, stop - at), "", 0, at)
+    return found.result()
 
 
 class _CodeScanner:
     """One scan of a file; `room` is the number of bytes that may still be held in memory."""
 
-    def __init__(self, arrays: Set[Storage]) -> None:
+    def __init__(self, arrays: Set[Storage], *, programs: bool = False) -> None:
         self.arrays = arrays
+        self.programs = programs
         self.code_references: list[CodeReference] = []
         self.unread: list[str] = []
+        self.ambiguous: list[str] = []
         self.room = limits.current().unpacked_bytes
+
+    def result(self) -> CodeScan:
+        """Return what the scan has found."""
+        unread, ambiguous = (tuple(dict.fromkeys(each)) for each in (self.unread, self.ambiguous))
+        return CodeScan(tuple(self.code_references), unread, ambiguous)
+
+    def other_formats(self, file: File, format: str) -> None:  # noqa: A002  # as in scan_for_code
+        """Report a start or an end that another loader opens as a separate file, or that is a program."""
+        if _starts_program(_file_content(file, 0, file.size)):
+            self.code_references.append(CodeReference(os.path.basename(file.path), CODE, by="program"))
+        archive = _open_trailing_zip(file)
+        if archive is not None:
+            with archive:
+                self._zip_stream(archive, "", 1)
+            if format not in _EMBEDDING:
+                self.ambiguous.append("a zip archive follows the data, and some loaders open that archive")
+        if format not in (_HDF5, _ARCHIVED_HDF5) and _has_signature(file):
+            self.ambiguous.append("an HDF5 file follows the start of the file, and Keras opens that file")
+        if format != _TORCH_TAR and archives.is_tar_header(file.read(0, min(archives.BLOCK, file.size))):
+            self.ambiguous.append("the file is also a tar archive, which torch.load opens")
 
     @contextlib.contextmanager
     def reasons(self, where: str) -> Iterator[None]:
@@ -898,11 +1017,15 @@ class _CodeScanner:
                 raise
             self.unread.append(f"{where}: {str(error) or type(error).__name__}")
 
-    def content(self, content: _ContentReader, where: str, depth: int, *, pickle: bool = True) -> None:
-        """Scan bytes as a pickle, and as any container of pickles."""
+    def content(
+        self, content: _ContentReader, where: str, depth: int, *, pickle: bool = True, alone: bool = True
+    ) -> None:
+        """Scan bytes as a pickle, and as any container of pickles; `alone`: nothing may follow a pickle."""
         head = content.start(_HEAD)
-        if pickle:
-            self._pickle(head, content, where)
+        end = self._pickle(head, content, where) if pickle else None
+        if end and alone and end < content.size:
+            stream = common.STREAM.match(head) is not None
+            self.behind(_skip(content, end), where, depth, end, stream=stream)
         if head.startswith(_NPY):
             self._array(head, content, where)
         elif head.startswith(_ZIP) or head[257:262] == _TAR or _decompressor(head) is not None:
@@ -912,19 +1035,53 @@ class _CodeScanner:
             with self.reasons(where or "the file"):
                 self._archive(head, content, where, depth + 1)
 
-    def _pickle(self, head: bytes, content: _ContentReader, where: str) -> None:
+    def behind(
+        self, content: _ContentReader, where: str, depth: int, at: int, *, stream: bool = False
+    ) -> None:
+        """Scan what follows the end of a pickle at byte `at`; in torch's `stream`, four more pickles do."""
+        for number in range(_STREAM_PICKLES - 1 if stream else _MOST_PICKLES):
+            head = content.start(_HEAD)
+            other = head.startswith((_ZIP, _NPY))
+            end = self._pickle(head, content, where)
+            if not stream and not number and (other or end is not None):
+                what = "another file" if other else "another pickle"
+                self.ambiguous.append(f"{what} follows the end of {where or 'the data'}, at byte {at:,}")
+            if other:
+                self.content(content, where, max(depth, 1), pickle=False)
+            if not end or number + 1 == _MOST_PICKLES:
+                return
+            content, at = _skip(content, end), at + end
+
+    def _pickle(self, head: bytes, content: _ContentReader, where: str) -> int | None:
+        """Scan a pickle; return its end, 0 if it has none, None for bytes that are no pickle."""
         marked = head.startswith(b"\x80")
         if not marked and not common.may_be_pickle(head, content.size):
-            return
+            return None
         # Bytes that begin like a pickle are scanned as one; a small one needs a single pass.
         if marked and content.size <= _SMALL:
-            acting = _find_code(content.start(content.size), limits.current())
+            data = content.start(content.size)
+            acting, end = _find_code(data, limits.current())
         else:
             found, data = common.scan_head(content.start, content.size, _SMALL if marked else HEAD)
             if not marked and not common.is_pickle(found, data, content.size):
-                return
-            acting = _only_code(found.code_references)
+                return None
+            acting, end = _only_code(found.code_references), found.end
+        if end is None and _JOBLIB_ARRAYS in data:
+            from ckpttool.formats.pickles import scan_joblib
+
+            found = scan_joblib(self._all(content))
+            acting, end = _only_code(found.code_references), found.end
         self.code_references += relocate_references(acting, where) if where else acting
+        return end or (0 if acting else None)
+
+    def _member(
+        self, content: _ContentReader, name: str, where: str, depth: int, *, alone: bool = True
+    ) -> None:
+        """Scan a member of an archive; `where` is its whole name."""
+        with self.reasons(where):
+            if self.programs and _is_program(name, content):
+                self.code_references.append(CodeReference(where, CODE, by="program"))
+            self.content(content, where, depth, alone=alone)
 
     def _array(self, head: bytes, content: _ContentReader, where: str) -> None:
         """Scan the pickle after the header of an array of objects (numpy/lib/_format_impl.py)."""
@@ -936,7 +1093,9 @@ class _CodeScanner:
             self.unread.append(f"{where or 'the file'}: an array's header is too long")
         elif b"O" in content.start(stop)[at:]:
             rest = _skip(content, stop)
-            self._pickle(rest.start(_HEAD), rest, where)
+            end = self._pickle(rest.start(_HEAD), rest, where)
+            if end and end < rest.size:
+                self.behind(_skip(rest, end), where, 0, stop + end)
 
     def _archive(self, head: bytes, content: _ContentReader, where: str, depth: int) -> None:
         engine = _decompressor(head)
@@ -951,39 +1110,51 @@ class _CodeScanner:
 
     def _zip(self, archive: archives.ZipArchive, where: str, depth: int) -> None:
         torch = any(name.endswith("/data.pkl") for name in archive.members)
+        script = any(map(_CONSTANTS.fullmatch, archive.members))
         for name in archive.members:
-            if name.endswith("/") or (torch and _STORAGE.fullmatch(name)):
+            if name.endswith("/"):
                 continue
             source = archive.source(name)
-            if source in self.arrays:
+            storage = torch and _STORAGE.fullmatch(name)
+            if source in self.arrays and (storage or not torch):
                 continue
             at = _join_location(where, name)
-            with self.reasons(at):
-                self.content(_member_content(source), at, depth)
+            content = _member_content(source)
+            if storage:
+                # No loader unpickles a storage.
+                if self.programs and _starts_program(content):
+                    self.code_references.append(CodeReference(at, CODE, by="program"))
+            elif script and _COMPILED.fullmatch(name):
+                with self.reasons(at):
+                    self.content(content, at, depth)
+            else:
+                self._member(content, name, at, depth)
 
     def _held_zip(self, content: _ContentReader, where: str, depth: int) -> None:
         import zipfile
 
         with zipfile.ZipFile(io.BytesIO(self._all(content))) as archive:
-            for info in archive.infolist():
-                at = _join_location(where, info.filename)
-                with self.reasons(at), archive.open(info) as stream:
-                    self._part(_ContentReader(info.file_size, _head_reader(stream)), at, depth)
+            self._zip_stream(archive, where, depth)
+
+    def _zip_stream(self, archive: zipfile.ZipFile, where: str, depth: int) -> None:
+        for info in archive.infolist():
+            at = _join_location(where, info.filename)
+            with self.reasons(at), archive.open(info) as stream:
+                content = _ContentReader(info.file_size, _head_reader(stream))
+                self._member(content, info.filename, at, depth)
 
     def _tar(self, content: _ContentReader, where: str, depth: int) -> None:
         import tarfile
 
+        torch = False
         with self._stream(content) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            for info in archive:
+            for number, info in enumerate(archive):
+                torch = torch or (not number and info.name == "sys_info")
                 held = archive.extractfile(info) if info.isreg() else None
                 if held is not None:
-                    self._part(
-                        _ContentReader(info.size, _head_reader(held)), _join_location(where, info.name), depth
-                    )
-
-    def _part(self, content: _ContentReader, where: str, depth: int) -> None:
-        with self.reasons(where):
-            self.content(content, where, depth)
+                    alone = not (torch and info.name in _TORCH_TAR_MEMBERS)
+                    inner = _ContentReader(info.size, _head_reader(held))
+                    self._member(inner, info.name, _join_location(where, info.name), depth, alone=alone)
 
     def _packed(self, engine: _Engine, content: _ContentReader, where: str, depth: int) -> None:
         if content.start(len(_OLD_JOBLIB)) == _OLD_JOBLIB:
@@ -1008,13 +1179,27 @@ class _CodeScanner:
         return data
 
 
+def _is_program(name: str, content: _ContentReader) -> bool:
+    return _PROGRAM.fullmatch(name) is not None or _starts_program(content)
+
+
+def _starts_program(content: _ContentReader) -> bool:
+    """Return whether bytes begin like a program or library of any system."""
+    head = content.start(_POINTER + 4)
+    if not head.startswith(_WINDOWS) or len(head) < _POINTER + 4:
+        return head.startswith(_STARTS)
+    at = int.from_bytes(head[_POINTER:], "little")
+    return at < _PIECE and content.start(at + len(_PE))[at:] == _PE
+
+
 @lru_cache(maxsize=8)
-def _find_code(pickle: bytes, _: Limits) -> tuple[CodeReference, ...]:
-    """Return the names in a pickle that run code; cached, because runs often repeat small pickles."""
+def _find_code(pickle: bytes, _: Limits) -> tuple[tuple[CodeReference, ...], int | None]:
+    """Return the names in a pickle that run code, and its end; runs often repeat small pickles."""
     # Not a top-level import: most scanned files are not pickles.
     from ckpttool.encodings.pickle_reader import scan_pickle
 
-    return _only_code(scan_pickle(pickle).code_references)
+    found = scan_pickle(pickle)
+    return _only_code(found.code_references), found.end
 
 
 def _only_code(references: Iterable[CodeReference]) -> tuple[CodeReference, ...]:

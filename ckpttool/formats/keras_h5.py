@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits
@@ -15,7 +15,7 @@ from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import archives
 from ckpttool.encodings.archives import ZipArchive
-from ckpttool.formats import hdf5, keras_tree
+from ckpttool.formats import common, hdf5, keras_tree
 from ckpttool.formats.common import (
     FormatDefinition,
     OutputFile,
@@ -660,7 +660,8 @@ def read_archive(location: str) -> Checkpoint:
     judges = [
         audit_json(bytes(archive.source(n).read()), n) for n in (CONFIG, METADATA) if n in archive.members
     ]
-    index = _read_weights_index(archive)
+    weights = _weight_members(archive)
+    index = keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in weights], file.path)
     model, compiled = config_of(config), config.get("compile_config")
     optimizer = optimizer_config(compiled.get("optimizer") if isinstance(compiled, dict) else None)
     found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index, model, optimizer))
@@ -668,7 +669,14 @@ def read_archive(location: str) -> Checkpoint:
     details = {key: value for key, value in metadata.items() if isinstance(value, str)}
     judgement = merge_audits([*judges, ConfigAudit(found.code_references, found.unjudged)])
     assets = sum(name.startswith("assets/") for name in archive.members)
-    notes += (*more, *((f"assets not read: {assets:,}",) if assets else ()), *found.notes)
+    known = {CONFIG, METADATA, SHARDS, *weights}
+    others = [name for name in archive.members if name not in known and not name.startswith("assets/")]
+    notes += (
+        *more,
+        *((f"assets not read: {assets:,}",) if assets else ()),
+        *common.note_unknown_members(others),
+        *found.notes,
+    )
     return Checkpoint(
         path=location,
         format=ARCHIVE_NAME,
@@ -695,17 +703,15 @@ def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tupl
         raise error.located(file=archive.file.path) from error.__cause__
 
 
-def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
+def _weight_members(archive: ZipArchive) -> Sequence[str]:
     path = archive.file.path
     if WEIGHTS in archive.members:
-        names = [WEIGHTS]
-    elif SHARDS in archive.members:
-        names = keras_tree.shard_names(_read_document(archive, SHARDS)[0], path)
-    elif PICKLED in archive.members:
+        return [WEIGHTS]
+    if SHARDS in archive.members:
+        return keras_tree.shard_names(_read_document(archive, SHARDS)[0], path)
+    if PICKLED in archive.members:
         raise UnsupportedError(f"{PICKLED} contains pickled objects, which are not read", file=path)
-    else:
-        raise FormatError(f"the archive has no {WEIGHTS}", file=path)
-    return keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in names], path)
+    raise FormatError(f"the archive has no {WEIGHTS}", file=path)
 
 
 KERAS_ARCHIVE = FormatDefinition(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, CodeReference, merge_references
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
@@ -90,8 +91,8 @@ _MODEL = {1: _NUMBER, 2: _TEXT, 3: _TEXT, 4: _TEXT, 5: _NUMBER, 7: _TEXT, 8: _TE
 _MODEL[25] = _TEXT
 # GraphProto: node, name, initializer, input, output, sparse_initializer.
 _GRAPH_FIELDS = dict.fromkeys((1, 2, 5, 11, 12, 15), _TEXT)
-# NodeProto: input, output, name, op_type, attribute, domain.
-_NODE = dict.fromkeys((1, 2, 3, 4, 5, 7), _TEXT)
+# NodeProto: input, output, name, op_type, attribute, domain, overload.
+_NODE = dict.fromkeys((1, 2, 3, 4, 5, 7, 8), _TEXT)
 # AttributeProto: name, f, i, s, t, g, floats, ints, strings, tensors, graphs, type, ref_attr_name,
 # sparse_tensor.
 _ATTRIBUTE = {
@@ -123,13 +124,15 @@ FLOATS, INT32S, STRINGS, INT64S, RAW, DOUBLES, UINT64S = 4, 5, 6, 7, 9, 10, 11
 _DATA = frozenset((FLOATS, INT32S, STRINGS, INT64S, RAW, DOUBLES, UINT64S))
 _WIDTHS = {FLOATS: 4, DOUBLES: 8}
 _EXTERNAL = 1
-# SparseTensorProto: values, dims. ValueInfoProto: name, type. TypeProto: tensor_type. TypeProto.Tensor:
-# elem_type, shape. TensorShapeProto: dim. Dimension: dim_value, dim_param.
-_SPARSE = {1: _TEXT, 3: protobuf.NUMBERS}
+# SparseTensorProto: values, indices, dims. ValueInfoProto: name, type. TypeProto: tensor_type.
+# TypeProto.Tensor: elem_type, shape. TensorShapeProto: dim. Dimension: dim_value, dim_param.
+_SPARSE = {1: _TEXT, 2: _TEXT, 3: protobuf.NUMBERS}
 _VALUE, _TYPE, _SHAPED = {1: _TEXT, 2: _TEXT}, {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
 _SHAPE, _EXTENT = {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
-# FunctionProto: name, input, output, attribute, node, domain, attribute_proto.
-_FUNCTION = dict.fromkeys((1, 4, 5, 6, 7, 10, 11), _TEXT)
+# FunctionProto: name, input, output, attribute, node, domain, attribute_proto, overload.
+_FUNCTION = dict.fromkeys((1, 4, 5, 6, 7, 10, 11, 13), _TEXT)
+# TrainingInfoProto: initialization, algorithm.
+_TRAINING = {1: _TEXT, 2: _TEXT}
 _PAIR, _OPSET = {1: _TEXT, 2: _TEXT}, {1: _TEXT, 2: _NUMBER}
 _FIELDS = 4  # parts scanned for each part that may be kept
 _RANK = 1000  # listed dimensions; no array library has more than 64
@@ -137,6 +140,10 @@ _RANK = 1000  # listed dimensions; no array library has more than 64
 _KINDS = {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8, 10: 9, 11: 10, 22: 11}
 _HIGH = bytes(range(0x80, 0x100))
 _OTHER_DOMAINS = ("", "ai.onnx")
+
+
+# Domain, operator, overload.
+OperatorKey = tuple[str, str, str]
 
 
 class OnnxTensor(NamedTuple):
@@ -193,6 +200,7 @@ class OnnxNode(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, OnnxAttribute]
+    overload: str = ""
 
     @property
     def title(self) -> str:
@@ -236,10 +244,16 @@ class OnnxFunction(NamedTuple):
     outputs: tuple[str, ...]
     attributes: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
+    overload: str = ""
 
 
 class OnnxModel(NamedTuple):
-    """A whole model; `opsets` are operator versions by domain, `training` counts training graphs."""
+    """A whole model; `opsets` are operator versions by domain, `training` counts training graphs.
+
+    `operators` counts the nodes of the whole file by domain, operator and overload: those in subgraphs,
+    functions, training graphs, and in fields that no reader uses. `external` are the entries of all
+    tensors whose data are in another file.
+    """
 
     ir_version: int
     producer: str
@@ -248,6 +262,8 @@ class OnnxModel(NamedTuple):
     functions: tuple[OnnxFunction, ...]
     metadata: Mapping[str, str]
     training: int
+    operators: Mapping[OperatorKey, int]
+    external: tuple[Mapping[str, str], ...]
 
 
 def parse_model(data: memoryview) -> OnnxModel:
@@ -262,6 +278,8 @@ class _OnnxParser:
     data: memoryview
     seen: int = field(default_factory=lambda: _FIELDS * limits.current().graph_parts)
     kept: int = field(default_factory=lambda: limits.current().graph_parts)
+    operators: Counter[OperatorKey] = field(default_factory=Counter)
+    external: list[Mapping[str, str]] = field(default_factory=list)
 
     def model(self) -> OnnxModel:
         texts, graphs, training = {2: "", 3: ""}, list[tuple[int, int]](), 0
@@ -284,27 +302,28 @@ class _OnnxParser:
                 metadata[name] = text
             elif number == 25:
                 functions.append(self._function(start, stop))
-            training += number == 20
-        if version is None or not opsets or not graphs:
+            elif number == 20:
+                training += 1
+                self._training(start, stop)
+        parts = {"a version": version is not None, "a graph": graphs, "operator versions": opsets}
+        if version is None or not all(parts.values()):
             raise FormatError(
                 "the model is incomplete",
                 expected="a version, a graph and operator versions",
-                found=", ".join(
-                    word
-                    for word, there in (
-                        ("a version", version is not None),
-                        ("a graph", graphs),
-                        ("operator versions", opsets),
-                    )
-                    if there
-                )
-                or "none of them",
+                found=", ".join(word for word, there in parts.items() if there) or "none of them",
             )
-        if len(graphs) > 1:
-            raise FormatError("the model has more than one graph", found=str(len(graphs)))
-        graph = self._graph(*graphs[0], 0)
         producer = " ".join(text for text in texts.values() if text)
-        return OnnxModel(version, producer, opsets, graph, tuple(functions), metadata, training)
+        return OnnxModel(
+            version,
+            producer,
+            opsets,
+            self._only_graph(graphs),
+            tuple(functions),
+            metadata,
+            training,
+            self.operators,
+            tuple(self.external),
+        )
 
     def _fields(
         self, start: int, stop: int, schema: protobuf.Schema
@@ -366,8 +385,18 @@ class _OnnxParser:
         inputs, outputs = tuple(values[11]), tuple(values[12])
         return OnnxGraph(name, tuple(nodes), tuple(tensors), tuple(sparse), inputs, outputs)
 
+    def _only_graph(self, graphs: list[tuple[int, int]]) -> OnnxGraph:
+        if len(graphs) > 1:
+            raise FormatError("the model has more than one graph", found=str(len(graphs)))
+        return self._graph(*graphs[0], 0)
+
+    def _training(self, start: int, stop: int) -> None:
+        """Parse the graphs of a training step for the audit alone."""
+        for _, _, begin, end in self._fields(start, stop, _TRAINING):
+            self._graph(begin, end, 0)
+
     def _node(self, start: int, stop: int, depth: int) -> OnnxNode:
-        texts = {3: "", 4: "", 7: ""}
+        texts = {3: "", 4: "", 7: "", 8: ""}
         names: dict[int, list[str]] = {1: [], 2: []}
         attributes: dict[str, OnnxAttribute] = {}
         for number, value, begin, end in self._fields(start, stop, _NODE):
@@ -382,7 +411,8 @@ class _OnnxParser:
             else:
                 self._keep()
                 names[number].append(protobuf.as_text(value))
-        return OnnxNode(texts[4], texts[7], texts[3], tuple(names[1]), tuple(names[2]), attributes)
+        self.operators[texts[7], texts[4], texts[8]] += 1
+        return OnnxNode(texts[4], texts[7], texts[3], tuple(names[1]), tuple(names[2]), attributes, texts[8])
 
     def _attribute(self, start: int, stop: int, depth: int) -> tuple[str, OnnxAttribute]:
         name = ref = ""
@@ -464,6 +494,8 @@ class _OnnxParser:
                 held[number] = held.get(number, 0) + _count_elements(number, value, begin)
                 runs.setdefault(number, []).append((begin, end - begin))
             segmented = segmented or number == 3
+        if place == _EXTERNAL:
+            self.external.append(external)
         if len(dims) > _RANK or min(dims, default=0) < 0:
             raise FormatError(
                 "a tensor has an impossible shape",
@@ -492,6 +524,8 @@ class _OnnxParser:
         for number, value, begin, end in self._fields(start, stop, _SPARSE):
             if number == 1:
                 values = self._tensor(begin, end)
+            elif number == 2:
+                self._tensor(begin, end)  # the indices, which are not listed
             else:
                 dims += protobuf.as_ints(value)
                 self._keep(len(dims))
@@ -522,7 +556,7 @@ class _OnnxParser:
 
     def _function(self, start: int, stop: int) -> OnnxFunction:
         self._keep()
-        texts = {1: "", 10: ""}
+        texts = {1: "", 10: "", 13: ""}
         names: dict[int, list[str]] = {4: [], 5: [], 6: []}
         nodes: list[OnnxNode] = []
         for number, value, begin, end in self._fields(start, stop, _FUNCTION):
@@ -537,7 +571,133 @@ class _OnnxParser:
             else:
                 names[number].append(protobuf.as_text(value))
         inputs, outputs, attributes = (tuple(each) for each in names.values())
-        return OnnxFunction(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes))
+        return OnnxFunction(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes), texts[13])
+
+
+# What onnxruntime would run or open besides the operators of ONNX: an allow list by domain and name.
+
+# onnx/defs/schema.h, OpSchemaRegistry::DomainToVersionRange: the domains whose operators ONNX defines.
+_STANDARD = frozenset(
+    ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")
+)
+# onnxruntime/docs/ContribOperators.md: operators that only compute. Not listed: EPContext and Snpe, which
+# load compiled programs, and PythonOp, which calls Python.
+_MICROSOFT = """
+Attention AttnLSTM BeamSearch BiasAdd BiasDropout BiasGelu BiasSoftmax BiasSplitGelu BifurcationDetector
+BitmaskBiasDropout BitmaskDropout BranchwiseRMSNorm CDist CausalConvWithState ComplexMul ComplexMulConj
+ConvTransposeWithDynamicPads CropAndResize DecoderAttention DecoderMaskedMultiHeadAttention
+DecoderMaskedSelfAttention DequantizeBFP DequantizeLinear DequantizeWithOrder DynamicQuantizeLSTM
+DynamicQuantizeMatMul DynamicSparseAttention DynamicTimeWarping EmbedLayerNormalization EngramGate
+ExpandDims FastGelu FusedConv FusedGemm FusedMatMul FusedMatMulActivation GatedAdd GatedDeltaNet
+GatedRMSNorm GatedRelativePositionBias GatherBlockQuantized GatherND Gelu GemmFastGelu GemmFloat8
+GemmaRotaryEmbedding GreedySearch GridSample GroupNorm GroupQueryAttention HyperConnectionPostMix
+HyperConnectionPreMix Inverse Irfft IsAllFinite LinearAttention LinearAttentionGate LongformerAttention
+MRotaryEmbedding MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4
+MatMulInteger16 MatMulIntegerToFloat MatMulNBits MatMulNBitsMlp MatMulNBitsQkv MaxpoolWithMask MoE
+MulInteger MultiHeadAttention MurmurHash3 NGramHashMapping NGramRepeatBlock NhwcConv NhwcFusedConv
+NhwcMaxPool PackedAttention PackedMultiHeadAttention PackedSparseAttentionIndexer Pad PagedAttention
+QAttention QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
+QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax
+QLinearWhere QMoE QOrderedAttention QOrderedGelu QOrderedLayerNormalization QOrderedLongformerAttention
+QOrderedMatMul QuantizeBFP QuantizeLinear QuantizeWithOrder QuickGelu Range ReduceSumInteger
+RelativePositionBias RemovePadding RestorePadding Rfft RotaryEmbedding Sampling ScaledSiLU SkipGroupNorm
+SkipLayerNormalization SkipSimplifiedLayerNormalization SparseAttention SparseAttentionIndexer
+SparsePagedAttention SparseToDenseMatMul Tokenizer TorchEmbedding TransposeMatMul Trilu UnfoldTensor
+Unique VarlenCausalConvWithState VarlenNGramHashMapping WhisperBeamSearch WordConvEmbedding
+"""
+# onnxruntime/core/graph/contrib_ops/nchwc_schema_defs.cc and internal_nhwc_onnx_schemas.cc: standard
+# operators in another order of axes, in models that onnxruntime has optimized.
+_NCHWC = "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput ReorderOutput Upsample"
+_NHWC = """
+AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool
+GridSample InstanceNormalization LRN LpPool MaxPool MaxUnpool QLinearAveragePool QLinearConv
+QLinearConvTranspose Resize SpaceToDepth
+"""
+_CONTRIBUTED: Mapping[str, frozenset[str]] = {
+    "com.microsoft": frozenset(_MICROSOFT.split()),
+    "com.microsoft.nchwc": frozenset(_NCHWC.split()),
+    "com.ms.internal.nhwc": frozenset(_NHWC.split()),
+}
+# Operators that are a program by definition, whatever domain a model gives them.
+_PROGRAMS = frozenset(("EPContext", "PyOp", "PythonOp"))
+# Domains that onnxruntime imports into every model that it writes (onnxruntime/core/graph/constants.h).
+_IMPORTED = frozenset(
+    (
+        "com.microsoft.experimental",
+        "com.microsoft.dml",
+        "com.microsoft.internal.nhwc",
+        "org.pytorch.aten",
+        *_CONTRIBUTED,
+    )
+)
+# onnx/external_data_helper.py, ExternalDataInfo; onnxruntime/core/framework/tensor_external_data_info.h. The
+# helper of older versions sets an attribute for every other entry.
+_ENTRIES = re.compile(r"location|offset|length|checksum|basepath|prepacked_\d+")
+# onnxruntime/core/framework/tensorprotoutils.h, kTensorProtoMemoryAddressTag: the offset is an address.
+_MEMORY = "/_ORT_MEM_ADDR_/"
+
+
+def audit_model(model: OnnxModel, file: File) -> tuple[CodeReference, ...]:
+    """Return what running the model needs besides ONNX's operators and files beside `file`.
+
+    Operators of other libraries, programs for accelerators, and external data elsewhere are code;
+    imported domains without a node are classes.
+    """
+    own = {(function.domain, function.name, function.overload) for function in model.functions}
+    found = [
+        CodeReference(f"{domain}.{op}" if domain else op, CODE, by="onnx")
+        for domain, op, overload in model.operators
+        if op in _PROGRAMS or ((domain, op, overload) not in own and not _is_pure(domain, op))
+    ]
+    for entries in model.external:
+        location = entries.get("location", "")
+        if not _is_inside(location) or _leads_outside(location, file):
+            found.append(CodeReference(f"external data {location[:_LONGEST]!r}", CODE, by="onnx"))
+        found += (
+            CodeReference(f"external data entry {name[:_LONGEST]!r}", CODE, by="onnx")
+            for name in entries
+            if not _ENTRIES.fullmatch(name)
+        )
+    used = {domain for domain, _, _ in (*model.operators, *own)}
+    unused = model.opsets.keys() - used - _STANDARD - _IMPORTED
+    found += (CodeReference(f"domain {domain[:_LONGEST]!r}", CLASSES, by="onnx") for domain in sorted(unused))
+    return merge_references(found)
+
+
+def audit_file(file: File) -> tuple[CodeReference, ...]:
+    """Return the code of a model whose tensors cannot be listed; nothing for another file."""
+    try:
+        return audit_model(read_model(file), file)
+    except CkpttoolError:
+        return ()
+
+
+def _is_pure(domain: str, op: str) -> bool:
+    return domain in _STANDARD or op in _CONTRIBUTED.get(domain, ())
+
+
+def _is_inside(location: str) -> bool:
+    """Return whether the name of an external data file is a path below the model's folder."""
+    parts = location.replace("\\", "/").split("/")
+    inside = location and not location.startswith(("/", "\\")) and os.pardir not in parts
+    strange = "\0" in location or location[1:2] == ":" or "\\" in location or _MEMORY in f"/{location}/"
+    return bool(inside) and not strange
+
+
+def _leads_outside(location: str, file: File) -> bool:
+    path = _external_path(location, file)
+    try:
+        File.beside(path, file.path)
+    except UnsupportedError:
+        return True
+    except CkpttoolError:
+        return False
+    return False
+
+
+def _external_path(location: str, file: File) -> str:
+    folder = os.path.dirname(file.path)
+    return f"{folder}/{location}" if folder else location
 
 
 # Default values, which protobuf omits from a message.
@@ -627,6 +787,7 @@ def read(location: str) -> Checkpoint:
         model.producer or None,
         notes=tuple(_notes(model, lister)),
         details=_details(model),
+        code_references=audit_model(model, file),
     )
 
 
@@ -762,17 +923,14 @@ class _ConstantLister:
 
     def _beside(self, location: str, tensor: OnnxTensor) -> File:
         """Return the file that contains a tensor; raise UnsupportedError if it is outside the folder."""
-        parts = location.replace("\\", "/").split("/")
-        inside = location and not location.startswith(("/", "\\")) and os.pardir not in parts
-        if not inside or "\0" in location or location[1:2] == ":" or "\\" in location:
+        if not _is_inside(location):
             raise UnsupportedError(
                 "a tensor's external data file is outside the model's folder and is not read",
                 offset=tensor.start,
                 found=repr(location[:200]),
             )
         if location not in self.files:
-            folder = os.path.dirname(self.file.path)
-            path = "/".join([folder, *parts]) if folder else "/".join(parts)
+            path = _external_path(location, self.file)
             if (
                 filesystem.find_store(path) is None
                 and filesystem.lexists(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ckpttool.core import limits, text
 from ckpttool.core.checkpoint import CodeReference, merge_references, relocate_references
-from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import File, Inline, Source, Span, Storage
 from ckpttool.core.tree import (
     Alias,
@@ -178,13 +179,67 @@ def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType(
     try:
         return load_pickle(data, file, builders={**BUILDERS, **more})
     except FormatError as error:
-        if b"joblib.numpy_pickle" in data[: 1 << 16]:
+        if JOBLIB in data[: 1 << 16]:
             raise UnsupportedError(
                 "this is a joblib file, which stores its arrays outside the pickle",
                 file=file.path,
                 hint="if you trust the file, load it with joblib.load and save its arrays with numpy.savez",
             ) from error
         raise
+
+
+# The module of joblib's arrays, whose bytes follow the opcodes that describe them
+# (joblib/numpy_pickle.py, NumpyArrayWrapper.read_array and NumpyUnpickler.load_build).
+JOBLIB = b"joblib.numpy_pickle"
+_WRAPPER = "joblib.numpy_pickle.NumpyArrayWrapper"
+_BUILD = ord("b")
+_PADDED = "numpy_array_alignment_bytes"
+
+
+def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
+    """Scan a pickle of joblib, past the arrays between its opcodes, as far as it is valid; never raise."""
+    machine = pickle_reader.PickleMachine(
+        data, OpaqueKey, {**CONTAINERS, **pickle_values.BUILDERS}, sys.maxsize, None, 0
+    )
+    nested: list[CodeReference] = []
+
+    def build(running: pickle_reader.PickleMachine, at: int) -> int:
+        at = pickle_reader.TABLE[_BUILD](running, at)
+        wrapper = running.stack[-1]
+        if isinstance(wrapper, PickleObject) and wrapper.name == _WRAPPER and isinstance(wrapper.state, dict):
+            at = _skip_array(running, wrapper.state, at, nested)
+            running.end = len(data)  # the frame has ended before the array
+        return at
+
+    table = list(pickle_reader.TABLE)
+    table[_BUILD] = build
+    try:
+        value = machine.run(table)
+    except CkpttoolError:
+        found = merge_references(machine.list_code_references(), nested)
+        return pickle_reader.PickleScan(None, None, found, cut=False)
+    found = merge_references(machine.list_code_references(), nested)
+    return pickle_reader.PickleScan(value, machine.position, found, cut=False)
+
+
+def _skip_array(
+    machine: pickle_reader.PickleMachine, state: Mapping[str, Any], at: int, nested: list[CodeReference]
+) -> int:
+    """Return the position after an array's bytes, or after the pickle of an array of objects."""
+    kind, shape = state.get("dtype"), state.get("shape")
+    counts = shape if isinstance(shape, tuple) else (None,)
+    if not isinstance(kind, PickledDType) or any(type(n) is not int or n < 0 for n in counts):
+        machine.fail("an array of joblib has no type or shape", at)
+    if kind.code.startswith("O"):
+        found, _ = common.scan_head(lambda length: machine.data[at : at + length], len(machine.data) - at)
+        nested += found.code_references
+        if found.end is None:
+            machine.fail("an array of objects has no valid pickle", at)
+        return at + found.end
+    if state.get(_PADDED) is not None:
+        at += 1 + machine.number(at, 1)
+    width = int(kind.code[1:]) * (4 if kind.code.startswith("U") else 1)
+    return at + width * math.prod(counts)
 
 
 def load_pickle(

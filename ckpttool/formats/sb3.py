@@ -101,6 +101,7 @@ def read(location: str) -> Checkpoint:
         integrity=found.integrity,
         notes=found.notes,
         code_references=found.code_references,
+        unjudged=found.unjudged,
     )
 
 
@@ -242,6 +243,7 @@ class Sb3Listing(NamedTuple):
     integrity: Integrity
     notes: tuple[str, ...]
     code_references: tuple[CodeReference, ...]
+    unjudged: tuple[str, ...]
 
 
 def list_members(members: Sb3Members) -> Sb3Listing:
@@ -274,6 +276,7 @@ def list_members(members: Sb3Members) -> Sb3Listing:
             walk.code_references,
             *(relocate_references(found.code_references, name) for name, found in states.items()),
         ),
+        tuple(f"{name}: {each}" for name, found in states.items() for each in found.unjudged),
     )
 
 

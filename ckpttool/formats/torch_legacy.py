@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references, relocate_references
@@ -81,12 +82,29 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     rest = stream.end - stream.at
     follow = format_count(rest, "byte follows", "bytes follow")
     beyond = (f"{follow} the last storage, unused",) if rest else ()
-    return torch_tree.list_pickle(
+    found = torch_tree.list_pickle(
         pickled,
         f"torch stream protocol {PROTOCOL}",
         notes=(*names.classes.notes(), *beyond),
         details=names.classes.details(),
     )
+    return _add_code_behind(found, {"": stream})
+
+
+def _add_code_behind(found: FileListing, streams: Mapping[str, ByteStream]) -> FileListing:
+    """Return the listing with what follows the streams, by member: a second call of pickle.load reads it."""
+    # Not a top-level import: nearly always nothing follows.
+    references, unjudged = list(found.code_references), list(found.unjudged)
+    for name, stream in streams.items():
+        if stream.at < stream.end:
+            from ckpttool.formats.detect import scan_behind
+
+            behind = scan_behind(stream.file, stream.at, stream.end)
+            references += (
+                relocate_references(behind.code_references, name) if name else behind.code_references
+            )
+            unjudged += [f"{name}: {each}" if name else each for each in (*behind.unread, *behind.ambiguous)]
+    return replace(found, code_references=merge_references(references), unjudged=tuple(unjudged))
 
 
 def read_storage(file: File, offset: int, length: int, references: list[CodeReference]) -> Storage:
@@ -250,6 +268,7 @@ PYTORCH_TAR = FormatDefinition(
 # torch/csrc/generic/ serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
 
 TAR_PROTOCOL = 1000
+TAR_MEMBERS = ("sys_info", "storages", "tensors", "pickle")
 _REBUILD = "torch._utils._rebuild_tensor_v2"
 
 
@@ -274,12 +293,16 @@ def list_tar(file: File) -> FileListing:
     requested = merge_references(
         *(relocate_references(member.code_references, name) for name, member in members.items())
     )
-    return torch_tree.list_pickle(
+    found = torch_tree.list_pickle(
         pickled._replace(code_references=requested),
         f"torch tar archive protocol {TAR_PROTOCOL}",
-        notes=names.classes.notes(),
+        notes=(
+            *names.classes.notes(),
+            *common.note_unknown_members([name for name in members if name not in TAR_MEMBERS]),
+        ),
         details=names.classes.details(),
     )
+    return _add_code_behind(found, {name: members[name] for name in TAR_MEMBERS if name in members})
 
 
 def _check_machine(system: object, file: File) -> None:

@@ -594,11 +594,13 @@ def _notes(walk: TorchWalk) -> tuple[str, ...]:
 # archive's, and member lookup ignores case (miniz, mz_zip_reader_locate_file).
 
 _PICKLE = re.compile(r"[^/]+/data\.pkl")
-# Members that torch writes beside the storages; code and extra files are listed separately (torch_zip.py).
+# Members that torch writes beside the storages, and those of TorchScript; code and extra files are listed
+# separately (torch_zip.py).
 _BESIDE = re.compile(
-    r"(?:data|constants|bytecode|attributes)\.pkl|version|byteorder|mobile_debug_handles\.pkl"
-    r"|\.(?:data/.*|format_version|storage_alignment)|(?:code|extra)/.*",
-    re.DOTALL,
+    r"data\.pkl|version|byteorder|\.(?:data/(?:version|serialization_id)|format_version|storage_alignment)"
+)
+_SCRIPTED = re.compile(
+    r"(?:constants|bytecode|attributes|mobile_debug_handles)\.pkl|(?:code|extra)/.*", re.DOTALL
 )
 _SOURCE = ("code/", "extra/")
 _SHOWN, _LONG = 3, 60
@@ -633,7 +635,10 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
 
 
 # Names that torch looks up, ignoring case.
-_WANTED = "data.pkl constants.pkl byteorder version .data/version .format_version .storage_alignment"
+_WANTED = (
+    "data.pkl constants.pkl bytecode.pkl model.json byteorder version .data/version .format_version "
+    ".storage_alignment"
+)
 
 
 def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
@@ -665,15 +670,16 @@ def description_members(members: Iterable[str], folder: str) -> list[str]:
     return [name for name in members if name.startswith(marks)]
 
 
-def note_unused_members(members: Iterable[str], folder: str, used: Collection[str]) -> tuple[str, ...]:
+def note_unused_members(members: Collection[str], folder: str, used: Collection[str]) -> tuple[str, ...]:
     """Return a note on unreferenced members, if there are any."""
     start = f"{folder}/"
+    known = (_BESIDE, _SCRIPTED) if f"{folder}/constants.pkl" in members else (_BESIDE,)
     unread = [
         name
         for name in members
         if name not in used
         and not name.endswith("/")
-        and not (name.startswith(start) and _BESIDE.fullmatch(name, len(start)))
+        and not (name.startswith(start) and any(each.fullmatch(name, len(start)) for each in known))
     ]
     if not unread:
         return ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ckpttool.core import checkpoint, dtypes, filesystem, limits
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, relocate_references
+from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
 from ckpttool.core.text import format_count
@@ -137,7 +137,9 @@ def list_archive(archive: TorchArchive) -> FileListing:
     _require_numbers(archive, top)
     used: set[str] = set()
     found = (_list_script if is_script(archive.members, top) else _list_plain)(archive, top, used)
-    return replace(found, notes=(*found.notes, *torch_tree.note_unused_members(archive.members, top, used)))
+    references = merge_references(audit_programs(archive.members, top), found.code_references)
+    notes = (*found.notes, *torch_tree.note_unused_members(archive.members, top, used))
+    return replace(found, notes=notes, code_references=references)
 
 
 def _list_plain(
@@ -661,6 +663,18 @@ def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...
         for name in _code_files(members, top)
         # Others are positions in the source (`.debug_pkl`), for error messages.
         if name.endswith(".py")
+    )
+
+
+# Other code that TorchScript's loaders run: the mobile interpreter's (torch/csrc/jit/mobile/import.cpp), and
+# that of PyTorch 1.0 and 1.1 (torch/csrc/jit/serialization/import_legacy.cpp).
+_PROGRAMS = ("bytecode.pkl", "model.json")
+
+
+def audit_programs(members: Collection[str], top: str) -> tuple[CodeReference, ...]:
+    """Return the members that one of torch's loaders runs, whichever other members the archive has."""
+    return tuple(
+        CodeReference(name, CODE, by="torchscript") for name in _PROGRAMS if f"{top}/{name}" in members
     )
 
 

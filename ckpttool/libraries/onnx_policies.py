@@ -16,7 +16,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
-from ckpttool.formats.onnx import OnnxFunction, OnnxModel, OnnxNode, OnnxTensor, OnnxValue
+from ckpttool.formats.onnx import OnnxFunction, OnnxModel, OnnxNode, OnnxTensor, OnnxValue, OperatorKey
 from ckpttool.libraries.activation_orders import read_orders, with_orders
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.onnx_operators import (
@@ -148,14 +148,14 @@ class _OnnxProgramReader(ProgramRecorder):
     checkpoint: Checkpoint = field(kw_only=True)
     model: OnnxModel = field(kw_only=True)
     carried: dict[str, int] = field(default_factory=dict)
-    functions: dict[tuple[str, str], OnnxFunction] = field(default_factory=dict)
+    functions: dict[OperatorKey, OnnxFunction] = field(default_factory=dict)
     calls: int = 0
     doubled: bool = False
 
     def __post_init__(self) -> None:
         """Store the constants and inputs of the graph."""
         graph = self.model.graph
-        self.functions = {(each.domain, each.name): each for each in self.model.functions}
+        self.functions = {(each.domain, each.name, each.overload): each for each in self.model.functions}
         known = {tensor.name for tensor in graph.initializers}
         for tensor in graph.initializers:
             self.scope[tensor.name] = self._constant(tensor.name)
@@ -380,7 +380,7 @@ class _OnnxProgramReader(ProgramRecorder):
 
     def _outputs(self, node: OnnxNode, scope: dict[str, AnyValue], depth: int) -> list[AnyValue]:
         title = UnsupportedOperator(node.title, node.name or next(iter(node.outputs), ""))
-        function = self.functions.get((node.domain, node.op))
+        function = self.functions.get((node.domain, node.op, node.overload))
         if function is not None:
             return self._called(function, node, scope, depth, title)
         given = [scope.get(name) if name else None for name in node.inputs]

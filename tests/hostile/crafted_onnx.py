@@ -150,6 +150,80 @@ WRONG: dict[str, Make] = {
 }
 
 
+def custom(op: str = "Run", domain: str = "my.ops", *attributes: bytes) -> bytes:
+    """Return a node of an operator in another domain."""
+    return node(op, ("x",), ("y",), field(7, domain), *attributes)
+
+
+def _attribute(name: str, number: int, value: bytes, kind: int | None = None) -> bytes:
+    """Return a node's field with an attribute; without `kind` its type is not stated."""
+    return field(5, field(1, name) + field(number, value) + (b"" if kind is None else field(20, kind)))
+
+
+def branch(inner: bytes, kind: int | None = 5) -> bytes:
+    """Return an If whose branch is a graph of one node."""
+    return node("If", ("c",), ("y",), _attribute("then_branch", 6, graph(nodes=[inner]), kind))
+
+
+def function(inner: bytes, name: str = "F", domain: str = "pkg") -> bytes:
+    return field(25, field(1, name) + field(7, inner) + field(10, domain))
+
+
+def with_nodes(*nodes: bytes, more: bytes = b"") -> bytes:
+    return model(graph(tensor(), nodes=nodes)) + more
+
+
+_ELSEWHERE = tensor("", (2,), FLOAT, external(location=f"../{BAIT}", length="8"))
+# Models with an operator or a file that is not ONNX's.
+CODE: dict[str, bytes] = {
+    "custom": with_nodes(custom()),
+    "compiled-context": with_nodes(custom("EPContext", "com.microsoft")),
+    "compiled-context-elsewhere": with_nodes(
+        custom("EPContext", "local"), more=function(custom("Relu", ""), "EPContext", "local")
+    ),
+    "snpe": with_nodes(custom("Snpe", "com.microsoft")),
+    "python": with_nodes(custom("PyOp", "ai.onnx.contrib")),
+    "python-of-onnx": with_nodes(custom("PyOp", "")),
+    "unknown-of-microsoft": with_nodes(custom("PythonOp", "com.microsoft")),
+    "aten": with_nodes(custom("ATen", "org.pytorch.aten")),
+    "domain-like-onnx": with_nodes(custom("Relu", "ai.onnx.contrib")),
+    "in-a-branch": with_nodes(branch(custom())),
+    "in-a-branch-of-a-branch": with_nodes(branch(branch(custom()))),
+    "in-graphs": with_nodes(
+        node("Scan", ("c",), ("y",), _attribute("bodies", 11, graph(nodes=[custom()]), 10))
+    ),
+    "in-a-field-of-another-type": with_nodes(branch(custom(), 1)),
+    "in-a-field-of-no-type": with_nodes(branch(custom(), None)),
+    "in-a-function": with_nodes(custom("F", "pkg"), more=function(custom())),
+    "in-an-unused-function": with_nodes(more=function(custom())),
+    "of-another-function": with_nodes(custom("G", "pkg"), more=function(node("Relu", ("x",), ("y",)))),
+    "of-another-overload": with_nodes(
+        custom("F", "pkg", field(8, "two")), more=function(node("Relu", ("x",), ("y",)))
+    ),
+    "in-training": with_nodes(more=field(20, field(2, graph(nodes=[custom()])))),
+    "in-the-start-of-training": with_nodes(more=field(20, field(1, graph(nodes=[custom()])))),
+}
+
+
+def _external_of(inner: bytes) -> bytes:
+    """Return a model whose training graph has the tensor, which is not listed."""
+    return with_nodes(more=field(20, field(1, graph(inner))))
+
+
+# Models with data elsewhere, in places that are not listed.
+ELSEWHERE: dict[str, bytes] = {
+    "in-training": _external_of(tensor("w", (2,), FLOAT, external(location=f"../{BAIT}", length="8"))),
+    "as-indices": _external_of(b"") + b"",
+    "memory": _external_of(tensor("w", (2,), FLOAT, external(location="*/_ORT_MEM_ADDR_/*", offset="4096"))),
+    "device": _external_of(tensor("w", (2,), FLOAT, external(location="/dev/mem"))),
+    "in-a-field-of-no-type": with_nodes(node("Constant", (), ("c",), _attribute("value", 5, _ELSEWHERE))),
+    "entries": _external_of(tensor("w", (2,), FLOAT, external(location="w", __class__="x"))),
+}
+ELSEWHERE["as-indices"] = model(
+    graph(more=field(15, field(1, tensor("w", (2,))) + field(2, _ELSEWHERE) + field(3, 9)))
+)
+
+
 def _refused(name: str, data: bytes | Make) -> Case:
     return Case(f"onnx-{name}", _LINE, data if callable(data) else written(_NAME, data))
 
@@ -178,4 +252,9 @@ CASES = (
     _refused("link", _linked),
     _refused("pipe", _pipe),
     _refused("missing", _outside(location="w")),
+    *(
+        Case(f"onnx-code-{name}", _LINE, written(_NAME, data), 0, None, None, 1)
+        for name, data in (CODE | ELSEWHERE).items()
+        if name in ("custom", "compiled-context", "in-a-branch", "memory")
+    ),
 )
