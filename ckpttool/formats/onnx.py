@@ -875,8 +875,9 @@ class TypedElements(NamedTuple):
             )
         if self.bits:
             return _unpack_bits(found.astype(np.uint8), self.bits, self.size)
-        if self.dtype == "bool":
-            return found.astype(np.uint32).astype(bool).tobytes()
+        if self.dtype == "bool" and ((found.astype(np.uint8) == 0) & (found.astype(np.uint32) != 0)).any():
+            # The onnx library takes the low byte, ONNX Runtime the whole number.
+            raise FormatError("a truth value is outside the range of a byte", file=self.base.file.path)
         if self.number in (_F, _D):
             return found.tobytes()
         # The low bits of each number are the element, including halves and 8-bit floats.
