@@ -17,7 +17,14 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["ckpttool"], ["-mckpttool"]):
     from ckpttool.core import search_paths
 
+    search_paths.exit_on_interrupt()
     search_paths.leave_working_directory(first=True)
+elif sys.argv and sys.argv[0].endswith(
+    ("/ckpttool", "\\ckpttool", "\\ckpttool.exe")
+):  # the installed command
+    from ckpttool.core import search_paths
+
+    search_paths.exit_on_interrupt()
 
 import importlib
 from typing import TYPE_CHECKING, Any

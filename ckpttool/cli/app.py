@@ -19,7 +19,7 @@ import typer
 
 from ckpttool.cli import common
 from ckpttool.cli.common import show_fetch_progress
-from ckpttool.core import limits
+from ckpttool.core import limits, search_paths
 from ckpttool.core.errors import CkpttoolError, from_system_error
 from ckpttool.version import __version__
 
@@ -397,6 +397,7 @@ def run() -> None:
     as_json = "--json" in sys.argv
     streams = sys.stdout, sys.stderr
     try:
+        search_paths.raise_on_interrupt()
         common.guard_streams()
         common.require_stdout()
         _install_numpy_memory_guard()
