@@ -36,7 +36,7 @@ def exit_on_interrupt() -> None:
 
     There is nothing to clean up yet. An ignored or handled signal stays as it is.
     """
-    import _signal  # built in; `signal` imports more
+    import _signal  # type: ignore[import-not-found]  # built in: from no folder, and without more imports
 
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _exit_interrupted)

@@ -135,6 +135,7 @@ _FIELDS = 4  # parts scanned for each part that may be kept
 _RANK = 1000  # listed dimensions; no array library has more than 64
 # AttributeProto.AttributeType.
 _KINDS = {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8, 10: 9, 11: 10, 22: 11}
+_LAST_KIND = 14  # TYPE_PROTOS; its values and those of TYPE_PROTO are not read
 _HIGH = bytes(range(0x80, 0x100))
 _OTHER_DOMAINS = ("", "ai.onnx")
 
@@ -400,6 +401,11 @@ class _OnnxParser:
         of = {_KINDS[number]: each for number, each in found.items()}
         if not kind and len(of) == 1:
             (kind,) = of
+        if kind > _LAST_KIND:
+            raise UnsupportedError("a node's attribute has an unknown type", offset=start, found=str(kind))
+        # Some writers store the other fields with default values as well.
+        if kind not in of and any(of.values()):
+            raise FormatError("the value of a node's attribute does not match its type", offset=start)
         held = of.get(kind, _EMPTY.get(kind))
         return name, OnnxAttribute(kind, tuple(held) if isinstance(held, list) else held, ref)
 
