@@ -84,9 +84,11 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "metadata is None": _CALLS,
     },
     "torch_script": {
-        "<--- HERE|Unknown type|undefined value|INTERNAL ASSERT FAILED|not in the map": _CODE,
+        "<--- HERE|Unknown type|undefined value|INTERNAL ASSERT FAILED|not in the map|token|but found": _CODE,
+        "Expression of type|code import": _CODE,
+        "PROTO opcode|Unknown opcode": "torch's reader of pickles in C++ knows fewer opcodes than Python's",
         "failed reading file code/|failed locating file constants.pkl|hasRecord": _RECORDS,
-        "UnicodeDecodeError": _TORCH["UnicodeDecodeError"],
+        **{text: _TORCH[text] for text in ("UnicodeDecodeError", "unsupported multidisk")},
     },
     "onnx": {
         "Wire format was corrupt": "the library decodes parts that hold no constants, too",

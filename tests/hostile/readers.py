@@ -214,7 +214,7 @@ def _torch_tensor(torch: Any, value: Any) -> str:
         value = value.int_repr()
     if value.is_conj() or value.is_neg():
         value = value.resolve_conj().resolve_neg()
-    data = value.detach().contiguous().reshape(-1)
+    data = value.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
     return tensor(name, value.shape, data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
 
 
