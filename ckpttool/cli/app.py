@@ -17,9 +17,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from ckpttool import exit_interrupted
 from ckpttool.cli import common
 from ckpttool.cli.common import show_fetch_progress
-from ckpttool.core import limits, search_paths
+from ckpttool.core import limits
 from ckpttool.core.errors import CkpttoolError, from_system_error
 from ckpttool.version import __version__
 
@@ -397,7 +398,8 @@ def run() -> None:
     as_json = "--json" in sys.argv
     streams = sys.stdout, sys.stderr
     try:
-        search_paths.raise_on_interrupt()
+        if signal.getsignal(signal.SIGINT) is exit_interrupted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         common.guard_streams()
         common.require_stdout()
         _install_numpy_memory_guard()

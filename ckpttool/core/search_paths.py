@@ -1,6 +1,4 @@
-"""What precedes all other code of a command: search paths without the working directory, and Ctrl-C.
-
-The working directory may contain a stranger's files.
+"""Search paths for code, without the working directory, which may contain a stranger's files.
 
 A user's own module in the working directory is found only by a name typed by the user (`--like`,
 `--env`). This module runs before all other code of a command, so it first imports only `os` and
@@ -29,29 +27,6 @@ def leave_working_directory(*, first: bool = False) -> None:
             sys.path[:] = [path for path in sys.path if path != here]
     os.environ.update(child_environment())
     os.environ["PYTHONSAFEPATH"] = "1"
-
-
-def exit_on_interrupt() -> None:
-    """Let Ctrl-C end the process with status 130 and no traceback while the command is imported.
-
-    There is nothing to clean up yet. An ignored or handled signal stays as it is.
-    """
-    import _signal  # type: ignore[import-not-found]  # built in: from no folder, and without more imports
-
-    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, _exit_interrupted)
-
-
-def raise_on_interrupt() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, after `exit_on_interrupt`."""
-    import _signal
-
-    if _signal.getsignal(_signal.SIGINT) is _exit_interrupted:
-        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-
-
-def _exit_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001
-    os._exit(128 + signum)
 
 
 def child_environment() -> "dict[str, str]":
