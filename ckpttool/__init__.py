@@ -10,11 +10,26 @@
 Importing the package loads no framework and not even numpy; names arrive when they are first used.
 """
 
+# ruff: noqa: E402  # Ctrl-C and the search path come before other imports
+
+import os
 import sys
+
+
+def exit_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001
+    """End the process on Ctrl-C without a traceback, until the command handles it: nothing to clean up."""
+    os._exit(128 + signum)
+
 
 # `python -m ckpttool` puts the working directory first on the path, and `import __future__` would be the
 # first module to come from there. While Python looks for the module to run, the first argument is "-m".
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["ckpttool"], ["-mckpttool"]):
+_module = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["ckpttool"], ["-mckpttool"])
+if _module or "".join(sys.argv[:1]).endswith(("/ckpttool", "\\ckpttool", "\\ckpttool.exe")):
+    import _signal  # type: ignore[import-not-found]  # built in: `signal` would come from that folder
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, exit_interrupted)
+if _module:
     from ckpttool.core import search_paths
 
     search_paths.leave_working_directory(first=True)

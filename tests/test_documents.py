@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +52,35 @@ def test_commas_and_brackets_in_texts_are_no_values(read: Read) -> None:
     text = {"a": "[{,\\" * 50, "[" * 50: '"}],' * 50}
     with using(replace(Limits(), json_values=3)):
         assert read(json.dumps(text).encode(), "the text") == text
+
+
+@BOTH
+def test_values_are_counted_where_strings_are_full_of_marks(read: Read) -> None:
+    choose = random.Random(5)
+    # Long enough that the parts in which the text is split end in strings and within escapes.
+    for _ in range(6):
+        names = ["".join(choose.choices('"\\\\,[{é\n', k=choose.randrange(40))) for _ in range(8_000)]
+        text = {"a": [each if choose.randrange(3) else [each, {}] for each in names]}
+        data = json.dumps(text, ensure_ascii=bool(choose.randrange(2))).encode()
+        bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", data)
+        count = sum(map(bare.count, (b",", b"[", b"{")))
+        with using(replace(Limits(), json_values=count)):
+            assert read(data, "the text") == text
+        with using(replace(Limits(), json_values=count - 1)), pytest.raises(LimitError) as caught:
+            read(data, "the text")
+        assert caught.value.found == f"{count:,}"
+
+
+@BOTH
+def test_too_many_values_are_refused_in_little_memory(read: Read) -> None:
+    data = b"{" + b",".join(b'"%x":["F32",[1]]' % number for number in range(300_000)) + b"}"
+    tracemalloc.start()
+    try:
+        with using(replace(Limits(), json_values=1_000_000)), pytest.raises(LimitError):
+            read(data, "the text")
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 @BOTH

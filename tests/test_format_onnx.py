@@ -13,7 +13,7 @@ from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import diagnose
 from ckpttool.commands.model_comparison import find_code
 from ckpttool.commands.verify import verify
-from ckpttool.core import CkpttoolError, Leaf, Record, UsageError, ValueLeaf, display
+from ckpttool.core import CkpttoolError, FormatError, Leaf, Record, UsageError, ValueLeaf, display
 from ckpttool.core.checkpoint import CLASSES, CODE
 from ckpttool.formats import Probe, onnx, open_checkpoint
 from tests.bundle_writer import field
@@ -120,6 +120,31 @@ def test_every_type_is_read_as_the_library_reads_it(name: str, raw: bool, tmp_pa
         tensor = onnx.helper.make_tensor("w", code, array.shape, array.reshape(-1))
     onnx.save(model_of(onnx, tensor), str(tmp_path / "m.onnx"))
     same(read(tmp_path / "m.onnx")["w"], onnx.numpy_helper.to_array(tensor))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_truth_value_keeps_its_byte(raw: bool, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    numbers = range(256) if raw else (*range(256), 257, -1, -255, 0x7FFFFF01)
+    tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.BOOL, dims=(len(numbers),))
+    if raw:
+        tensor.raw_data = bytes(numbers)
+    else:
+        tensor.int32_data.extend(numbers)
+    onnx.save(model_of(onnx, tensor), str(tmp_path / "m.onnx"))
+    same(read(tmp_path / "m.onnx")["w"], onnx.numpy_helper.to_array(tensor))
+
+
+@pytest.mark.parametrize("number", [256, -256, 0x7FFFFF00])
+def test_a_truth_value_that_readers_disagree_about_is_refused(number: int, tmp_path: Path) -> None:
+    """The onnx library takes the low byte, ONNX Runtime the whole number."""
+    onnx = pytest.importorskip("onnx")
+    tensor = onnx.helper.make_tensor("w", onnx.TensorProto.BOOL, (2,), [True, False])
+    tensor.int32_data[0] = number
+    onnx.save(model_of(onnx, tensor), str(tmp_path / "m.onnx"))
+    with pytest.raises(FormatError) as caught:
+        digest_checkpoint(open_checkpoint(str(tmp_path / "m.onnx")))
+    assert caught.value.file == str(tmp_path / "m.onnx")
 
 
 def test_strings_are_those_of_the_library(tmp_path: Path) -> None:

@@ -38,6 +38,27 @@ def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
     assert "ckpttool" in clash.err
 
 
+def test_of_two_packages_of_one_name_the_first_counts(tmp_path: Path) -> None:
+    for number, group in enumerate(("console_scripts", "ckpttool.formats")):
+        info = tmp_path / f"{number}" / f"shout-{number}.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: shout\nVersion: {number}.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\nshout = shout_format\n")
+    for order in ((0, 1), (1, 0)):
+        path = ":".join([str(ROOT), *(str(tmp_path / f"{number}") for number in order)])
+        listed = subprocess.check_output(
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                "from ckpttool.core.plugins import installed as i; print(i('formats'))",
+            ],
+            env={**os.environ, "PYTHONPATH": path},
+            text=True,
+        )
+        assert ("shout_format" in listed) == (order[0] == 1)
+
+
 def test_a_broken_package_is_named(tmp_path: Path, golden: Golden) -> None:
     info = tmp_path / "shout-1.0.dist-info"
     info.mkdir()

@@ -90,7 +90,7 @@ def plant(folder: Path, names: set[str]) -> Path:
 
 
 def run(
-    start: Sequence[str], folder: Path, words: Sequence[str], **env: str
+    start: Sequence[str], folder: Path, words: Sequence[str], given: str | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
@@ -103,6 +103,7 @@ def run(
         [*start, *words],
         cwd=folder,
         env=environment,
+        input=given,
         capture_output=True,
         text=True,
         timeout=120,
@@ -170,6 +171,85 @@ def test_run_as_a_module_it_leaves_the_working_directory_first(tmp_path: Path, j
         done = run(start, folder, words, PYTHONPATH=path)
         assert not mark.exists(), mark.read_text()
         assert done.returncode == 0, done.stderr
+
+
+PLUGIN = """
+from pathlib import Path
+Path({mark!r}).touch()
+NAME, TITLE, WRITES, FRAMEWORK = "stranger", "A stranger's format", False, "numpy"
+def claims(probe): return None
+"""
+CHILD = "from ckpttool.formats import common\nprint(common.child_paths())\n"
+LISTING = "import ckpttool.core.plugins as p\nfor each in p.installed('formats'): each.load()\n"
+
+
+def metadata(folder: Path, kind: str, name: str = "stranger") -> None:
+    """Put the metadata of a package with a format, and the format's module, in a folder."""
+    info = folder / ("EGG-INFO" if kind == "egg" else f"{name}-1.0.{kind}")
+    info.mkdir(parents=True)
+    (info / ("METADATA" if kind == "dist-info" else "PKG-INFO")).write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(f"[ckpttool.formats]\n{name} = {name}\n")
+    (folder / f"{name}.py").write_text(PLUGIN.format(mark=str(folder / "RAN")))
+
+
+# How a user's own program starts in a folder of strangers' files: its words, and elements of PYTHONPATH.
+STARTS = {
+    "-c": (["-c", LISTING], []),
+    "-m": (["-m", "users_tool"], []),
+    "script": (["users_script.py"], []),
+    "standard input": (["-"], []),
+    "-c, empty element": (["-P", "-c", LISTING], [""]),
+    "-m, empty element": (["-m", "users_tool"], ["", ""]),
+    "-c, relative element": (["-c", f"import sys; sys.path.append('.')\n{LISTING}"], []),
+}
+
+
+@pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg"])
+@pytest.mark.parametrize("start", STARTS)
+def test_no_entry_point_is_loaded_from_the_working_directory(tmp_path: Path, start: str, kind: str) -> None:
+    """In a user's own program as well, where Python itself searches the working directory for modules."""
+    place = tmp_path / ("stranger-1.0.egg" if kind == "egg" else "downloads")
+    metadata(place, kind)
+    tools = tmp_path / "tools"
+    metadata(tools, "dist-info", "wanted")
+    (tools / "users_tool.py").write_text(LISTING)
+    (place / "users_script.py").write_text(LISTING)
+    words, elements = STARTS[start]
+    path = os.pathsep.join([*elements, str(ROOT), str(tools)])
+    done = run([sys.executable], place, words, given=LISTING, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert not (place / "RAN").exists()
+    # The search itself works.
+    assert (tools / "RAN").exists()
+
+
+def test_a_reader_in_a_process_of_its_own_does_not_search_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "users_tool.py").write_text(CHILD)
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "tools")])
+    done = run([sys.executable, "-m", "users_tool"], tmp_path, [], PYTHONPATH=path)
+    found = json.loads(done.stdout)
+    assert str(tmp_path) not in found
+    assert str(tmp_path / "tools") in found
+
+
+@pytest.mark.parametrize("choice", ["named", "named by a dot", "site-packages"])
+def test_entry_points_in_the_working_directory_that_the_user_chose(tmp_path: Path, choice: str) -> None:
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    place = tmp_path / "lib" / version / "site-packages"
+    metadata(place, "dist-info")
+    prefix = ""
+    if choice == "site-packages":
+        prefix = (
+            f"import site, sys; site.PREFIXES[:] = [{str(tmp_path)!r}]; sys.path.append({str(place)!r})\n"
+        )
+    chosen = {"named": str(place), "named by a dot": "."}.get(choice)
+    path = os.pathsep.join(filter(None, [str(ROOT), chosen]))
+    done = run([sys.executable, "-c", prefix + LISTING], place, [], PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert (place / "RAN").exists()
 
 
 def test_a_module_with_the_name_of_an_installed_one_is_refused(tmp_path: Path, script: list[str]) -> None:

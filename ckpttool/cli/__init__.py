@@ -17,4 +17,9 @@ def main() -> None:
         if sys.stderr is not None:
             sys.stderr.write(f"ckpttool: cannot start: {error or 'out of memory'}\n")
         sys.exit(2)
-    run()
+    try:
+        run()
+    except KeyboardInterrupt:  # a second one, while the first ends the program
+        import sys
+
+        sys.exit(130)

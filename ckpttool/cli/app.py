@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from ckpttool import exit_interrupted
 from ckpttool.cli import common
 from ckpttool.cli.common import show_fetch_progress
 from ckpttool.core import limits
@@ -397,6 +398,8 @@ def run() -> None:
     as_json = "--json" in sys.argv
     streams = sys.stdout, sys.stderr
     try:
+        if signal.getsignal(signal.SIGINT) is exit_interrupted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         common.guard_streams()
         common.require_stdout()
         _install_numpy_memory_guard()

@@ -13,6 +13,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from ckpttool.core import search_paths
 from ckpttool.core.errors import MissingExtraError, UsageError, suggest_choice
 
 if TYPE_CHECKING:
@@ -316,9 +317,13 @@ STORES: dict[str, Plugin] = {
 
 
 def installed(kind: Kind) -> tuple[Plugin, ...]:
-    """Return built-in plugins and entry points of `ckpttool.<kind>`; raise for a duplicate name."""
+    """Return built-in plugins and entry points of `ckpttool.<kind>`; raise for a duplicate name.
+
+    The working directory is not searched: metadata there would name code to run, and may be a stranger's.
+    """
     found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
-    for point in _entry_points(tuple(sys.path))[kind]:
+    folders = search_paths.installed_folders(tuple(map(os.fsdecode, sys.path)))  # some are Path objects
+    for point in _entry_points(folders)[kind]:
         owner = point.dist.name if point.dist is not None else point.value
         if point.name in found:
             raise UsageError(
@@ -333,10 +338,21 @@ def installed(kind: Kind) -> tuple[Plugin, ...]:
 def _entry_points(folders: tuple[str, ...]) -> Mapping[Kind, Iterable[EntryPoint]]:
     if not _may_have_entry_points(folders):
         return dict.fromkeys(BUILT_IN, ())
-    from importlib.metadata import entry_points
+    from importlib.metadata import distributions
 
-    found = entry_points()
-    return {kind: found.select(group=f"ckpttool.{kind}") for kind in BUILT_IN}
+    path = list(folders)
+    groups = {kind: f"ckpttool.{kind}" for kind in BUILT_IN}
+    owners = {
+        package.name
+        for package in distributions(path=path)
+        if any(package.entry_points.select(group=group) for group in groups.values())
+    }
+    # Of two packages of one name, Python imports the first.
+    packages = [next(iter(distributions(name=name, path=path))) for name in sorted(owners)]
+    return {
+        kind: [point for package in packages for point in package.entry_points.select(group=group)]
+        for kind, group in groups.items()
+    }
 
 
 def _may_have_entry_points(folders: tuple[str, ...]) -> bool:
@@ -349,10 +365,10 @@ def _may_have_entry_points(folders: tuple[str, ...]) -> bool:
     """
     if any(hasattr(each, "find_distributions") and each is not PathFinder for each in sys.meta_path):
         return True
-    for folder in map(os.fsdecode, folders):  # some programs put Path objects there
+    for folder in folders:
         if folder.lower().endswith(".egg") or os.path.isfile(folder):
             return True
-        with contextlib.suppress(*_UNREADABLE), os.scandir(folder or os.curdir) as entries:
+        with contextlib.suppress(*_UNREADABLE), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.lower().endswith((".dist-info", ".egg-info")) and _has_entry_points(entry.path):
                     return True

@@ -41,6 +41,40 @@ def child_environment() -> "dict[str, str]":
     return found
 
 
+def installed_folders(paths: "tuple[str, ...]") -> "tuple[str, ...]":
+    """Return the search paths (`sys.path`) in which packages are installed: without the working directory.
+
+    Python puts it in front for `python -c`, `python -m` and a script in it. It is kept if the user
+    chose it: by name in PYTHONPATH, as a folder of installed packages, or by importing this package
+    from it. Relative paths, which depend on the working directory, are left out.
+    """
+    here = _identity(os.curdir)
+    return tuple(
+        path
+        for path in dict.fromkeys(paths)
+        if os.path.isabs(path) and (here is None or _identity(path) != here or _is_chosen(here))
+    )
+
+
+def _identity(path: str) -> "tuple[int, int] | None":
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # it does not exist, or is not a path
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_chosen(here: "tuple[int, int]") -> bool:
+    import site
+
+    named = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
+    folders = [each for each in named.split(os.pathsep) if each] + site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    folders.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    return here in map(_identity, folders)
+
+
 def _working_directory() -> "str | None":
     try:
         return os.getcwd()

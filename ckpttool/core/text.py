@@ -15,8 +15,7 @@ from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, Usag
 
 # Small JSON documents: reading with a limit and a descriptive error; numbers that JSON lacks.
 
-# An unterminated string extends to the end, so nothing is scanned twice.
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_PART = 1 << 16  # bytes of a JSON text that are split at a time
 
 
 def load_json(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]:
@@ -117,12 +116,27 @@ def require_small(size: int, what: str, limit: str = "json_bytes", file: str | N
 
 def _require_few_values(data: bytes, what: str, most: int) -> None:
     """Raise LimitError for too many values: each needs about a hundred bytes of memory."""
-    # A value is at least two bytes of text. Strings are removed, since they may contain commas and brackets.
+    # A value is at least two bytes of text.
     if len(data) > 2 * most:
-        bare = _TEXT.sub(b"", data)
-        found = sum(map(bare.count, (b",", b"[", b"{")))
+        found = _count_values(data)
         if found > most:
             raise limits.limit_error("json_values", f"{what} contains too many values", found)
+
+
+def _count_values(data: bytes) -> int:
+    """Return how many commas and opening brackets are outside of strings.
+
+    The text is split in parts, so that a text of millions of strings takes no memory here.
+    """
+    # Without escaped backslashes and quotation marks, each remaining mark begins or ends a string.
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    found = within = 0
+    for start in range(0, len(plain), _PART):
+        pieces = plain[start : start + _PART].split(b'"')
+        outside = b"".join(pieces[within::2])
+        found += sum(map(outside.count, (b",", b"[", b"{")))
+        within ^= len(pieces) - 1 & 1
+    return found
 
 
 def _require_shallow(found: Any, data: bytes, what: str, most: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast, get_args
 
-from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core import dtypes, filesystem, limits, search_paths
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import (
@@ -333,8 +333,8 @@ sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
 
 
 def child_paths() -> str:
-    """Return this process's module search path as JSON."""
-    return json.dumps([_PACKAGE, *(path for path in sys.path if os.path.isabs(path))])
+    """Return this process's module search path as JSON, without the working directory."""
+    return json.dumps([_PACKAGE, *search_paths.installed_folders(tuple(map(os.fsdecode, sys.path)))])
 
 
 # First bytes of files written by torch.save; every command checks them, so this module imports nothing heavy.

@@ -138,6 +138,7 @@ _FIELDS = 4  # parts scanned for each part that may be kept
 _RANK = 1000  # listed dimensions; no array library has more than 64
 # AttributeProto.AttributeType.
 _KINDS = {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8, 10: 9, 11: 10, 22: 11}
+_LAST_KIND = 14  # TYPE_PROTOS; its values and those of TYPE_PROTO are not read
 _HIGH = bytes(range(0x80, 0x100))
 _OTHER_DOMAINS = ("", "ai.onnx")
 
@@ -430,6 +431,11 @@ class _OnnxParser:
         of = {_KINDS[number]: each for number, each in found.items()}
         if not kind and len(of) == 1:
             (kind,) = of
+        if kind > _LAST_KIND:
+            raise UnsupportedError("a node's attribute has an unknown type", offset=start, found=str(kind))
+        # Some writers store the other fields with default values as well.
+        if kind not in of and any(of.values()):
+            raise FormatError("the value of a node's attribute does not match its type", offset=start)
         held = of.get(kind, _EMPTY.get(kind))
         return name, OnnxAttribute(kind, tuple(held) if isinstance(held, list) else held, ref)
 
@@ -1033,8 +1039,9 @@ class TypedElements(NamedTuple):
             )
         if self.bits:
             return _unpack_bits(found.astype(np.uint8), self.bits, self.size)
-        if self.dtype == "bool":
-            return found.astype(np.uint32).astype(bool).tobytes()
+        if self.dtype == "bool" and ((found.astype(np.uint8) == 0) & (found.astype(np.uint32) != 0)).any():
+            # The onnx library takes the low byte, ONNX Runtime the whole number.
+            raise FormatError("a truth value is outside the range of a byte", file=self.base.file.path)
         if self.number in (_F, _D):
             return found.tobytes()
         # The low bits of each number are the element, including halves and 8-bit floats.

@@ -109,6 +109,11 @@ def _nested(depth: int) -> bytes:
     return model(inner)
 
 
+def _attributed(*fields: bytes) -> bytes:
+    """Return a model of one constant, a node whose attribute has these fields besides its name."""
+    return model(graph(nodes=[node("Constant", (), ("c",), field(5, field(1, "value") + b"".join(fields)))]))
+
+
 def _numbers(count: int) -> bytes:
     return model(graph(nodes=[node("X", (), ("y",), field(5, field(1, "a") + field(8, bytes(count))))]))
 
@@ -146,6 +151,9 @@ WRONG: dict[str, Make] = {
     "rest-of-the-file": _beside(bytes(12)),
     "negative-offset": _beside(bytes(8), offset="-4"),
     "length-in-words": _beside(bytes(8), length="eight"),
+    "attribute-of-unknown-type": written(_NAME, _attributed(field(5, tensor("")), field(20, 99))),
+    "attribute-of-other-type": written(_NAME, _attributed(field(5, tensor("")), field(20, 2))),
+    "attribute-of-two-types": written(_NAME, _attributed(field(5, tensor("")), field(3, 7))),
     "own-elements-too": _holding("w", (1,), FLOAT, external(location="w"), raw=bytes(4)),
 }
 

@@ -40,6 +40,7 @@ FAULTS = OUTCOMES[3:]
 _CLASSES = "the reference refuses classes and opcodes outside its allow list, ckpttool lists inert records"
 _CALLS = "the reference fails in a call that ckpttool lists as an inert record"
 _RECORDS = "torch reads records that hold no values (version, alignment, serialization id) as well"
+_CODE = "torch compiles the code, which ckpttool lists and never runs"
 _TORCH = {
     r"Unsupported|WeightsUnpickler error|safe_globals|Weights only load failed": _CLASSES,
     r"not callable|positional argument|invalid combination|has no attribute|is not iterable": _CALLS,
@@ -81,6 +82,20 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     "torch_dcp": {
         "Missing key in checkpoint|MetadataIndex": "torch refuses the whole where the metadata lists parts",
         "metadata is None": _CALLS,
+    },
+    "torch_script": {
+        "<--- HERE|Unknown type|undefined value|INTERNAL ASSERT FAILED|not in the map|token|but found": _CODE,
+        "Expression of type|code import": _CODE,
+        "PROTO opcode|Unknown opcode": "torch's reader of pickles in C++ knows fewer opcodes than Python's",
+        "failed reading file code/|failed locating file constants.pkl|hasRecord": _RECORDS,
+        **{text: _TORCH[text] for text in ("UnicodeDecodeError", "unsupported multidisk")},
+    },
+    "onnx": {
+        "Wire format was corrupt": "the library decodes parts that hold no constants, too",
+    },
+    "saved_model": {
+        "Wire format was corrupt|bad UTF-8": "TensorFlow decodes the values of nodes and functions as well",
+        "an entry of a map": "protobuf's Python library drops such entries, that of C++ reads them",
     },
     "numpy": _ZIP_VERSION,
     "keras_zip": _ZIP_VERSION,
@@ -150,8 +165,7 @@ def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form
         return Verdict("equal")
     word, detail, other = theirs
     if word == "read":
-        if reader == "sb3":
-            form = _parameters(form)
+        form = _compared(reader, form)
         found, refused = difference(form, other)
         if found or not refused:
             return Verdict("different", found) if found else Verdict("equal")
@@ -188,6 +202,7 @@ def difference(mine: Form, theirs: Form) -> tuple[str, str]:
     return "", refused
 
 
+_TENSOR = re.compile(r"[a-z]\w*\[")
 # How a reader names an entry of a dict whose key is a tuple, a class, a tensor or bytes.
 _LABEL = re.compile(r"""\[["']+(?:[(<]|tensor\()""")
 
@@ -272,7 +287,7 @@ def _truth(seed: Seed, place: Workplace, tally: Tally) -> Form:
     path = _filled(place.home(0), seed, None, 0)
     (mine,), (theirs,) = place.answers(seed.peer, [path])
     found = verdict(seed.peer, mine, theirs)
-    if found.outcome != "equal":
+    if found.outcome != ("equal" if seed.read else "refused"):
         tally.counts[found.outcome] += 1
         tally.faults.append(
             f"the seed itself: {found.outcome} {found.why} {mine[:2]} {theirs and theirs[:2]}"
@@ -292,15 +307,25 @@ def _count(tally: Tally, found: Verdict, theirs: Answer | None, held: Form | Non
 
 def _is_misread(name: str, truth: Form, theirs: Form) -> bool:
     """Return whether the reference gave other names or numbers, and no error for any of them."""
-    if name.startswith("sb3"):
-        truth = _parameters(truth)
+    truth = _compared(BY_SLUG[name].peer, truth)
     unread = any(value.startswith(UNREADABLE) for value in theirs.values())
     return not unread and bool(difference(truth, theirs)[0])
 
 
-def _parameters(form: Form) -> Form:
-    """Return the parameters alone, which is what the reference for Stable-Baselines3 reads."""
-    return {name: value for name, value in form.items() if name.startswith("[")}
+def _compared(reader: str | None, form: Form) -> Form:
+    """Return the part of a form that the reference reads as well.
+
+    Of Stable-Baselines3's archives these are the parameters, of TorchScript the tensors of modules.
+    """
+    if reader == "sb3":
+        return {name: value for name, value in form.items() if name.startswith("[")}
+    if reader == "torch_script":
+        return {
+            name: value
+            for name, value in form.items()
+            if _TENSOR.match(value) and not name.startswith(".CONSTANTS.")
+        }
+    return form
 
 
 def _keep(tally: Tally, found: Verdict, name: str, home: Path, keep: Path | None) -> None:

@@ -27,7 +27,7 @@ from ckpttool.encodings import protobuf as varint
 from ckpttool.encodings import sstable
 from tests.bundle_writer import masked
 from tests.hostile import pickle_mutants, repair
-from tests.hostile.seeds import SEEDS, Seed
+from tests.hostile.seeds import SPLICED, Seed
 
 KINDS = ("bits", "spans", "resigned", "structured")
 Change = Callable[[bytes, random.Random], bytes]
@@ -105,7 +105,7 @@ def spans(data: bytes, choose: random.Random) -> bytes:
         return data[:first] + two + data[first + length : second] + one + data[second + length :]
     if kind == 5:
         return data[:at] + data[other : other + length] + data[at + length :]
-    more = _whole(choose.choice(SEEDS))
+    more = _whole(choose.choice(SPLICED))
     other_data = more[choose.choice(sorted(more))]
     start = choose.randrange(len(other_data))
     if choose.randrange(2):
@@ -180,8 +180,10 @@ def _change(name: str, data: bytes) -> Change:
         return tar
     if suffix == "json" or data[:1] == b"{":
         return text
-    if suffix == "pb":
+    if suffix in ("pb", "onnx"):
         return protobuf
+    if suffix == "py":
+        return text
     if data[:1] == b"\x80" or suffix in ("pkl", "metadata"):
         return pickle
     return in_place if len(data) < 4096 else spans

@@ -26,7 +26,7 @@ class Seed:
 
     `path` is what a reader is given and `damaged` the files that are damaged, relative to the folder;
     `covered` says that checksums of the format cover every tensor, `peer` which of tests/hostile/readers.py
-    reads it.
+    reads it, `read` whether ckpttool does.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Seed:
     covered: bool
     peer: str | None = None
     folder: str = ""
+    read: bool = True
 
     @property
     def home(self) -> Path:
@@ -58,7 +59,7 @@ SEEDS = (
     Seed("TF bundle, data", "ckpt-1", (_DATA,), True, "tensorflow", "bundle"),
     Seed("TF bundle, both", "ckpt-1", (_INDEX, _DATA), True, "tensorflow", "bundle"),
     Seed("TF V1 file", "model.ckpt", ("model.ckpt",), True, "tensorflow", "tensorflow_v1"),
-    Seed("SavedModel graph", ".", ("saved_model.pb",), False, None, "saved_model"),
+    Seed("SavedModel graph", ".", ("saved_model.pb",), False, "saved_model", "saved_model"),
     Seed("safetensors", "model.safetensors", ("model.safetensors",), False, "safetensors"),
     Seed("npz stored", "model.npz", ("model.npz",), True, "numpy", "npz_stored"),
     Seed("npz deflated", "model.npz", ("model.npz",), True, "numpy", "npz_deflated"),
@@ -77,7 +78,12 @@ SEEDS = (
     Seed("RLlib pickle", "checkpoint-7", ("checkpoint-7",), False, None, "rllib"),
     Seed("d3rlpy", "agent.d3", ("agent.d3",), False, None, "d3rlpy"),
     Seed("pickle", "model.pkl", ("model.pkl",), False, "pickle", "pickle"),
+    Seed("ONNX", "model.onnx", ("model.onnx",), False, "onnx", "onnx"),
+    Seed("TorchScript", "model.pt", ("model.pt",), True, "torch_script", "torch_script"),
+    Seed("msgpack", "params.msgpack", ("params.msgpack",), False, None, "msgpack", read=False),
 )
+# Spans of these come into other seeds. A seed more would give all mutants other numbers.
+SPLICED = SEEDS[:28]
 BY_NAME = {seed.name: seed for seed in SEEDS}
 
 
@@ -166,6 +172,7 @@ def _others(path: Path) -> None:
         file.attrs["keras_version"] = b"2.15.0"
     _storage(path, arrays["actor.0.weight"])
     _agents(path, arrays)
+    _graphs(path, arrays)
 
 
 def _storage(path: Path, array: Any) -> None:
@@ -222,6 +229,54 @@ def _agents(path: Path, arrays: dict[str, Any]) -> None:
     policy = sb3_files.owner(actor=sb3_files.mlp((3, 4, 2), sb3_files.nn.ReLU))
     agent = sb3_files.members({"policy": policy.state_dict()}, sb3_files.settings(sb3_files.TD3_POLICY))
     sb3_files.put(path / "sb3" / "agent.zip", agent)
+
+
+def _graphs(path: Path, arrays: dict[str, Any]) -> None:
+    """Write an ONNX model of many types and places of constants, TorchScript, and parameters of Flax."""
+    import msgpack  # type: ignore[import-not-found]
+    import numpy as np
+    import onnx
+    import torch
+    from onnx import TensorProto, helper, numpy_helper
+
+    for name in ("onnx", "torch_script", "msgpack"):
+        (path / name).mkdir()
+    raw = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    raw += [numpy_helper.from_array(np.array([True, False, True]), "mask")]
+    raw += [numpy_helper.from_array(np.array([b"a", b"text"], object), "words")]
+    kinds = (
+        *("FLOAT", "DOUBLE", "INT64", "INT8", "UINT16", "BOOL", "FLOAT16", "BFLOAT16", "UINT32"),
+        "COMPLEX64",
+    )
+    held = [helper.make_tensor(f"k_{k.lower()}", getattr(TensorProto, k), (3,), [1, 0, 1]) for k in kinds]
+    held.append(helper.make_tensor("k_uint4", TensorProto.UINT4, (3,), [1, 15, 3]))
+    value = numpy_helper.from_array(np.full((2,), 2.5, "f4"), "value")
+    branch = helper.make_graph(
+        [helper.make_node("Constant", [], ["inner"], "inner", value=value)], "branch", [], []
+    )
+    nodes = [
+        helper.make_node("Gemm", ["obs", "actor.0.weight", "actor.0.bias"], ["1"], "first", transB=1),
+        helper.make_node("Relu", ["1"], ["2"]),
+        helper.make_node("Gemm", ["2", "actor.2.weight", "actor.2.bias"], ["3"], transB=1),
+        helper.make_node("Constant", [], ["scale"], value=value),
+        helper.make_node("If", ["mask"], ["4"], "if", then_branch=branch, else_branch=branch),
+        helper.make_node("Mul", ["3", "scale"], ["action"]),
+    ]
+    obs = helper.make_tensor_value_info("obs", TensorProto.FLOAT, ["batch", 3])
+    action = helper.make_tensor_value_info("action", TensorProto.FLOAT, ["batch", 2])
+    graph = helper.make_graph(nodes, "policy", [obs], [action], [*raw, *held])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(path / "onnx" / "model.onnx"))
+    torch.manual_seed(5)
+    body = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    body.register_buffer("count", torch.tensor([7]))
+    torch.jit.script(body).save(str(path / "torch_script" / "model.pt"))
+    # flax/serialization.py, _ndarray_to_bytes: an array is extension 1, a tuple of shape, dtype and bytes.
+    leaves = {
+        name: msgpack.ExtType(1, msgpack.packb((array.shape, array.dtype.name, array.tobytes())))
+        for name, array in arrays.items()
+    }
+    (path / "msgpack" / "params.msgpack").write_bytes(msgpack.packb({"params": leaves}))
 
 
 def tensorflow(folder: Path) -> bool:
