@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.core import sandbox
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
@@ -1457,6 +1458,7 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     lazy = runner.framework != "torch" or _has_lazy(runner.model)
 
     def load() -> list[str]:
+        sandbox.confine()
         return runner.load(message["file"], message["part"], run_code=message["run_code"])
 
     notes = [] if lazy or not message["file"] else load()
