@@ -201,7 +201,7 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
 
 
 def _sandbox_settings(side: ModelSide) -> str:
-    """Return how the process of a side is restricted: at its start, or after the user's code built the model."""
+    """Return the restrictions of a side's process: from its start, or after the user's code ran."""
     most = limits.current().model_memory
     if side.kind == "factory":
         return sandbox.settings(None, most + _FILE_COPIES * _size(side.path), now=False)
@@ -210,6 +210,18 @@ def _sandbox_settings(side: ModelSide) -> str:
     if side.kind == "saved_model":
         files += sandbox.iter_saved_model_files(os.path.abspath(checkpoint.path))
     return sandbox.settings(files, most + _FILE_COPIES * checkpoint.stored_nbytes, now=True)
+
+
+def _restriction_hint(message: str) -> str | None:
+    """Return what the restrictions of a process have to do with its error."""
+    if any(each in message for each in ("Operation not permitted", "Permission denied", "PermissionDenied")):
+        return (
+            "a model runs without network access and new processes, and without other files than its own: "
+            "ckpttool's documentation describes the sandbox (docs/security.md)"
+        )
+    if any(each in message for each in ("MemoryError", "bad_alloc", "can't allocate memory")):
+        return "raise the limit of the model's process: ckpttool --limit model_memory=64G ..."
+    return None
 
 
 def _size(path: str) -> int:
@@ -254,7 +266,7 @@ class RunnerProcess:
                 path=error.path,
                 expected=error.expected,
                 found=error.found,
-                hint=error.hint,
+                hint=error.hint or _restriction_hint(error.message),
             ) from None
 
     def write(self, name: str, array: np.ndarray) -> None:

@@ -26,11 +26,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 NETWORK, PROGRAMS, WRITES, READS, MEMORY = (
-    "network",
+    "network access",
     "new processes",
-    "writes outside its own folder",
+    "writes outside its folder",
     "reads of other files",
-    "memory",
+    "memory use",
 )
 
 
@@ -45,12 +45,13 @@ class Protections(NamedTuple):
         return {"protections": list(self.active), "missing": dict(self.missing)}
 
 
-def describe_missing(missing: dict[str, str]) -> str:
-    """Return what the process of a file is not prevented from, as a sentence; "" if nothing is missing."""
-    reasons = []  # type: list[str]
-    for reason in dict.fromkeys(missing.values()):
-        reasons.append("{} ({})".format(", ".join(k for k in missing if missing[k] == reason), reason))
-    return "its process runs without a sandbox for " + "; ".join(reasons) if reasons else ""
+def describe_missing(name: str, missing: dict[str, str]) -> str:
+    """Return what a process called `name` is not protected from, as a sentence; "" if nothing is missing."""
+    reasons = (
+        "{} ({})".format(", ".join(each for each in missing if missing[each] == reason), reason)
+        for reason in dict.fromkeys(missing.values())
+    )
+    return "{} ran without protection from {}".format(name, "; ".join(reasons)) if missing else ""
 
 
 # System calls that are refused, by name: their numbers on x86_64 and aarch64, None where there is none.
@@ -77,6 +78,8 @@ REFUSED = {
     "tkill": (200, 130),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
     # network, and other channels to processes
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -295,6 +298,7 @@ _ALL_RIGHTS = 16
 _TCP = 1 << 0 | 1 << 1  # bind, connect: version 4
 _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals: version 6
 
+
 def _restrict_files(library: Any, rules: Iterable[tuple[str, int]], *, reads: bool) -> str:
     """Restrict files for all threads; return why that is impossible, "" if it is not."""
     version = _system_call(library, _CREATE, None, 0, _ASK_VERSION)
@@ -313,7 +317,9 @@ def _restrict_files(library: Any, rules: Iterable[tuple[str, int]], *, reads: bo
         others = _list_threads()
         if _system_call(library, _RESTRICT, ruleset, 0) != 0:
             return "Landlock refuses the rules"
-        return "" if not others or _restrict_threads(library, ruleset) else "threads of the program run already"
+        return (
+            "" if not others or _restrict_threads(library, ruleset) else "threads of the program run already"
+        )
     finally:
         os.close(ruleset)
 
@@ -415,7 +421,7 @@ def _limit_memory(memory: int) -> str:
         try:
             resource.setrlimit(limit, (value, value))
         except (ValueError, OSError) as error:
-            return "this system refuses the limit: {}".format(error)
+            return f"this system refuses the limit: {error}"
     # Other systems do not count anonymous mappings, which large arrays are.
     return "" if sys.platform.startswith("linux") else "this system does not limit the memory of a process"
 
@@ -453,7 +459,7 @@ def restrict(
         rules += [(path, _READING | _WRITE | _DEVICE_CONTROL) for path in devices]
         missing[WRITES] = _restrict_files(library, rules, reads=reads is not None)
     else:
-        reason = "no sandbox is known for {}".format(sys.platform)
+        reason = f"no sandbox is known for {sys.platform}"
         missing.update(dict.fromkeys((NETWORK, PROGRAMS, WRITES), reason))
     if reads is not None:
         missing[READS] = missing[WRITES]
@@ -508,9 +514,11 @@ def _use_private_homes(folder: str) -> None:
     """Let programs keep settings and caches in a folder; Keras keeps the settings of the user."""
     keras = os.environ.get(_KERAS_HOME) or os.path.join(os.path.expanduser("~"), ".keras")
     os.environ.update(dict.fromkeys((*_HOMES, _KERAS_HOME), folder))
-    with contextlib.suppress(OSError), open(os.path.join(keras, _KERAS_SETTINGS), "rb") as source:
+    with contextlib.suppress(OSError):
+        with open(os.path.join(keras, _KERAS_SETTINGS), "rb") as source:
+            data = source.read(1 << 16)
         with open(os.path.join(folder, _KERAS_SETTINGS), "wb") as target:
-            target.write(source.read(1 << 16))
+            target.write(data)
 
 
 class Confinement:

@@ -1468,6 +1468,9 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     if message["rounded"] is not None:
         _round(runner, message["rounded"])
     size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
+    protections = sandbox.protections()
+    missing = sandbox.describe_missing("its process", protections.missing if protections else {})
+    notes += [missing] if missing else []
     return {"dtypes": found, "below": ids, "notes": notes, "size": size}
 
 
