@@ -17,11 +17,9 @@ import pytest
 
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import verify
-from ckpttool.core import sandbox
-from ckpttool.core.errors import CkpttoolError, UsageError, WorkerError
-from ckpttool.networks import worker
-from ckpttool.networks.worker import ModelSpec
-from tests import attacks, warm
+from ckpttool.core import CkpttoolError, File, UsageError, WorkerError, sandbox
+from ckpttool.networks import ModelSpec, worker
+from tests import attacks, tensorflow_child, warm
 from tests.attacks import Target
 from tests.conftest import ROOT
 
@@ -106,7 +104,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @functools.cache
     def save(framework: str) -> Path:
-        pytest.importorskip(framework)
+        tensorflow_child.require(framework)
         folder = tmp_path_factory.mktemp(framework)
         if framework == "onnx":
             _write_onnx(folder / "model.onnx")
@@ -204,7 +202,6 @@ def test_process_that_lists_hdf5_refuses_all_attacks(
     hostile: Target, own_hdf5_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h5py = pytest.importorskip("h5py")
-    from ckpttool.core.source import File
     from ckpttool.formats import common, hdf5
 
     del own_hdf5_process
@@ -304,7 +301,7 @@ def test_hostile_file_is_refused_before_and_inside_the_process(
         monkeypatch.chdir(hostile.folder)
         options |= {"like_a": ModelSpec("own_model:linear"), "like_b": ModelSpec("own_model:linear")}
     else:
-        pytest.importorskip("tensorflow")
+        tensorflow_child.require("tensorflow", "keras")
         path = _hostile_keras(hostile) if kind == "keras" else _hostile_saved_model(hostile)
     with pytest.raises(UsageError) as audited:
         verify(str(path), str(path), **options)
@@ -471,3 +468,22 @@ def test_numbers_of_calls_are_those_of_the_kernel(column: int, header: str) -> N
         name: each for name, each in numbers.items() if name in own
     }
     assert len(numbers.keys() & own.keys()) > 90
+
+
+# Functions of frameworks that open a file.
+_OPENING = re.compile(
+    r"(torch|jit|saved_model|onnx)\.load|.*\.(load_model|load_weights|InferenceSession)|load_file"
+)
+# The process of a user's model opens what ckpttool wrote (model_child); the backend gets its own graph.
+_OPENS = {"model_child.py", "model_runner.py", "model_training.py", "onnx_backend.py"}
+
+
+def test_frameworks_open_files_in_their_processes_alone() -> None:
+    found = {
+        file.name
+        for file in Path(sandbox.__file__).parent.parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and _OPENING.fullmatch(ast.unparse(node.func).replace("self._", "").replace("tensorflow.", ""))
+    }
+    assert found == _OPENS

@@ -501,11 +501,13 @@ def _library_paths() -> list[str]:
     return found
 
 
-def _is_program(path: str) -> bool:
-    """Return whether a file is a shared library or a program, which the linker would load."""
+def _is_data(path: str) -> bool:
+    """Return whether a path is a file, and no shared library or program, which the linker would load."""
     try:
+        if not os.path.isfile(path):
+            return False
         with open(path, "rb") as file:
-            return file.read(4).startswith(_EXECUTABLE)
+            return not file.read(4).startswith(_EXECUTABLE)
     except OSError:
         return False
 
@@ -557,7 +559,7 @@ class Confinement:
             return
         _use_private_homes(os.environ["TMPDIR"])
         reads = _library_paths() + (list(_OF_DEVICES) if devices else [])
-        reads += (each for each in self._files if not _is_program(each))
+        reads += filter(_is_data, self._files)
         listed = [os.path.dirname(each) for each in self._files]
         self.protections = restrict(
             reads, writes, listed=listed, devices=[*devices, "/dev/null"], memory=self._memory
