@@ -213,11 +213,10 @@ def _sandbox_settings(side: ModelSide) -> str:
 
 
 def _restriction_hint(message: str) -> str | None:
-    """Return what the restrictions of a process have to do with its error."""
+    """Return the restriction of a process that may be the reason of its error, None if none is."""
     if any(each in message for each in ("Operation not permitted", "Permission denied", "PermissionDenied")):
         return (
-            "a model runs without network access and new processes, and without other files than its own: "
-            "ckpttool's documentation describes the sandbox (docs/security.md)"
+            "the process of a model has no network, starts no programs and opens no other files than its own"
         )
     if any(each in message for each in ("MemoryError", "bad_alloc", "can't allocate memory")):
         return "raise the limit of the model's process: ckpttool --limit model_memory=64G ..."

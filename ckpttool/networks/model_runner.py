@@ -534,7 +534,9 @@ def _unpickle(torch: Any, file: str) -> Any:
         raise UsageError(
             f"torch.load(weights_only=False) refuses the file: {last_error_line(error)}",
             file=file,
-            hint="add the folder of the module that defines its classes to PYTHONPATH",
+            hint="add the folder of the module that defines its classes to PYTHONPATH"
+            if isinstance(error, (ImportError, AttributeError))
+            else None,
         ) from error
 
 
