@@ -13,7 +13,6 @@ environments run this code.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import json
 import mmap
@@ -24,6 +23,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+try:
+    import ctypes
+except ImportError:  # an interpreter without libffi
+    ctypes = None  # type: ignore[assignment]
 
 NETWORK, PROGRAMS, WRITES, READS, MEMORY = (
     "network access",
@@ -314,12 +318,17 @@ def _restrict_files(library: Any, rules: Iterable[tuple[str, int]], *, reads: bo
     try:
         for path, rights in rules:
             _add_rule(library, ruleset, path, rights & handled)
-        others = _list_threads()
-        if _system_call(library, _RESTRICT, ruleset, 0) != 0:
-            return "Landlock refuses the rules"
-        return (
-            "" if not others or _restrict_threads(library, ruleset) else "threads of the program run already"
-        )
+        tasks = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)  # the rules may forbid it later
+        try:
+            others = _list_threads(tasks)
+            if _system_call(library, _RESTRICT, ruleset, 0) != 0:
+                return "Landlock refuses the rules"
+            restricted = not others or _restrict_threads(library, ruleset, tasks)
+            return "" if restricted else "threads of the program run already"
+        finally:
+            os.close(tasks)
+    except OSError as error:
+        return f"its threads cannot be listed: {error.strerror}"
     finally:
         os.close(ruleset)
 
@@ -348,12 +357,12 @@ _WAIT_S = 2.0
 _KEPT = []  # type: list[Any]
 
 
-def _list_threads() -> list[int]:
-    """Return the other threads of this process."""
+def _list_threads(tasks: int) -> list[int]:
+    """Return the other threads of this process; `tasks` is its open folder of threads."""
     import threading
 
     own = threading.get_native_id() if hasattr(threading, "get_native_id") else os.getpid()
-    return [int(each) for each in os.listdir("/proc/self/task") if int(each) != own]
+    return [int(each) for each in os.listdir(tasks) if int(each) != own]
 
 
 def _handler_code(ruleset: int, counter: int) -> bytes:
@@ -370,7 +379,7 @@ def _handler_code(ruleset: int, counter: int) -> bytes:
     )
 
 
-def _restrict_threads(library: Any, ruleset: int) -> bool:
+def _restrict_threads(library: Any, ruleset: int, tasks: int) -> bool:
     """Restrict the threads that run already; return whether that succeeded for all of them."""
     if platform.machine() != "x86_64":
         return False
@@ -387,7 +396,7 @@ def _restrict_threads(library: Any, ruleset: int) -> bool:
     library.signal(_SIGNAL, address)
     done = {}  # type: dict[int, bool]
     while True:
-        new = [each for each in _list_threads() if each not in done]
+        new = [each for each in _list_threads(tasks) if each not in done]
         if not new:
             return all(done.values())
         for thread in new:
@@ -449,7 +458,7 @@ def restrict(
     missing = {}  # type: dict[str, str]
     if memory is not None:
         missing[MEMORY] = _limit_memory(memory)
-    if sys.platform.startswith("linux"):
+    if sys.platform.startswith("linux") and ctypes is not None:
         library = _system_library()
         library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         missing[NETWORK] = missing[PROGRAMS] = _filter_calls(library)
@@ -459,7 +468,8 @@ def restrict(
         rules += [(path, _READING | _WRITE | _DEVICE_CONTROL) for path in devices]
         missing[WRITES] = _restrict_files(library, rules, reads=reads is not None)
     else:
-        reason = f"no sandbox is known for {sys.platform}"
+        linux = sys.platform.startswith("linux")
+        reason = "this Python has no ctypes" if linux else f"no sandbox is known for {sys.platform}"
         missing.update(dict.fromkeys((NETWORK, PROGRAMS, WRITES), reason))
     if reads is not None:
         missing[READS] = missing[WRITES]

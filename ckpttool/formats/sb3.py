@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path as Folder
 from typing import IO, Any, NamedTuple
 
-from ckpttool.core import filesystem, limits, sandbox, search_paths
+from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.checkpoint import (
     Checkpoint,
     CodeReference,
@@ -476,6 +476,8 @@ def _write_sb3(tree: Tree, requested: dict[str, Any], stream: IO[bytes]) -> None
 
 def _run_library(folder: str) -> None:
     """Run the library; raise WorkerError with its last output line if it fails."""
+    from ckpttool.core import sandbox  # not needed to read
+
     restricted = sandbox.settings((), limits.current().model_memory, now=True)
     command = [sys.executable, "-I", "-c", _PROGRAM, common.child_paths(), folder, restricted]
     try:

@@ -22,7 +22,7 @@ import numpy as np
 
 import ckpttool
 from ckpttool.core import filesystem, plugins, search_paths
-from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
 from ckpttool.networks import policy_training
 from ckpttool.networks.messages import Message, decode_error, encode_line, end_process, message_pipes, serve
@@ -130,14 +130,13 @@ class ChildProcess:
             while answer["id"] != self._requests:
                 # A late answer to a request that the caller interrupted with Ctrl-C.
                 answer = json.loads(self.receive())
-            failure = decode_error(answer["error"]) if "error" in answer else None
-            result = dict(answer.get("ok", ()))
+            result = decode_error(answer["error"]) if "error" in answer else dict(answer["ok"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Code in a file can write to any descriptor of its process.
             self._end(0.0)
             raise WorkerError(f"the {self.name} sent an invalid answer{_last_words(self._log)}") from None
-        if failure is not None:
-            raise failure
+        if isinstance(result, CkpttoolError):
+            raise result
         return result
 
     def send(self, line: bytes) -> None:
