@@ -215,3 +215,22 @@ def test_generated_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "__autograph_generated_file", types.ModuleType("x"))
     remove_generated_files()
     assert list(tmp_path.iterdir()) == [other]
+
+
+@pytest.mark.parametrize(
+    "answer", ["nonsense", "[]", '{"id": 1}', '{"id": 1, "ok": 3}', '{"id": 1, "error": {}}', "[" * 100_000]
+)
+def test_invalid_answer_is_an_error_of_the_process(answer: str, tmp_path: Path) -> None:
+    """Code in a file can write to every descriptor of its process, and so to the answers."""
+    (tmp_path / "answer").write_text(answer)
+    code = f"import sys; sys.stdin.readline(); print(open({str(tmp_path / 'answer')!r}).read(), flush=True)"
+    python = interpreter(tmp_path, f'exec {sys.executable} -c "{code}"')
+    with Worker("numpy", python=python) as running, pytest.raises(WorkerError):
+        running.versions()
+
+
+def test_endless_answer_is_an_error_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_LINE", 1 << 20)
+    python = interpreter(tmp_path, "exec cat /dev/zero")
+    with Worker("numpy", python=python, timeout=60) as running, pytest.raises(WorkerError):
+        running.versions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import re
@@ -69,7 +70,7 @@ from ckpttool.commands.training_comparison import (
     TrainingOptions,
     compare_training,
 )
-from ckpttool.core import urls
+from ckpttool.core import limits, sandbox, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, UNKNOWN, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
@@ -97,8 +98,11 @@ RUNS_CODE = {
 _PROGRAM = (
     "-c",
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from ckpttool.core.sandbox import begin; begin(*sys.argv[1:]); "
     "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
 )
+# Copies of a model's file that a process may hold: weights, their float64 form, layers, calls.
+_FILE_COPIES = 8
 
 
 class ModelHost(Protocol):
@@ -204,6 +208,35 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
     return checkpoint.unjudged[0] if checkpoint.unjudged else None
 
 
+def _sandbox_settings(side: ModelSide) -> str:
+    """Return the restrictions of a side's process: from its start, or after the user's code ran."""
+    most = limits.current().model_memory
+    if side.kind == "factory":
+        return sandbox.settings(None, most + _FILE_COPIES * _size(side.path), now=False)
+    checkpoint = side.checkpoint
+    files = [os.path.abspath(each.path) for each in checkpoint.files]
+    if side.kind == "saved_model":
+        files += sandbox.iter_saved_model_files(os.path.abspath(checkpoint.path))
+    return sandbox.settings(files, most + _FILE_COPIES * checkpoint.stored_nbytes, now=True)
+
+
+def _restriction_hint(message: str) -> str | None:
+    """Return the restriction of a process that may be the reason of its error, None if none is."""
+    if any(each in message for each in ("Operation not permitted", "Permission denied", "PermissionDenied")):
+        return (
+            "the process of a model has no network, starts no programs and opens no other files than its own"
+        )
+    if any(each in message for each in ("MemoryError", "bad_alloc", "can't allocate memory")):
+        return "raise the limit of the model's process: ckpttool --limit model_memory=64G ..."
+    return None
+
+
+def _size(path: str) -> int:
+    """Return the size of a checkpoint's files, those of a TensorFlow prefix included."""
+    parts = [path] if os.path.isfile(path) else glob.glob(glob.escape(path) + ".*")
+    return sum(os.path.getsize(each) for each in parts if os.path.isfile(each))
+
+
 class RunnerProcess:
     """The process that runs one side; a context manager that ends it."""
 
@@ -216,7 +249,7 @@ class RunnerProcess:
         self._process: ModelHost = side.process or ChildProcess(
             f"process of model {side.word}",
             _PROGRAM,
-            [],
+            [_sandbox_settings(side)],
             python=side.python,
             timeout=MODEL_TIMEOUT_S,
             threads=None,
@@ -240,7 +273,7 @@ class RunnerProcess:
                 path=error.path,
                 expected=error.expected,
                 found=error.found,
-                hint=error.hint,
+                hint=error.hint or _restriction_hint(error.message),
             ) from None
 
     def write(self, name: str, array: np.ndarray) -> None:

@@ -72,6 +72,7 @@ class Limits:
     hdf5_seconds: int = _limit(8, "CPU seconds of the HDF5 process, plus one per MiB")
     hdf5_objects: int = _limit(500_000, "HDF5 groups, datasets and chunks")
     hdf5_depth: int = _limit(512, "HDF5 group nesting levels")
+    model_memory: int = _limit(16 * _GB, "memory of a process that runs a model, plus 8 times the file")
 
 
 _CURRENT: ContextVar[Limits | None] = ContextVar("ckpttool_limits", default=None)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ckpttool.core import atomic_write, filesystem, limits
+from ckpttool.core import atomic_write, filesystem, limits, sandbox
 
 # Map HDF5 types and values to ckpttool's; used by the process that lists a file (`main`).
 
@@ -634,11 +634,15 @@ def _run_request(descriptor: int, offset: int, length: int, digests: tuple[int, 
         preload_modules()
     except ImportError as error:
         return json.dumps({"refused": ["missing", str(error)]})
+    missing = sandbox.restrict(()).missing
     forbid_opening()
     try:
         if digests is not None:
             atomic_write.keep_freed_memory()  # of the library's chunks
-        return json.dumps(handle_request(descriptor, offset, length, digests))
+        answer = handle_request(descriptor, offset, length, digests)
+        if missing and "notes" in answer:
+            answer["notes"].append(sandbox.describe_missing("the HDF5 library", missing))
+        return json.dumps(answer)
     except MemoryError:
         return json.dumps({"refused": ["limit", "the HDF5 library needs too much memory", "hdf5_memory"]})
 

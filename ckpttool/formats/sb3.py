@@ -379,7 +379,10 @@ _ALGORITHMS = {
 _COUNTERS = ("_n_updates", "num_timesteps")
 _SECONDS = 600
 _LAST = 400
-_PROGRAM = common.child_program("from ckpttool.formats.sb3_child import main; main(sys.argv[2])")
+_PROGRAM = common.child_program(
+    "from ckpttool.core.sandbox import begin; begin(*sys.argv[2:]); "
+    "from ckpttool.formats.sb3_child import main; main(sys.argv[2])"
+)
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
@@ -476,7 +479,10 @@ def _write_sb3(tree: Tree, requested: dict[str, Any], stream: IO[bytes]) -> None
 
 def _run_library(folder: str) -> None:
     """Run the library; raise WorkerError with its last output line if it fails."""
-    command = [sys.executable, "-I", "-c", _PROGRAM, common.child_paths(), folder]
+    from ckpttool.core import sandbox  # not needed to read
+
+    restricted = sandbox.settings((), limits.current().model_memory, now=True)
+    command = [sys.executable, "-I", "-c", _PROGRAM, common.child_paths(), folder, restricted]
     try:
         done = subprocess.run(  # noqa: S603  # our own module, run by our own interpreter
             command,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.core import sandbox
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
@@ -533,7 +534,9 @@ def _unpickle(torch: Any, file: str) -> Any:
         raise UsageError(
             f"torch.load(weights_only=False) refuses the file: {last_error_line(error)}",
             file=file,
-            hint="add the folder of the module that defines its classes to PYTHONPATH",
+            hint="add the folder of the module that defines its classes to PYTHONPATH"
+            if isinstance(error, (ImportError, AttributeError))
+            else None,
         ) from error
 
 
@@ -1457,6 +1460,7 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     lazy = runner.framework != "torch" or _has_lazy(runner.model)
 
     def load() -> list[str]:
+        sandbox.confine()
         return runner.load(message["file"], message["part"], run_code=message["run_code"])
 
     notes = [] if lazy or not message["file"] else load()
@@ -1466,6 +1470,9 @@ def _prepare(session: RunnerSession, message: Message) -> Message:
     if message["rounded"] is not None:
         _round(runner, message["rounded"])
     size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
+    protections = sandbox.protections()
+    missing = sandbox.describe_missing("its process", protections.missing if protections else {})
+    notes += [missing] if missing else []
     return {"dtypes": found, "below": ids, "notes": notes, "size": size}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 import ckpttool
 from ckpttool.core import filesystem, plugins, search_paths
-from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
 from ckpttool.networks import policy_training
 from ckpttool.networks.messages import Message, decode_error, encode_line, end_process, message_pipes, serve
@@ -40,6 +40,7 @@ from ckpttool.networks.policy_training import (
 
 LAST_LINES = 6
 LAST_BYTES = 8192
+LONGEST_LINE = 1 << 28
 GRACE_S = 5.0
 MEMORY = "/dev/shm"  # noqa: S108 - the folder made in it has a random name and mode 0700
 MEMORY_ROOM = 1 << 30
@@ -124,13 +125,19 @@ class ChildProcess:
         """Send one request and return its answer; raise the other side's error in this process."""
         self._requests += 1
         self.send(encode_line({"id": self._requests, "do": do, **values}))
-        answer = json.loads(self.receive())
-        while answer["id"] != self._requests:
-            # A late answer to a request that the caller interrupted with Ctrl-C.
+        try:
             answer = json.loads(self.receive())
-        if "error" in answer:
-            raise decode_error(answer["error"])
-        return dict(answer["ok"])
+            while answer["id"] != self._requests:
+                # A late answer to a request that the caller interrupted with Ctrl-C.
+                answer = json.loads(self.receive())
+            result = decode_error(answer["error"]) if "error" in answer else dict(answer["ok"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            # Code in a file can write to any descriptor of its process.
+            self._end(0.0)
+            raise WorkerError(f"the {self.name} sent an invalid answer{_last_words(self._log)}") from None
+        if isinstance(result, CkpttoolError):
+            raise result
+        return result
 
     def send(self, line: bytes) -> None:
         """Write one line; raise WorkerError if the process has ended."""
@@ -154,6 +161,9 @@ class ChildProcess:
                 if not chunk:
                     raise self._ended()
                 self._pending += chunk
+                if len(self._pending) > LONGEST_LINE:
+                    self._end(0.0)
+                    raise WorkerError(f"the {self.name} sent too long an answer{_last_words(self._log)}")
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
