@@ -1137,7 +1137,10 @@ class _CodeScanner:
             self._zip_stream(archive, where, depth)
 
     def _zip_stream(self, archive: zipfile.ZipFile, where: str, depth: int) -> None:
+        torch = any(name.endswith("/data.pkl") for name in archive.namelist())
         for info in archive.infolist():
+            if info.is_dir() or (torch and _STORAGE.fullmatch(info.filename)):
+                continue
             at = _join_location(where, info.filename)
             with self.reasons(at), archive.open(info) as stream:
                 content = _ContentReader(info.file_size, _head_reader(stream))
