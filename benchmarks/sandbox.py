@@ -1,4 +1,8 @@
-"""The sandbox of a process that opens a file with a framework: milliseconds per process."""
+"""The sandbox of a process that opens a file with a framework: milliseconds per process.
+
+`python -m benchmarks.sandbox NAME ...` measures some rows only. A busy machine changes the clock's cost; the
+processor's is steadier.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +16,43 @@ from ckpttool.core import sandbox
 ROUNDS = 11
 # What the process imports, as its start and as the library that opens the file.
 PROCESSES = {
-    "interpreter alone": "pass",
-    "ONNX Runtime": "import onnx, onnxruntime",
-    "PyTorch": "import torch",
-    "Keras, TensorFlow": "import keras, tensorflow",
+    "interpreter": "pass",
+    "onnxruntime": "import onnx, onnxruntime",
+    "torch": "import torch",
+    "keras": "import keras, tensorflow",
+    "hdf5": "import h5py",
 }
 BEGIN = "from ckpttool.core.sandbox import begin; begin(*sys.argv[1:])"
-HDF5 = "import h5py; from ckpttool.core import sandbox"
-MOST_MS = 100
+# The process that lists HDF5 files is restricted after the import, and grants nothing.
+AFTER = "from ckpttool.core import sandbox; sandbox.restrict(())"
+# Of the processor: milliseconds, or a share of what the process takes without.
+MOST_MS, MOST_SHARE = 100, 0.1
 
 
-def main() -> int:
+def main(*names: str) -> int:
     """Print medians with and without the sandbox; return 1 if one costs more than promised."""
+    chosen = names or tuple(PROCESSES)
     with tempfile.TemporaryDirectory() as folder:
         arguments = [folder, sandbox.settings((), 16 << 30, now=True)]
-
-        def command(*lines: str) -> list[str]:
-            return [sys.executable, "-P", "-c", "; ".join(("import sys", *lines)), *arguments]
-
         commands = {}
-        for name, imports in PROCESSES.items():
-            commands[name] = command("import ckpttool.core", imports)
-            commands[f"{name}, sandbox"] = command("import ckpttool.core", BEGIN, imports)
-        commands["HDF5"] = command(HDF5)
-        commands["HDF5, sandbox"] = command(HDF5, "sandbox.restrict(())")
+        for name in chosen:
+            plain = ("import sys", "import ckpttool.core", PROCESSES[name])
+            restricted = (*plain, AFTER) if name == "hdf5" else (*plain[:2], BEGIN, plain[2])
+            for title, lines in ((name, plain), (f"{name}, sandbox", restricted)):
+                commands[title] = [sys.executable, "-P", "-c", "; ".join(lines), *arguments]
         costs = compare(commands, rounds=ROUNDS)
-    most = 0.0
-    print(f"{'process':<20}{'without':>10}{'with':>10}{'cost':>10}  ms, medians of {ROUNDS} rounds")
-    for name in (*PROCESSES, "HDF5"):
-        plain, restricted = costs[name], costs[f"{name}, sandbox"]
-        rounds = zip(plain.runs, restricted.runs, strict=True)
-        cost = 1000 * statistics.median(b.seconds - a.seconds for a, b in rounds)
-        most = max(most, cost)
-        print(f"{name:<20}{1000 * plain.seconds:>10.1f}{1000 * restricted.seconds:>10.1f}{cost:>10.1f}")
-    kept = most <= MOST_MS
-    print(f"{'kept' if kept else 'BROKEN'}: at most {most:.1f} ms per process, of {MOST_MS} ms")
+    kept = True
+    print(f"{'process':<14}{'without':>9}{'with':>9}{'cost':>9}{'processor':>11}  ms, medians of {ROUNDS}")
+    for name in chosen:
+        one, other = costs[name], costs[f"{name}, sandbox"]
+        pairs = list(zip(one.runs, other.runs, strict=True))
+        cost = 1000 * statistics.median(b.seconds - a.seconds for a, b in pairs)
+        busy = 1000 * statistics.median(b.processor - a.processor for a, b in pairs)
+        kept &= busy <= max(MOST_MS, MOST_SHARE * 1000 * one.processor)
+        print(f"{name:<14}{1000 * one.seconds:>9.1f}{1000 * other.seconds:>9.1f}{cost:>9.1f}{busy:>11.1f}")
+    print(f"{'kept' if kept else 'BROKEN'}: at most {MOST_MS} ms of the processor, or {MOST_SHARE:.0%}")
     return 0 if kept else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
