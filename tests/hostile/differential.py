@@ -77,6 +77,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "h5py": {
         "temporary file space": "the HDF5 library refuses by its path what it reads as an open file",
+        "codec can't decode": "h5py has no field of a name that is not UTF-8, ckpttool notes its dataset",
         "too many links": "h5py ends at a loop of links, which ckpttool notes",
     },
     "torch_dcp": {
