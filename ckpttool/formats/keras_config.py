@@ -157,7 +157,6 @@ class _Names(NamedTuple):
     properties: frozenset[str]
     methods: frozenset[str]
     class_methods: frozenset[str]
-    operations: frozenset[str]
 
 
 @cache
@@ -184,7 +183,6 @@ def _read_names() -> _Names:
         names("attributes", "properties"),
         names("attributes", "methods"),
         names("attributes", "class_methods"),
-        names("operations"),
     )
 
 
@@ -234,9 +232,11 @@ def _judge_settings(cls: str, settings: Mapping[str, Any]) -> str | None:
         known = _is_in(attribute, names.methods if cls == "InstanceMethod" else names.properties)
         return None if known else f"takes the attribute {_short(attribute)}"
     if cls == "TensorFlowOpLayer":
+        from ckpttool.formats.tf_operations import STATELESS_OPERATIONS
+
         node = settings.get("node_def")
         op = node.get("op") if isinstance(node, dict) else None
-        return None if _is_in(op, names.operations) else f"runs the operation {_short(op)}"
+        return None if _is_in(op, STATELESS_OPERATIONS) else f"runs the operation {_short(op)}"
     return None
 
 
