@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.encodings import archives
@@ -27,8 +28,15 @@ from ckpttool.mapping.layers import Name
 # `_modules`).
 
 
+_CONFIGURATION = "the model's configuration"
+
+
 class ChainStep(NamedTuple):
-    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason."""
+    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason.
+
+    The value of an activation is its name, NotUnderstood for another function that the configuration states,
+    None where it states none.
+    """
 
     kind: str
     name: Name = ()
@@ -61,8 +69,8 @@ class ChainFacts(NamedTuple):
     """
 
     layers: tuple[Name, ...]
-    activations: tuple[str, ...] | None
-    head: str | None
+    activations: tuple[str, ...] | NotUnderstood | None
+    head: str | NotUnderstood | None
     epsilon: float | None
     origin: str
     scale: Any = None
@@ -81,9 +89,7 @@ def _to_row(value: Any, width: int) -> tuple[float, ...]:
     return values * (width // len(values)) if len(values) == 1 else values
 
 
-def read_chain_facts(
-    steps: Sequence[ChainStep], file: str, origin: str = "the model's configuration"
-) -> ChainFacts:
+def read_chain_facts(steps: Sequence[ChainStep], file: str, origin: str = _CONFIGURATION) -> ChainFacts:
     """Return the steps as a policy; raise UnsupportedError for unsupported operations."""
     layers = [step for step in steps if step.kind in ("dense", "layer_norm")]
     dense = [n for n, step in enumerate(steps) if step.kind == "dense"]
@@ -98,7 +104,13 @@ def read_chain_facts(
         raise UnsupportedError(
             "the layer norms have different epsilons", file=file, found=", ".join(map(str, sorted(epsilons)))
         )
-    known = None if None in hidden else tuple(name for name in hidden if name is not None)
+    unclear = [each for each in hidden if isinstance(each, NotUnderstood)]
+    known: tuple[str, ...] | NotUnderstood | None = None
+    if unclear:
+        text = ", ".join(dict.fromkeys(each.text for each in unclear))
+        known = NotUnderstood(text, origin)
+    elif None not in hidden:
+        known = tuple(str(name) for name in hidden)
     return ChainFacts(
         tuple(step.name for step in layers),
         known,
@@ -121,8 +133,8 @@ def _require_none(steps: Sequence[ChainStep], file: str) -> None:
         )
 
 
-def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
-    """Return the one activation after a hidden layer, None if its name is unknown."""
+def _activation(steps: Sequence[ChainStep], file: str) -> str | NotUnderstood | None:
+    """Return the one activation after a hidden layer, None if the configuration states none."""
     steps = [s for s in steps if not (s.kind == "activation" and s.value == "linear")]
     acting = [s for s in steps if s.kind == "activation"]
     late = ("activation", "layer_norm") in pairwise([s.kind for s in steps])
@@ -138,10 +150,13 @@ def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
         )
     if not acting:
         return "linear"
-    return None if acting[0].value is None else str(acting[0].value)
+    value: str | NotUnderstood | None = acting[0].value
+    return value
 
 
-def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, Any, tuple[str, ...]]:
+def _read_head(
+    steps: Sequence[ChainStep], file: str
+) -> tuple[str | NotUnderstood | None, Any, Any, tuple[str, ...]]:
     """Return the action map of the last layer: its name, scale, offset and notes."""
     names = [(s.kind, s.value) for s in steps if not (s.kind == "activation" and s.value == "linear")]
     if not names:
@@ -154,6 +169,8 @@ def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, 
         if all(s > 0 for s in _to_row(scale, 1)):
             return "affine", scale, offset, ()
     open_ = steps[-1]
+    if isinstance(open_.value, NotUnderstood):
+        return open_.value, None, 0.0, ()
     if open_.kind == "code" or (open_.kind == "activation" and open_.value is None):
         return (
             None,
@@ -174,7 +191,7 @@ def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, 
 
 # Keras activations, by their names in keras/src/activations/__init__.py, that are the same function here. Its
 # leaky_relu has a different slope (0.2) than torch's.
-_KERAS = {
+KERAS_ACTIVATIONS = {
     **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
     "swish": "silu",
 }
@@ -331,18 +348,36 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainS
     elif cls == "Rescaling":
         yield ChainStep("affine", name, (state.get("scale", 1.0), state.get("offset", 0.0)))
     elif cls == "Lambda":
-        yield ChainStep("code", name, "Lambda")
+        yield ChainStep("code", name, NotUnderstood("a Lambda, whose code is not executed", _CONFIGURATION))
     else:
         yield ChainStep("unknown", name, cls)
 
 
 def _keras_activation(name: Name, activation: Any) -> ChainStep:
     """Return the step of an activation; a named one without an equivalent is unknown."""
-    if isinstance(activation, str) and activation in _KERAS:
-        return ChainStep("activation", name, _KERAS[activation])
+    if isinstance(activation, str) and activation in KERAS_ACTIVATIONS:
+        return ChainStep("activation", name, KERAS_ACTIVATIONS[activation])
     if isinstance(activation, str) and activation in _OTHER_KERAS:
         return ChainStep("unknown", name, activation)
-    return ChainStep("activation", name, None)
+    if activation is None:
+        return ChainStep("activation", name, None)
+    return ChainStep("activation", name, NotUnderstood(format_function(activation), _CONFIGURATION))
+
+
+# Settings of serialized objects that do not affect what they compute.
+_NAMING = frozenset(("name", "trainable", "dtype", "module", "registered_name", "build_config"))
+
+
+def format_function(value: Any) -> str:
+    """Return a function or object of a Keras configuration as text: `LeakyReLU(negative_slope=0.5)`."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    config = config_of(dict(value))
+    stated = value.get("config")
+    if config.cls == "function" or isinstance(stated, str):
+        return str(stated)
+    arguments = (f"{name}={each}" for name, each in config.settings.items() if name not in _NAMING)
+    return f"{config.cls}({', '.join(arguments)})"
 
 
 def _is_plain(cls: str, state: dict[str, Any]) -> bool:

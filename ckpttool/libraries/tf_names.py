@@ -171,8 +171,15 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return binding
     listed = _read_configuration(binding, checkpoint)
     if listed is not None:
-        facts = binding.facts.read("the model's configuration", activations=listed)
-        return replace(binding, facts=facts)
+        from ckpttool.libraries.model_steps import KERAS_ACTIVATIONS
+
+        unknown = list(dict.fromkeys(name for name in listed if name not in KERAS_ACTIVATIONS))
+        where = "the model's configuration"
+        if unknown:
+            facts = binding.facts.not_understood("activations", ", ".join(unknown), where)
+        else:
+            facts = binding.facts.read(where, activations=tuple(KERAS_ACTIVATIONS[name] for name in listed))
+        return replace(binding, facts=facts.without_lack("activation"))
     if checkpoint.format != "saved_model":
         return binding
     from ckpttool.libraries.tf_graphs import find_activations
@@ -295,10 +302,11 @@ def _split_words(name: str) -> tuple[str, ...]:
 
 
 def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tuple[str, ...] | None:
-    """Return the policy's hidden activations, from configurations of layers with the same names."""
+    """Return the policy's hidden activations as stated, from configurations of layers with the same names."""
     if not checkpoint.format.startswith("keras_"):
         return None
     from ckpttool.formats import keras_tree
+    from ckpttool.libraries.model_steps import format_function
 
     part = next((part for part in binding.parts if part.acts), None)
     try:
@@ -310,7 +318,7 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     activations = dict(_list_dense_layers(document))
     hidden = [layer for layer in part.layers if layer.kind == "dense"][:-1]
     found = [activations.get(layer.name[-1]) for layer in hidden if layer.name]
-    known = tuple(name for name in found if isinstance(name, str))
+    known = tuple(format_function(each) for each in found if each is not None)
     return known if known and len(known) == len(hidden) else None
 
 
@@ -324,12 +332,7 @@ def _list_dense_layers(document: object, depth: int = 0) -> Iterator[tuple[str, 
         if document.get("class_name") == "Dense" and isinstance(config, Mapping):
             name, activation = config.get("name"), config.get("activation")
             if isinstance(name, str):
-                yield (
-                    name,
-                    {"swish": "silu"}.get(activation, activation)
-                    if isinstance(activation, str)
-                    else activation,
-                )
+                yield name, activation
         values = tuple(document.values())
     elif isinstance(document, list):
         values = document
