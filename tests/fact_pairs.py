@@ -952,7 +952,7 @@ def main() -> None:
                 if mark != "+" or not options.wrong:
                     print(
                         mark, found.status, pair.title, "|", *found.engines, "|", found.text[:230], flush=True
-                    )  # noqa: T201
+                    )
         for (equal, status), count in sorted(counts.items()):
             print(f"{'equal' if equal else 'different'} exit {status}: {count}")  # noqa: T201
 

@@ -54,14 +54,9 @@ def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
     """Return the options, with example values, for missing facts that the policy requires."""
     facts = agent.binding.facts
     hidden, _ = policy_sizes(agent.binding, agent.tree)
-    stated = {name for name in facts.stated if getattr(known, name) is None}
     activations = known.activations or facts.activations or facts.hidden
-    found: tuple[str, ...] = ()
-    if "activations" in stated or (hidden and not activations):
-        found = ("--activation NAME" if "activations" in stated else "--activation relu",)
-    if "head" in stated or not (known.head or facts.head):
-        found = (*found, "--head NAME" if "head" in stated else "--head tanh")
-    return found
+    found = ("--activation relu",) if hidden and not activations else ()
+    return found if known.head or facts.head else (*found, "--head tanh")
 
 
 def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None:
@@ -71,8 +66,8 @@ def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None
     a fact that a file states in a form that is not understood, unless a value is given for it.
     """
     known = agent.known if other is None else _complete_metadata(agent, other)
+    restore.require_understood(agent.binding, known, agent.checkpoint.path)
     missing = missing_options(agent, known)
-    _require_understood(agent, known, missing)
     if not missing:
         return
     verb, *rest = words or ("eval", agent.checkpoint.path, "--env", "ID")
@@ -86,28 +81,6 @@ def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None
     )
 
 
-def _require_understood(agent: Agent, known: Sidecar, options: Sequence[str]) -> None:
-    """Raise UnsupportedError if a file states a fact in a form that is not understood."""
-    for name, each in agent.binding.facts.stated.items():
-        if getattr(known, name) is not None:
-            continue
-        option = next((option for option in options if option == restore.STATED_BY.get(name)), None)
-        raise UnsupportedError(
-            f"{_STATED_TITLES[name]} that {each.source} states is not supported",
-            file=agent.checkpoint.path,
-            found=each.text,
-            hint=None
-            if option is None
-            else f"{option} replaces it, if the network computes the same with it",
-        )
-
-
-_STATED_TITLES = {
-    "activations": "the activation",
-    "head": "the action map",
-    "epsilon": "the epsilon of layer norms",
-    "obs_norm": "the scaling of observations",
-}
 _LACKED = {
     ("--activation", "--head"): "the activations and the action map",
     ("--activation",): "the activations",

@@ -94,11 +94,8 @@ def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerE
     A sidecar is complete except for observation statistics: where it has none, its provenance must
     record that there are none.
     """
-    stated = tuple(
-        each.entry(_TOPIC_OF[name])
-        for name, each in binding.facts.stated.items()
-        if recorded is None or getattr(recorded, name) is None
-    )
+    unclear = list_not_understood(binding, recorded)
+    stated = tuple(binding.facts.stated[name].entry(_TOPIC_OF[name]) for name in unclear)
     return (*stated, *_missing_entries(binding, recorded))
 
 
@@ -115,6 +112,25 @@ def _missing_entries(binding: RecognizedAgent, recorded: Sidecar | None) -> Ledg
         return tuple(each for each in binding.facts.lacks if each.what not in given)
     known = recorded.obs_norm is not None or "obs_norm" in recorded.provenance
     return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
+
+
+def list_not_understood(binding: RecognizedAgent, known: Sidecar | None) -> tuple[str, ...]:
+    """Return the facts that a file states in a form that is not understood, and for which none is given."""
+    return tuple(name for name in binding.facts.stated if known is None or getattr(known, name) is None)
+
+
+def require_understood(binding: RecognizedAgent, known: Sidecar, file: str | None = None) -> None:
+    """Raise UnsupportedError if a file states a fact in a form that is not understood, and none is given."""
+    for name in list_not_understood(binding, known):
+        stated, option = binding.facts.stated[name], STATED_BY.get(name)
+        raise UnsupportedError(
+            f"the {_TOPIC_OF[name]} that {stated.source} states is not supported",
+            file=file,
+            found=stated.text,
+            hint=None
+            if option is None
+            else f"{option} replaces it, if the network computes the same with it",
+        )
 
 
 def without_statistics(binding: RecognizedAgent, recorded: Sidecar) -> Sidecar:

@@ -407,7 +407,11 @@ class NotUnderstood:
     def entry(self, what: Topic) -> LedgerEntry:
         """Return the ledger entry."""
         return LedgerEntry(
-            "cannot be known", what, f"the {what} {self.text}", origin=self.source, decides=True
+            "cannot be known",
+            what,
+            f"the {what} {self.text} (not supported)",
+            origin=self.source,
+            decides=True,
         )
 
 

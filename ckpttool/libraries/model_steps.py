@@ -18,6 +18,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.encodings import archives
 from ckpttool.formats import torch_tree, torch_zip
 from ckpttool.formats.keras_config import config_of
+from ckpttool.formats.tf_common import format_object
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
 
@@ -279,7 +280,7 @@ def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep
         elif inner.cls in MODELS:
             yield from _model_steps(layer, name)
         else:
-            yield from _keras_layer(str(inner.cls), name, inner.facts())
+            yield from _keras_layer(str(inner.cls), name, inner.settings)
 
 
 def is_foreign(layer: Mapping[str, Any]) -> bool:
@@ -327,7 +328,7 @@ def _sources(node: Any) -> list[str]:
     return []
 
 
-def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainStep]:
+def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[ChainStep]:
     if cls in _SKIPPED:
         return
     if state.get("quantization_config") is not None:
@@ -343,10 +344,14 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainS
     elif cls == "LayerNormalization" and state.get("axis", [-1]) in ([-1], -1, [1], 1):
         if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
             yield ChainStep("unknown", name, "a layer norm without offset or scale")
+        elif not _is_number(state.get("epsilon", 1e-3)):
+            yield ChainStep("unknown", name, f"a layer norm with epsilon {state.get('epsilon')}")
         else:
             yield ChainStep("layer_norm", name, float(state.get("epsilon", 1e-3)))
     elif cls == "Rescaling":
-        yield ChainStep("affine", name, (state.get("scale", 1.0), state.get("offset", 0.0)))
+        maps = state.get("scale", 1.0), state.get("offset", 0.0)
+        whole = all(map(_is_row, maps))
+        yield ChainStep("affine", name, maps) if whole else ChainStep("unknown", name, cls)
     elif cls == "Lambda":
         yield ChainStep("code", name, NotUnderstood("a Lambda, whose code is not executed", _CONFIGURATION))
     else:
@@ -361,26 +366,15 @@ def _keras_activation(name: Name, activation: Any) -> ChainStep:
         return ChainStep("unknown", name, activation)
     if activation is None:
         return ChainStep("activation", name, None)
-    return ChainStep("activation", name, NotUnderstood(format_function(activation), _CONFIGURATION))
+    return ChainStep("activation", name, NotUnderstood(format_object(activation), _CONFIGURATION))
 
 
-# Settings of serialized objects that do not affect what they compute.
-_NAMING = frozenset(("name", "trainable", "dtype", "module", "registered_name", "build_config"))
+def _is_row(value: Any) -> bool:
+    """Return whether a setting is a number or a list of numbers."""
+    return all(map(_is_number, value)) if isinstance(value, list) else _is_number(value)
 
 
-def format_function(value: Any) -> str:
-    """Return a function or object of a Keras configuration as text: `LeakyReLU(negative_slope=0.5)`."""
-    if not isinstance(value, Mapping):
-        return str(value)
-    config = config_of(dict(value))
-    stated = value.get("config")
-    if config.cls == "function" or isinstance(stated, str):
-        return str(stated)
-    arguments = (f"{name}={each}" for name, each in config.settings.items() if name not in _NAMING)
-    return f"{config.cls}({', '.join(arguments)})"
-
-
-def _is_plain(cls: str, state: dict[str, Any]) -> bool:
+def _is_plain(cls: str, state: Mapping[str, Any]) -> bool:
     """Return whether the layer is the plain function of its name: no custom slope, threshold or limit."""
     if cls == "ELU":
         return bool(state.get("alpha", 1.0) == 1.0)

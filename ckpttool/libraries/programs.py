@@ -15,6 +15,7 @@ from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.encodings import protobuf
 from ckpttool.formats import tf_saved_model_messages
 from ckpttool.formats.keras_config import config_of
+from ckpttool.formats.tf_common import format_object
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
 from ckpttool.libraries import model_steps
 from ckpttool.libraries.onnx_operators import ProgramConstant, ProgramRecorder, ProgramValue
@@ -919,7 +920,7 @@ class _LayerCall(NamedTuple):
         # keras/src/saving/serialization_lib.py: a name in `builtins` is first one of keras.activations.
         if given.get("module") == "builtins" and given.get("registered_name") == "function":
             return self.function(flow, str(given.get("config")))
-        raise self.refused(f"the activation {model_steps.format_function(given)}")
+        raise self.refused(f"the activation {format_object(given)}")
 
     def function(self, flow: ProgramValue, name: str) -> ProgramValue:
         """Return the result of a Keras function, by name."""

@@ -306,7 +306,7 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     if not checkpoint.format.startswith("keras_"):
         return None
     from ckpttool.formats import keras_tree
-    from ckpttool.libraries.model_steps import format_function
+    from ckpttool.formats.tf_common import format_object
 
     part = next((part for part in binding.parts if part.acts), None)
     try:
@@ -318,7 +318,7 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     activations = dict(_list_dense_layers(document))
     hidden = [layer for layer in part.layers if layer.kind == "dense"][:-1]
     found = [activations.get(layer.name[-1]) for layer in hidden if layer.name]
-    known = tuple(format_function(each) for each in found if each is not None)
+    known = tuple(format_object(each) for each in found if each is not None)
     return known if known and len(known) == len(hidden) else None
 
 
