@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,6 +88,7 @@ _ACTIVATIONS: dict[str, Build] = {
     "relu layer": _with_layer(lambda k: k.layers.ReLU()),
     "relu activation layer": _with_layer(lambda k: k.layers.Activation("relu")),
     "leaky 0.5 object": _mlp(lambda k: k.layers.LeakyReLU(0.5)),
+    "leaky 0.5 named relu": _mlp(lambda k: k.layers.LeakyReLU(0.5, name="relu")),
     "leaky 0.5 layer": _with_layer(lambda k: k.layers.LeakyReLU(0.5)),
     "leaky 0.2 layer": _with_layer(lambda k: k.layers.LeakyReLU(0.2)),
     "leaky 0.3 layer": _with_layer(lambda k: k.layers.LeakyReLU(0.3)),
@@ -138,7 +140,7 @@ _EQUAL_ACTIVATIONS = (
     ),
     ("tanh", "tanh function"),
     ("silu", "swish"),
-    ("leaky 0.5 object", "leaky 0.5 layer", "relu slope 0.5"),
+    ("leaky 0.5 object", "leaky 0.5 layer", "relu slope 0.5", "leaky 0.5 named relu"),
     ("leaky_relu", "leaky 0.2 layer"),
     ("relu most 1", "relu most 1 object"),
     ("elu 0.3 layer", "elu 0.3 object"),
@@ -398,13 +400,14 @@ KERAS_LEGACY = {
             for name in (
                 *("relu", "tanh", "relu layer", "relu function", "relu activation layer", "selu", "elu"),
                 *("elu 0.3 layer", "leaky 0.5 layer", "leaky 0.3 layer", "leaky 0.5 object"),
+                *("leaky 0.5 named relu",),
                 *("relu most 1", "relu threshold", "softmax layer", "softmax axis 0", "relu and dropout"),
                 *("exponential", "hard_sigmoid", "relu, tanh", "relu, sigmoid"),
             )
         },
         (
             ("relu", "relu layer", "relu function", "relu activation layer", "relu and dropout"),
-            ("leaky 0.5 layer", "leaky 0.5 object"),
+            ("leaky 0.5 layer", "leaky 0.5 object", "leaky 0.5 named relu"),
         ),
     ),
     "layer norm": Family(
@@ -665,8 +668,15 @@ def _onnx_norm(**attributes: Any) -> Callable[[Any], list[Any]]:
 
 
 _TENSORS = {
-    "w0": (6, 8), "b0": (8,), "w1": (8, 8), "b1": (8,), "w2": (8, 3), "b2": (3,), "scale": (8,), "offset": (8,)
-}  # fmt: skip
+    "w0": (6, 8),
+    "b0": (8,),
+    "w1": (8, 8),
+    "b1": (8,),
+    "w2": (8, 3),
+    "b2": (3,),
+    "scale": (8,),
+    "offset": (8,),
+}
 _SQUARE = {**_TENSORS, "w0": (8, 8)}
 
 ONNX = {
@@ -771,16 +781,22 @@ class FactPair:
     equal: bool
 
     @property
+    def needs_code(self) -> bool:
+        """Whether the models are programs that are no policy: they run with --run-code alone."""
+        traced = self.a.endswith(".traced.ts") and self.a.startswith("layer_norm")
+        return traced or (self.a.endswith(".ts") and self.a.startswith("convolution"))
+
+    @property
     def title(self) -> str:
         """A short name."""
         return f"{self.a} {'=' if self.equal else '!'} {self.b}"
 
 
 def _family_pairs(title: str, family: Family, suffix: str) -> Iterator[FactPair]:
-    """Yield neighbors of every group of equal variants, and the first variant with one of each other group."""
+    """Yield neighbors of every group of equal variants, and the first variant with all others that differ."""
     groups = {each: group for group in family.equal for each in group}
     for group in family.equal:
-        for one, two in zip(group, group[1:], strict=False):
+        for one, two in pairwise(group):
             yield FactPair(file_name(title, one, suffix), file_name(title, two, suffix), equal=True)
     names = [*family.variants]
     for other in names[1:]:
@@ -822,8 +838,14 @@ def _cross_pairs() -> Iterator[FactPair]:
 
 
 _CROSS = {
-    ".keras": ("leaky 0.5 object", "sin function", "elu 0.3 layer", "leaky_relu by rewriting", "relu most 1"),
-    ".h5": ("leaky 0.5 object", "elu 0.3 layer", "relu most 1", "selu"),
+    ".keras": (
+        "leaky 0.5 named relu",
+        "sin function",
+        "elu 0.3 layer",
+        "leaky_relu by rewriting",
+        "relu most 1",
+    ),
+    ".h5": ("leaky 0.5 named relu", "elu 0.3 layer", "relu most 1", "selu"),
     ".onnx": ("leaky 0.5", "sin", "elu 0.3", "gelu tanh"),
 }
 WRITERS = {"keras": (KERAS, (".keras",)), "keras_2": (KERAS_LEGACY, (".h5",)),
@@ -835,6 +857,8 @@ def pairs() -> Iterator[FactPair]:
     for families, suffixes in WRITERS.values():
         for suffix in suffixes:
             for title, family in families.items():
+                if (title, suffix) == ("convolution", ".pt"):
+                    continue  # the code of a whole module that is no policy must be named
                 yield from _family_pairs(title, family, suffix)
     yield from _cross_pairs()
 
@@ -920,7 +944,7 @@ def compare(folder: Path, pair: FactPair) -> Outcome:
     """Return what `verify` finds, with the exit status of the command."""
     files = [str(locate(folder, each)) for each in (pair.a, pair.b)]
     try:
-        found = verify_module.verify(*files)
+        found = verify_module.verify(*files, run_code=pair.needs_code)
     except CkpttoolError as error:
         return Outcome(pair, 2, (), " ".join(str(error).split()))
     return Outcome(pair, 0 if found.within else 1, found.backends, "; ".join(found.assumed))
@@ -950,9 +974,8 @@ def main() -> None:
                 counts[pair.equal, found.status] = counts.get((pair.equal, found.status), 0) + 1
                 mark = "?" if truth is not pair.equal else "-+"[found.right]
                 if mark != "+" or not options.wrong:
-                    print(
-                        mark, found.status, pair.title, "|", *found.engines, "|", found.text[:230], flush=True
-                    )
+                    row = (mark, found.status, pair.title, "|", *found.engines, "|", found.text[:230])
+                    print(*row, flush=True)  # noqa: T201
         for (equal, status), count in sorted(counts.items()):
             print(f"{'equal' if equal else 'different'} exit {status}: {count}")  # noqa: T201
 

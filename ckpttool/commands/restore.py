@@ -127,9 +127,7 @@ def require_understood(binding: RecognizedAgent, known: Sidecar, file: str | Non
             f"the {_TOPIC_OF[name]} that {stated.source} states is not supported",
             file=file,
             found=stated.text,
-            hint=None
-            if option is None
-            else f"{option} replaces it, if the network computes the same with it",
+            hint=None if option is None else f"{option} replaces it, if it computes the same",
         )
 
 

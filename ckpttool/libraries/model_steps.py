@@ -342,12 +342,7 @@ def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[Cha
     elif cls in _LAYERS and _is_plain(cls, state):
         yield ChainStep("activation", name, _LAYERS[cls])
     elif cls == "LayerNormalization" and state.get("axis", [-1]) in ([-1], -1, [1], 1):
-        if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
-            yield ChainStep("unknown", name, "a layer norm without offset or scale")
-        elif not _is_number(state.get("epsilon", 1e-3)):
-            yield ChainStep("unknown", name, f"a layer norm with epsilon {state.get('epsilon')}")
-        else:
-            yield ChainStep("layer_norm", name, float(state.get("epsilon", 1e-3)))
+        yield _keras_layer_norm(name, state)
     elif cls == "Rescaling":
         maps = state.get("scale", 1.0), state.get("offset", 0.0)
         whole = all(map(_is_row, maps))
@@ -356,6 +351,16 @@ def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[Cha
         yield ChainStep("code", name, NotUnderstood("a Lambda, whose code is not executed", _CONFIGURATION))
     else:
         yield ChainStep("unknown", name, cls)
+
+
+def _keras_layer_norm(name: Name, state: Mapping[str, Any]) -> ChainStep:
+    """Return the step of a layer norm; one without factor or offset, or of another kind, is unknown."""
+    epsilon = state.get("epsilon", 1e-3)
+    if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
+        return ChainStep("unknown", name, "a layer norm without offset or scale")
+    if not _is_number(epsilon):
+        return ChainStep("unknown", name, f"a layer norm with epsilon {epsilon}")
+    return ChainStep("layer_norm", name, float(epsilon))
 
 
 def _keras_activation(name: Name, activation: Any) -> ChainStep:

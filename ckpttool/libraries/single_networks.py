@@ -234,7 +234,7 @@ def _bind_keras_program(
     network: str,
     chain: RecognizedAgent | None,
 ) -> RecognizedAgent:
-    """Return the binding of the model's program, else its chain of layers with facts that are not understood."""
+    """Return the binding of the model's program, else its chain with facts that are not understood."""
     try:
         return _bind_keras(document, tree, checkpoint.path, network)
     except (UnsupportedError, UsageError):
