@@ -27,8 +27,7 @@ import numpy as np
 
 from ckpttool.commands import model_comparison
 from ckpttool.core import CkpttoolError
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Network, Policy
+from ckpttool.networks import Network, Policy, numpy_backend
 from tests.conftest import KERAS_2, ROOT
 from tests.shared_runners import shared_runners
 

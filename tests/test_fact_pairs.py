@@ -1,4 +1,4 @@
-"""`verify` of models that differ in one stated fact never passes; of models that state it in two ways it does."""
+"""`verify` of models that differ in one stated fact never passes; models that state it in two ways pass."""
 
 from __future__ import annotations
 
@@ -220,4 +220,3 @@ def test_activation_objects_are_judged_by_class_and_settings(tmp_path: Path, for
         else {each.value["name"] for each in program.operations if each.kind == "activation"}
     )
     assert names == {UNDERSTOOD[form][1]}
-

@@ -182,9 +182,14 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return replace(binding, facts=facts.without_lack("activation"))
     if checkpoint.format != "saved_model":
         return binding
-    from ckpttool.libraries.tf_graphs import find_activations
+    from ckpttool.libraries.tf_graphs import OTHER_FUNCTIONS, find_activations
 
     found = find_activations(checkpoint)
+    strange = sorted(name for name in found if name in OTHER_FUNCTIONS)
+    if strange:
+        text, where = abbreviate_list(strange, 3), "the SavedModel's graph"
+        facts = binding.facts.without_lack("activation").not_understood("activations", text, where)
+        return replace(binding, facts=facts)
     # The action map has its own tanh.
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
@@ -262,8 +267,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
         return replace(binding, facts=facts.read(where, hidden=name, activations=None))
     listed = ", ".join(sorted(map(str, kinds)))
-    several = unknown_fact("activation", f"the activations: {where} contains {listed}", decides=True)
-    return replace(binding, facts=facts.lacking(several))
+    return replace(binding, facts=facts.not_understood("activations", f"{listed} in unknown places", where))
 
 
 def _find_activation(tree: Tree, path: Path, name: str) -> str | None:
