@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool import convert
+from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Tree, UnsupportedError, UsageError, display
 from ckpttool.formats import open_checkpoint
@@ -197,6 +199,30 @@ def test_activations_are_those_of_the_configuration(name: str, tmp_path: Path) -
     first, second = (policy._encoder._layers[n] for n in (0, 2))
     hidden = functions[1](second(functions[0](first(seen(obs)))))
     close(actions(path, obs), torch.tanh(policy._fc(hidden)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("activations", {"encoders": ({"type": "vector", "params": {"activation": "geglu"}},) * 2}),
+        ("activations", {"encoders": ({"type": "own", "params": {}},) * 2}),
+        ("head", {"action_scaler": {"type": "own", "params": {}}}),
+        ("obs_norm", {"observation_scaler": {"type": "own", "params": {}}}),
+    ],
+)
+def test_settings_that_are_not_supported_are_not_replaced_by_defaults(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    state, _, _ = td3()
+    path = d3(tmp_path, state, config(**settings))
+    agent = restore_agent(path)
+    assert [*agent.binding.facts.stated] == [name]
+    assert getattr(agent.known, name) is None
+    assert any(entry.open for entry in agent.ledger)
+    with pytest.raises(UnsupportedError):
+        require_facts(agent)
+    with pytest.raises(UnsupportedError):
+        convert(path, str(tmp_path / "out.pt"), to="td3_torch")
 
 
 def test_critics_with_other_activations_are_not_run_as_the_policy(tmp_path: Path, golden: Golden) -> None:

@@ -35,6 +35,7 @@ from ckpttool.formats.keras_config import (
     list_references,
     snake_case,
 )
+from ckpttool.formats.tf_common import format_object
 from ckpttool.libraries.layer_shapes import (
     Extents,
     KerasCall,
@@ -864,7 +865,9 @@ def _keras_activation(cls: str, settings: Mapping[str, Any]) -> str:
     """Return a layer's activation; empty for the default of its class."""
     activation = settings.get("activation")
     default = "tanh" if cls in CELLS else "linear"
-    return clean(activation)[:_WORD] if isinstance(activation, str) and activation != default else ""
+    if activation is None or activation == default:
+        return ""
+    return clean(format_object(activation))[:_WORD]
 
 
 _KERAS_SETTINGS: tuple[tuple[str, Any, str], ...] = (

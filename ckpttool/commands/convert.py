@@ -194,7 +194,7 @@ def _apply_facts(
         tree = select_network_leaves(checkpoint.tree, binding)
         facts = facts.sized(*policy_sizes(binding, tree))
         known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, tree))
-        notes = (*notes, *facts.contradictions(known))
+        notes = (*notes, *facts.contradictions(known, binding.facts.stated))
     return replace(own, sidecar=facts.over(own.sidecar)), notes
 
 

@@ -14,7 +14,13 @@ from ckpttool.core.source import Shape
 from ckpttool.core.text import clean, format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import AgentNetwork, EncoderInput, PolicyEncoder, RecognizedAgent
+from ckpttool.libraries.schema import (
+    AgentMetadata,
+    AgentNetwork,
+    EncoderInput,
+    PolicyEncoder,
+    RecognizedAgent,
+)
 
 if TYPE_CHECKING:
     from ckpttool.commands.restore import Agent
@@ -141,10 +147,14 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
     default = f"default of layout {binding.layout}"
     hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
     head, assumed = facts.head, {}
-    if ("activations" if facts.activations else "hidden") not in facts.origins:
+    if "activations" in facts.stated:
+        hidden, assumed["hidden"] = _stated_activation(facts, own)
+    elif ("activations" if facts.activations else "hidden") not in facts.origins:
         hidden = tuple(own.activations or hidden)
         assumed["hidden"] = _origin(own, "activations", default)
-    if "head" not in facts.origins:
+    if "head" in facts.stated:
+        head = str(own.head) if own.is_given("head") else ""
+    elif "head" not in facts.origins:
         head = own.head or head
         assumed["head"] = _origin(own, "head", default)
     low, high = facts.action_low or own.action_low, facts.action_high or own.action_high
@@ -159,6 +169,14 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
     return FlowFacts(hidden, head, bounds, size, clip, {name: why for name, why in assumed.items() if why})
 
 
+def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
+    """Return the given activations, else the text of those that a file states, and why these are unknown."""
+    if known.activations and known.is_given("activations"):
+        return tuple(known.activations), ""
+    stated = facts.stated["activations"]
+    return (stated.text,), f"not supported; stated in {stated.source}"
+
+
 def _origin(recorded: Sidecar, fact: str, default: str) -> str:
     """Return the default that a fact comes from; empty for a fact that a sidecar states."""
     if getattr(recorded, fact) is None:
@@ -171,13 +189,17 @@ def agent_facts(agent: Agent) -> FlowFacts:
     known, facts = agent.known, agent.binding.facts
     names = {"head": "head", "hidden": "activations"}
     assumed = {name: known.origin(fact) for name, fact in names.items() if known.is_assumed(fact)}
+    hidden = tuple(known.activations or ((facts.hidden,) if facts.hidden else ()))
+    if "activations" in facts.stated and known.activations is None:
+        hidden, assumed["hidden"] = _stated_activation(facts, known)
+    head = str(known.head or ("" if "head" in facts.stated else facts.head))
     bounds = None
     if known.action_low is not None and known.action_high is not None:
         bounds = (known.action_low, known.action_high)
     norm = known.obs_norm or {}
     return FlowFacts(
-        tuple(known.activations or ((facts.hidden,) if facts.hidden else ())),
-        str(known.head or facts.head),
+        hidden,
+        head,
         bounds,
         len(norm.get("mean", ())),
         norm.get("clip"),

@@ -309,7 +309,7 @@ def _agent_findings(
         yield Finding("agent", error.message, error.hint)
         return
     before = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, agent.tree))
-    for sentence in facts.contradictions(before):
+    for sentence in facts.contradictions(before, binding.facts.stated):
         yield Finding("agent", sentence, "omit the option if the checkpoint is correct")
     try:
         require_facts(

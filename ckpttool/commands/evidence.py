@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from ckpttool.core import filesystem, sidecar
 from ckpttool.core import text as documents
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list, suggest_choice
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,8 +114,17 @@ class AgentFacts:
         object.__setattr__(sized, "known", {**self.known, **wide})
         return sized
 
-    def contradictions(self, read: Sidecar) -> Iterator[str]:
-        """Yield a sentence for each fact that differs from the value in the checkpoint or its sidecar."""
+    def contradictions(self, read: Sidecar, stated: Mapping[str, NotUnderstood]) -> Iterator[str]:
+        """Yield a sentence for each fact that differs from the value in the checkpoint or its sidecar.
+
+        `stated` are facts that the checkpoint states in a form that is not understood: they may differ.
+        """
+        for name, each in stated.items():
+            if name in self.known:
+                yield (
+                    f"{name} given as {_describe_fact(name, self.known[name])} in place of {each.text}, "
+                    f"which the checkpoint states ({each.source}) and which is not supported"
+                )
         for name, value in self.known.items():
             theirs, origin = getattr(read, name), str(read.provenance.get(name, ""))
             if theirs is None or not origin or read.is_assumed(name):
@@ -1062,14 +1071,35 @@ def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) ->
         function = _activation_name(leaf.value) if isinstance(leaf, ValueLeaf) else None
         if what == "action bounds":
             bounds.setdefault(at, []).extend(_small_numbers(leaf, actions))
-        elif function is not None and not _ELSEWHERE.search(name.lower()):
-            functions.setdefault(at, []).append(function)
+        elif _ELSEWHERE.search(name.lower()):
+            continue
+        elif function is not None or _names_function(leaf):
+            functions.setdefault(at, []).append(function or _format_function(leaf))
     facts = binding.facts
-    if functions and not {"hidden", "activations"} & facts.origins.keys():
+    if functions and not {"hidden", "activations"} & facts.origins.keys() and not facts.stated:
         facts = _with_functions(facts, binding, functions)
     if facts.action_low is None and "action_low" not in facts.origins:
         facts = _with_bounds(facts, bounds, actions)
     return binding if facts is binding.facts else replace(binding, facts=facts)
+
+
+_NO_FUNCTION = frozenset(("", "none", "null", "default", "auto"))
+
+
+def _names_function(leaf: Leaf | ValueLeaf) -> bool:
+    """Return whether a setting of activations names one, of any library."""
+    from ckpttool.core.tree import Record, ValueLeaf
+
+    if not isinstance(leaf, ValueLeaf) or not isinstance(leaf.value, str | Record):
+        return False
+    return isinstance(leaf.value, Record) or leaf.value.strip().lower() not in _NO_FUNCTION
+
+
+def _format_function(leaf: Leaf | ValueLeaf) -> str:
+    from ckpttool.core.tree import Record, ValueLeaf
+
+    value = leaf.value if isinstance(leaf, ValueLeaf) else None
+    return value.name if isinstance(value, Record) else str(value)
 
 
 def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
@@ -1095,10 +1125,10 @@ def _with_functions(
     chosen = next(iter(alternatives))
     if len(alternatives) != 1 or (isinstance(chosen, tuple) and [len(chosen)] != hidden):
         return facts
-    if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
-        return facts
     facts = facts.without_lack("activation")
     where = next(iter(functions))
+    if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
+        return facts.not_understood("activations", abbreviate_list(functions[where], 3), where)
     if isinstance(chosen, tuple):
         return facts.read(where, activations=chosen)
     return facts._replace(activations=None).read(where, hidden=chosen)

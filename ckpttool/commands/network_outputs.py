@@ -62,9 +62,12 @@ def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
 def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None:
     """Raise UsageError with the complete command if no file contains the activations or the action map.
 
-    `words` are the command's, its verb first; without them the command is `eval`.
+    `words` are the command's, its verb first; without them the command is `eval`. Raise UnsupportedError for
+    a fact that a file states in a form that is not understood, unless a value is given for it.
     """
-    missing = missing_options(agent, agent.known if other is None else _complete_metadata(agent, other))
+    known = agent.known if other is None else _complete_metadata(agent, other)
+    restore.require_understood(agent.binding, known, agent.checkpoint.path)
+    missing = missing_options(agent, known)
     if not missing:
         return
     verb, *rest = words or ("eval", agent.checkpoint.path, "--env", "ID")
@@ -170,6 +173,8 @@ def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
     """
     both = merge_metadata(agent.known, other.known)
     own = {name: recorded for name in FACTS if (recorded := getattr(agent.sidecar, name, None)) is not None}
+    # What the agent's own files state, understood or not, is not completed.
+    own |= {name: getattr(agent.known, name) for name in agent.binding.facts.stated}
     provenance = {**both.provenance, **{name: agent.known.provenance.get(name, "") for name in own}}
     return replace(both, **{**own, "obs_norm": agent.known.obs_norm}, provenance=provenance)
 

@@ -799,6 +799,7 @@ def plan_agent_conversion(
         raise UsageError(f"writing layout {kind.layout} is not supported yet")
     agent = canonical_tree(tree, binding.moves)
     facts = restore.merge_metadata(known, restore.read_metadata(binding, agent))
+    restore.require_understood(binding, facts)
     added = restore.action_map(facts, agent)
     binding = _with_known_facts(binding, facts)
     consumed: tuple[Path, ...] = ()

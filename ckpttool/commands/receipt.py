@@ -62,7 +62,7 @@ def with_policy_facts(
     # Recorded computations need modules that no agent of a layout needs.
     from ckpttool.libraries.single_networks import read_computation
 
-    recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target)
+    recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
     if found.same_layout or (found.facts is not None and (model or part is not None)):
         return own
     if found.facts is not None:
@@ -89,7 +89,7 @@ class _PolicyFacts(NamedTuple):
     refused: str = ""
 
 
-def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint) -> _PolicyFacts:
+def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Sidecar | None) -> _PolicyFacts:
     from ckpttool.libraries.single_networks import recognize_single_policy
 
     policy = None
@@ -100,6 +100,8 @@ def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint) -> _PolicyFac
             policy = recognize_single_policy(checkpoint)
         if policy is None:
             return _PolicyFacts()
+        if restore.list_not_understood(policy, own):
+            return _PolicyFacts()  # the target does not have what the source states
         facts = _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
         return _PolicyFacts(facts, facts is None and by_layout and _layout(target) == policy.layout)
     except UsageError:

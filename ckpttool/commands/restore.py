@@ -30,7 +30,7 @@ from ckpttool.core.errors import (
     UsageError,
     abbreviate_list,
 )
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.formats import common, onnx, tf_common
@@ -89,11 +89,17 @@ def with_companions(
 
 
 def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerEntries:
-    """Return the facts recorded neither in the agent's own files nor in its sidecar.
+    """Return the facts recorded neither in the agent's own files nor in its sidecar, or not understood.
 
     A sidecar is complete except for observation statistics: where it has none, its provenance must
     record that there are none.
     """
+    unclear = list_not_understood(binding, recorded)
+    stated = tuple(binding.facts.stated[name].entry(_TOPIC_OF[name]) for name in unclear)
+    return (*stated, *_missing_entries(binding, recorded))
+
+
+def _missing_entries(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerEntries:
     if recorded is None:
         return binding.facts.lacks
     if not recorded.target_sha256:
@@ -106,6 +112,23 @@ def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerE
         return tuple(each for each in binding.facts.lacks if each.what not in given)
     known = recorded.obs_norm is not None or "obs_norm" in recorded.provenance
     return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
+
+
+def list_not_understood(binding: RecognizedAgent, known: Sidecar | None) -> tuple[str, ...]:
+    """Return the facts that a file states in a form that is not understood, and for which none is given."""
+    return tuple(name for name in binding.facts.stated if known is None or getattr(known, name) is None)
+
+
+def require_understood(binding: RecognizedAgent, known: Sidecar, file: str | None = None) -> None:
+    """Raise UnsupportedError if a file states a fact in a form that is not understood, and none is given."""
+    for name in list_not_understood(binding, known):
+        stated, option = binding.facts.stated[name], STATED_BY.get(name)
+        raise UnsupportedError(
+            f"the {_TOPIC_OF[name]} that {stated.source} states is not supported",
+            file=file,
+            found=stated.text,
+            hint=None if option is None else f"{option} replaces it, if it computes the same",
+        )
 
 
 def without_statistics(binding: RecognizedAgent, recorded: Sidecar) -> Sidecar:
@@ -147,7 +170,7 @@ def build_ledger(
 
 
 # The option that sets a fact otherwise decided by a library's default.
-_STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
+STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
 
 
 def assumed_entries(
@@ -173,7 +196,7 @@ def assumed_entries(
         stated = [each is not None and each.is_assumed(name) for each in sidecars]
         owner = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
         origin = known.origin(name) + (f" (according to {owner})" if any(stated) else "")
-        yield LedgerEntry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name))
+        yield LedgerEntry("assumed", what, value, origin=origin, hint=STATED_BY.get(name))
 
 
 def training_wrappers(known: Sidecar) -> tuple[WrapperSpec, ...]:
@@ -207,13 +230,21 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
             yield LedgerEntry("used", "wrapper", shown, where)
 
 
-def find_contradictions(recorded: Sidecar | None, read: Sidecar) -> dict[str, LedgerEntry]:
+def find_contradictions(
+    recorded: Sidecar | None, read: Sidecar, stated: Mapping[str, NotUnderstood]
+) -> dict[str, LedgerEntry]:
     """Return an entry for each sidecar fact that contradicts the checkpoint, by name.
 
     A sidecar is bound only to the weights: editing its facts keeps the digest. So the checkpoint's own
-    values win, unless a user gave the sidecar's.
+    values win, unless a user gave the sidecar's. The same holds for a fact that the checkpoint states in a
+    form that is not understood.
     """
     found: dict[str, LedgerEntry] = {}
+    for name, each in stated.items():
+        value = getattr(recorded, name, None)
+        if recorded is not None and value is not None and not recorded.is_given(name):
+            text = f"{_describe_fact(name, [value])} in the sidecar; the checkpoint contains {each.text}"
+            found[name] = LedgerEntry("not used", _TOPIC_OF[name], text, each.source, decides=True)
     for names, what in _TOPICS.items():
         name = names[0]
         values = [getattr(recorded, each, None) for each in names]
@@ -337,6 +368,7 @@ _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("env",): "environment",
     ("epsilon",): "architecture",
 }
+_TOPIC_OF: Mapping[str, Topic] = {names[0]: what for names, what in _TOPICS.items()}
 
 
 def _read_companion(file: str) -> Tree:
@@ -387,6 +419,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         **_file_bounds(facts, agent, policy),
         "obs_norm": _statistics_fact(facts.norm or _canonical_statistics(agent)),
     }
+    found |= dict.fromkeys(facts.stated)
     found["env"] = _environment_fact(facts, found["obs_norm"])
     if facts.stacked > 1 and found["obs_norm"] is not None:
         # Statistics cover one observation, but the policy receives several normalised ones.
@@ -809,7 +842,8 @@ def build_agent(
     binding, used = with_companions(binding, checkpoint)
     binding = tf_names.check_connections(with_records(binding, checkpoint.tree, checkpoint))
     tree = select_network_leaves(checkpoint.tree, binding)
-    contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree))
+    stated = binding.facts.stated
+    contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), stated)
     wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
     binding = binding.entered(*wrong.values())
     own = _drop_contradicted(own, [name for name, entry in wrong.items() if entry.decides])
@@ -822,7 +856,7 @@ def build_agent(
             )
         facts = facts.sized(*policy_sizes(binding, tree))
         held = merge_metadata(own.sidecar, read_metadata(binding, tree))
-        used = (*used, f"given: {facts.described()}", *facts.contradictions(held))
+        used = (*used, f"given: {facts.described()}", *facts.contradictions(held, stated))
         own = replace(own, sidecar=facts.over(own.sidecar))
     own = _broadcast_bounds(own, binding, tree)
     notes = (*own.notes, *used)

@@ -356,6 +356,9 @@ def _compare_facts(
         return differ, unknown, agreed
     for name in FACTS:
         first, second = (_fact_parts(name, getattr(each.known, name)) for each in (a, b))
+        if stated := _compare_stated(name, a, b):
+            differ += stated
+            continue
         for key in dict.fromkeys((*first, *second)):
             title = f"{name}/{key}" if key else name
             if key in first and key in second:
@@ -383,6 +386,17 @@ def _compare_facts(
                 origin = agent.known.provenance.get(name, "origin unknown")
                 unknown.append(f"{title}: only {word} records it ({origin})")
     return differ, unknown, agreed
+
+
+def _compare_stated(name: str, a: Agent, b: Agent) -> list[Discrepancy]:
+    """Return the difference in a fact that a side states in a form that is not understood."""
+    values: list[str | None] = []
+    for agent in (a, b):
+        value, stated = getattr(agent.known, name), agent.binding.facts.stated.get(name)
+        values.append(stated.text if value is None and stated is not None else value and _text(value))
+    unclear = [name in each.binding.facts.stated and getattr(each.known, name) is None for each in (a, b)]
+    same = all(unclear) and values[0] == values[1]
+    return [Discrepancy(FACT, name, "fact", *values)] if any(unclear) and not same else []
 
 
 def _is_guess(agent: Agent, name: str) -> bool:
@@ -1017,7 +1031,9 @@ def verify(
     if options.of_models and options.whole:
         raise UsageError("--all compares agents, not models that your code builds")
     sides = _model_sides(first, second, options)
-    if options.of_models or (not options.whole and _are_models(sides, train=options.steps is not None)):
+    if options.of_models or (
+        not options.whole and _are_models(sides, train=options.steps is not None, given=bool(options.facts))
+    ):
         return _verify_models(sides, options, progress)
     if options.whole:
         return _verify_contents(first, second, options, progress)
@@ -1040,14 +1056,16 @@ def _model_sides(first: str, second: str, options: VerificationOptions) -> tuple
     return ModelSide("A", first, likes[0], pythons[0]), ModelSide("B", second, likes[1], pythons[1])
 
 
-def _are_models(sides: tuple[ModelSide, ModelSide], *, train: bool) -> bool:
+def _are_models(sides: tuple[ModelSide, ModelSide], *, train: bool, given: bool) -> bool:
     """Return whether a side is a model that runs, and a side is no recognised agent.
 
-    Two models that run are compared as such if the policy is not all that they compute, and an actor alone,
-    e.g. a chain of dense layers, is trained as such.
+    With `given` facts, agents are compared as agents.
+
+    Two models that run are compared as such if the policy is not all that they compute, or if a fact of it
+    would not come from its file; an actor alone, e.g. a chain of dense layers, is trained as such.
     """
     run = [side.own_kind is not None for side in sides]
-    if all(run) and any(map(_has_other_outputs, sides)):
+    if all(run) and any(_has_other_outputs(side) or (not given and _is_partly_read(side)) for side in sides):
         return True
     parts = [() if side.agent is None else side.agent.parts for side in sides]
     actors = all(part.component.startswith("actor") for each in parts for part in each)
@@ -1057,6 +1075,16 @@ def _are_models(sides: tuple[ModelSide, ModelSide], *, train: bool) -> bool:
 def _has_other_outputs(side: ModelSide) -> bool:
     """Return whether the agent of a side omits outputs or layers of the model."""
     return side.agent is not None and any(" left out: " in note for note in side.agent.moves.notes)
+
+
+def _is_partly_read(side: ModelSide) -> bool:
+    """Return whether the activations or the action map of a policy alone are not read from its file."""
+    if side.agent is None or side.agent.layout != NO_LAYOUT:
+        return False
+    facts = side.agent.facts
+    read = {"activations" if name == "hidden" else name for name in facts.origins}
+    hidden = any(sum(layer.kind == "dense" for layer in part.layers) > 1 for part in side.agent.parts)
+    return bool(facts.stated) or "head" not in read or (hidden and "activations" not in read)
 
 
 def _restore_side(

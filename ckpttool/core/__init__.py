@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ckpttool.core.limits import Limits, using
     from ckpttool.core.plugins import Plugin
     from ckpttool.core.remote import BlockCache
-    from ckpttool.core.sidecar import LedgerEntry, Sidecar, sidecar_path, unknown_fact
+    from ckpttool.core.sidecar import LedgerEntry, NotUnderstood, Sidecar, sidecar_path, unknown_fact
     from ckpttool.core.source import (
         Buffer,
         Checksum,
@@ -130,6 +130,7 @@ __all__ = [
     "NameNotFoundError",
     "NotACheckpointError",
     "NotFoundError",
+    "NotUnderstood",
     "Output",
     "Path",
     "PathStep",
@@ -215,6 +216,7 @@ _HOMES = {
     "NameNotFoundError": "errors",
     "NotACheckpointError": "errors",
     "NotFoundError": "errors",
+    "NotUnderstood": "sidecar",
     "Output": "atomic_write",
     "Path": "tree",
     "PathStep": "tree",

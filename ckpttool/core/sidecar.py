@@ -74,6 +74,10 @@ class Sidecar:
         """Return whether a fact was read from a file."""
         return str(self.provenance.get(name, "")).startswith(_READ)
 
+    def is_given(self, name: str) -> bool:
+        """Return whether a user gave a fact."""
+        return getattr(self, name) is not None and self.provenance.get(name) == "given"
+
     def origin(self, name: str) -> str:
         """Return the origin of a fact: the file or the default; empty if the sidecar records none."""
         text = str(self.provenance.get(name, ""))
@@ -387,6 +391,28 @@ class OmittedTensor:
 def unknown_fact(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
     """Return the entry of a fact in no file; with `decides`, it was certainly part of training."""
     return LedgerEntry("cannot be known", what, value, decides=decides, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """A fact that a file states in a form that is not understood: `text` in `source`.
+
+    It is neither known nor missing: no default and no other file may stand for it. Only a value given for
+    it replaces it, and the report names both.
+    """
+
+    text: str
+    source: str
+
+    def entry(self, what: Topic) -> LedgerEntry:
+        """Return the ledger entry."""
+        return LedgerEntry(
+            "cannot be known",
+            what,
+            f"the {what} {self.text} (not supported)",
+            origin=self.source,
+            decides=True,
+        )
 
 
 # Facts that several libraries store in no file. An environment or the command line provides the bounds.

@@ -202,7 +202,7 @@ def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     name = settings.get("name")
     found: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
     for key, value in settings.items():
-        fact = _plain_fact(value)
+        fact = format_object(value) if key.endswith("activation") and value else _plain_fact(value)
         if fact is not None and key not in ("name", "layers") and len(key) <= MAX_TEXT:
             found[key] = fact
             if key.endswith(_REGULARIZER) and (factor := _l2_factor(value)) is not None:
@@ -210,6 +210,24 @@ def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
             if key == _RATE and (first := _initial_rate(value)) is not None:
                 found[f"{key}_initial"] = first
     return found
+
+
+# Settings of serialized objects that do not affect what they compute.
+_NAMING = frozenset(("name", "trainable", "dtype"))
+
+
+def format_object(value: Any) -> str:
+    """Return a serialized object or function of Keras as text: `LeakyReLU(negative_slope=0.5)`, `sin`.
+
+    An object's name is no evidence of what it computes: a user may name a LeakyReLU "relu".
+    """
+    if not isinstance(value, Mapping):
+        return str(value)[:MAX_TEXT]
+    cls, config = class_name(value.get("class_name")), value.get("config")
+    if not isinstance(config, Mapping):
+        return str(config if isinstance(config, str) else cls)[:MAX_TEXT]
+    arguments = (f"{name}={each}" for name, each in config.items() if name not in _NAMING)
+    return f"{cls}({', '.join(arguments)})"[:MAX_TEXT]
 
 
 def _l2_factor(value: Any) -> float | None:

@@ -63,7 +63,9 @@ def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, w
     mine = {
         name.removeprefix(_PARAMS): value for name, value in configuration.items() if name.startswith(_PARAMS)
     }
-    facts = binding.facts._replace(lacks=())
+    facts = binding.facts
+    for what in ("action map", "observation statistics", "activation"):
+        facts = facts.without_lack(what)
     facts = _add_bounds(facts, mine, configuration.get("action_size"), where)
     facts = _add_normalizer(facts, mine, configuration.get("observation_shape/0"), where)
     return _add_activations(replace(binding, facts=facts), mine, where)
@@ -76,7 +78,7 @@ def _add_bounds(facts: AgentMetadata, configuration: ConfigValues, size: object,
         return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
     low, high = (_numbers(configuration, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
     if kind != "min_max" or not low or len(low) != len(high):
-        return facts.lacking(unknown_fact("action map", f"the action scaler ({kind})", decides=True))
+        return facts.not_understood("head", f"an action scaler ({kind})", where)
     return facts.read(where, action_low=low, action_high=high)
 
 
@@ -111,9 +113,7 @@ def _add_normalizer(
             make_float64_tensor([0.0] * size, "0"), std=make_float64_tensor([255.0] * size, "255")
         )
     if norm is None:
-        return facts.lacking(
-            unknown_fact("observation statistics", f"the observation scaler ({kind})", decides=True)
-        )
+        return facts.not_understood("obs_norm", f"an observation scaler ({kind})", where)
     return facts.read(where, norm=norm)
 
 
@@ -122,7 +122,12 @@ def _add_activations(binding: RecognizedAgent, configuration: ConfigValues, wher
     parts = sorted(binding.parts, key=lambda part: not part.acts)
     names = _list_activations(configuration, parts[0])
     facts, unplaced = binding.facts, dict(binding.unplaced)
-    facts = facts.lacking(NO_ACTIVATIONS) if names is None else facts.read(where, activations=names)
+    if names is not None:
+        facts = facts.read(where, activations=names)
+    elif stated := _list_stated_functions(configuration, parts[0]):
+        facts = facts.not_understood("activations", ", ".join(stated), where)
+    else:
+        facts = facts.lacking(NO_ACTIVATIONS)
     for part in parts[1:]:
         others = _list_activations(configuration, part)
         # The last activation repeats, so networks may differ in depth only if all activations are the same.
@@ -153,6 +158,18 @@ def _list_activations(configuration: ConfigValues, part: AgentNetwork) -> tuple[
     elif configuration.get(f"{params}last_activation"):
         last = ACTIVATIONS.get(str(configuration[f"{params}last_activation"]))
     return None if last is None else (*(name,) * (hidden - 1), last)
+
+
+def _list_stated_functions(configuration: ConfigValues, part: AgentNetwork) -> list[str]:
+    """Return the activations that the configuration states, understood or not."""
+    factories = _FACTORIES.get(part.component, ("critic_encoder_factory",))
+    names = [f"{each}/params/{key}" for each in factories for key in ("activation", "last_activation")]
+    found = [configuration[name] for name in names if configuration.get(name) is not None]
+    kinds = [configuration.get(f"{each}/type") for each in factories]
+    return [
+        *map(str, found),
+        *(f"an encoder {kind}" for kind in kinds if kind not in (None, "vector", "default")),
+    ]
 
 
 def _numbers(configuration: ConfigValues, name: str) -> tuple[float, ...]:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.encodings import archives
 from ckpttool.formats import torch_tree, torch_zip
 from ckpttool.formats.keras_config import config_of
+from ckpttool.formats.tf_common import format_object
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
 
@@ -27,8 +29,15 @@ from ckpttool.mapping.layers import Name
 # `_modules`).
 
 
+_CONFIGURATION = "the model's configuration"
+
+
 class ChainStep(NamedTuple):
-    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason."""
+    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason.
+
+    The value of an activation is its name, NotUnderstood for another function that the configuration states,
+    None where it states none.
+    """
 
     kind: str
     name: Name = ()
@@ -61,8 +70,8 @@ class ChainFacts(NamedTuple):
     """
 
     layers: tuple[Name, ...]
-    activations: tuple[str, ...] | None
-    head: str | None
+    activations: tuple[str, ...] | NotUnderstood | None
+    head: str | NotUnderstood | None
     epsilon: float | None
     origin: str
     scale: Any = None
@@ -81,9 +90,7 @@ def _to_row(value: Any, width: int) -> tuple[float, ...]:
     return values * (width // len(values)) if len(values) == 1 else values
 
 
-def read_chain_facts(
-    steps: Sequence[ChainStep], file: str, origin: str = "the model's configuration"
-) -> ChainFacts:
+def read_chain_facts(steps: Sequence[ChainStep], file: str, origin: str = _CONFIGURATION) -> ChainFacts:
     """Return the steps as a policy; raise UnsupportedError for unsupported operations."""
     layers = [step for step in steps if step.kind in ("dense", "layer_norm")]
     dense = [n for n, step in enumerate(steps) if step.kind == "dense"]
@@ -98,7 +105,13 @@ def read_chain_facts(
         raise UnsupportedError(
             "the layer norms have different epsilons", file=file, found=", ".join(map(str, sorted(epsilons)))
         )
-    known = None if None in hidden else tuple(name for name in hidden if name is not None)
+    unclear = [each for each in hidden if isinstance(each, NotUnderstood)]
+    known: tuple[str, ...] | NotUnderstood | None = None
+    if unclear:
+        text = ", ".join(dict.fromkeys(each.text for each in unclear))
+        known = NotUnderstood(text, origin)
+    elif None not in hidden:
+        known = tuple(str(name) for name in hidden)
     return ChainFacts(
         tuple(step.name for step in layers),
         known,
@@ -121,8 +134,8 @@ def _require_none(steps: Sequence[ChainStep], file: str) -> None:
         )
 
 
-def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
-    """Return the one activation after a hidden layer, None if its name is unknown."""
+def _activation(steps: Sequence[ChainStep], file: str) -> str | NotUnderstood | None:
+    """Return the one activation after a hidden layer, None if the configuration states none."""
     steps = [s for s in steps if not (s.kind == "activation" and s.value == "linear")]
     acting = [s for s in steps if s.kind == "activation"]
     late = ("activation", "layer_norm") in pairwise([s.kind for s in steps])
@@ -138,10 +151,13 @@ def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
         )
     if not acting:
         return "linear"
-    return None if acting[0].value is None else str(acting[0].value)
+    value: str | NotUnderstood | None = acting[0].value
+    return value
 
 
-def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, Any, tuple[str, ...]]:
+def _read_head(
+    steps: Sequence[ChainStep], file: str
+) -> tuple[str | NotUnderstood | None, Any, Any, tuple[str, ...]]:
     """Return the action map of the last layer: its name, scale, offset and notes."""
     names = [(s.kind, s.value) for s in steps if not (s.kind == "activation" and s.value == "linear")]
     if not names:
@@ -154,6 +170,8 @@ def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, 
         if all(s > 0 for s in _to_row(scale, 1)):
             return "affine", scale, offset, ()
     open_ = steps[-1]
+    if isinstance(open_.value, NotUnderstood):
+        return open_.value, None, 0.0, ()
     if open_.kind == "code" or (open_.kind == "activation" and open_.value is None):
         return (
             None,
@@ -174,7 +192,7 @@ def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, 
 
 # Keras activations, by their names in keras/src/activations/__init__.py, that are the same function here. Its
 # leaky_relu has a different slope (0.2) than torch's.
-_KERAS = {
+KERAS_ACTIVATIONS = {
     **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
     "swish": "silu",
 }
@@ -262,7 +280,7 @@ def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep
         elif inner.cls in MODELS:
             yield from _model_steps(layer, name)
         else:
-            yield from _keras_layer(str(inner.cls), name, inner.facts())
+            yield from _keras_layer(str(inner.cls), name, inner.settings)
 
 
 def is_foreign(layer: Mapping[str, Any]) -> bool:
@@ -310,7 +328,7 @@ def _sources(node: Any) -> list[str]:
     return []
 
 
-def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainStep]:
+def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[ChainStep]:
     if cls in _SKIPPED:
         return
     if state.get("quantization_config") is not None:
@@ -324,28 +342,44 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainS
     elif cls in _LAYERS and _is_plain(cls, state):
         yield ChainStep("activation", name, _LAYERS[cls])
     elif cls == "LayerNormalization" and state.get("axis", [-1]) in ([-1], -1, [1], 1):
-        if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
-            yield ChainStep("unknown", name, "a layer norm without offset or scale")
-        else:
-            yield ChainStep("layer_norm", name, float(state.get("epsilon", 1e-3)))
+        yield _keras_layer_norm(name, state)
     elif cls == "Rescaling":
-        yield ChainStep("affine", name, (state.get("scale", 1.0), state.get("offset", 0.0)))
+        maps = state.get("scale", 1.0), state.get("offset", 0.0)
+        whole = all(map(_is_row, maps))
+        yield ChainStep("affine", name, maps) if whole else ChainStep("unknown", name, cls)
     elif cls == "Lambda":
-        yield ChainStep("code", name, "Lambda")
+        yield ChainStep("code", name, NotUnderstood("a Lambda, whose code is not executed", _CONFIGURATION))
     else:
         yield ChainStep("unknown", name, cls)
 
 
+def _keras_layer_norm(name: Name, state: Mapping[str, Any]) -> ChainStep:
+    """Return the step of a layer norm; one without factor or offset, or of another kind, is unknown."""
+    epsilon = state.get("epsilon", 1e-3)
+    if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
+        return ChainStep("unknown", name, "a layer norm without offset or scale")
+    if not _is_number(epsilon):
+        return ChainStep("unknown", name, f"a layer norm with epsilon {epsilon}")
+    return ChainStep("layer_norm", name, float(epsilon))
+
+
 def _keras_activation(name: Name, activation: Any) -> ChainStep:
     """Return the step of an activation; a named one without an equivalent is unknown."""
-    if isinstance(activation, str) and activation in _KERAS:
-        return ChainStep("activation", name, _KERAS[activation])
+    if isinstance(activation, str) and activation in KERAS_ACTIVATIONS:
+        return ChainStep("activation", name, KERAS_ACTIVATIONS[activation])
     if isinstance(activation, str) and activation in _OTHER_KERAS:
         return ChainStep("unknown", name, activation)
-    return ChainStep("activation", name, None)
+    if activation is None:
+        return ChainStep("activation", name, None)
+    return ChainStep("activation", name, NotUnderstood(format_object(activation), _CONFIGURATION))
 
 
-def _is_plain(cls: str, state: dict[str, Any]) -> bool:
+def _is_row(value: Any) -> bool:
+    """Return whether a setting is a number or a list of numbers."""
+    return all(map(_is_number, value)) if isinstance(value, list) else _is_number(value)
+
+
+def _is_plain(cls: str, state: Mapping[str, Any]) -> bool:
     """Return whether the layer is the plain function of its name: no custom slope, threshold or limit."""
     if cls == "ELU":
         return bool(state.get("alpha", 1.0) == 1.0)

@@ -15,6 +15,7 @@ from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.encodings import protobuf
 from ckpttool.formats import tf_saved_model_messages
 from ckpttool.formats.keras_config import config_of
+from ckpttool.formats.tf_common import format_object
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
 from ckpttool.libraries import model_steps
 from ckpttool.libraries.onnx_operators import ProgramConstant, ProgramRecorder, ProgramValue
@@ -904,10 +905,22 @@ class _LayerCall(NamedTuple):
     def activated(self, flow: ProgramValue) -> ProgramValue:
         """Return the layer's activation applied to a value."""
         given = self.settings.get("activation", "linear")
+        if isinstance(given, dict):
+            return self.applied(flow, given)
         name = (
             {"swish": "silu", "hard_swish": "hard_silu"}.get(given, given) if isinstance(given, str) else ""
         )
         return self.function(flow, "linear" if given is None else name)
+
+    def applied(self, flow: ProgramValue, given: dict[str, Any]) -> ProgramValue:
+        """Return the result of a serialized activation: a layer without weights, or a function of Keras."""
+        inner = config_of(given)
+        if inner.cls in _ACTIVATION_LAYERS and not model_steps.is_foreign(given):
+            return _OF_ONE[inner.cls](_LayerCall(self.reader, self.name, inner.settings), flow)
+        # keras/src/saving/serialization_lib.py: a name in `builtins` is first one of keras.activations.
+        if given.get("module") == "builtins" and given.get("registered_name") == "function":
+            return self.function(flow, str(given.get("config")))
+        raise self.refused(f"the activation {format_object(given)}")
 
     def function(self, flow: ProgramValue, name: str) -> ProgramValue:
         """Return the result of a Keras function, by name."""
@@ -1120,6 +1133,10 @@ _OF_ONE: Mapping[str, Callable[[_LayerCall, ProgramValue], ProgramValue]] = {
     "Negative": lambda call, flow: call.reader.affine(flow, -1.0, 0),
     "Clip": _clip,
 }
+
+
+# Layers without weights that are the value of a setting `activation`.
+_ACTIVATION_LAYERS = frozenset(("ReLU", "LeakyReLU", "ELU"))
 
 
 def _arithmetic(op: str) -> Callable[[_LayerCall, list[Any]], ProgramValue]:

@@ -484,12 +484,7 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
     names = [_find_only(recorded, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
-    inside, head = (
-        schema.RLLIB.get(leaf.value, leaf.value)
-        if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str)
-        else None
-        for leaf in names
-    )
+    inside, head = (None if leaf is None else _format_activation(leaf) for leaf in names)
     actor = next(part for part in binding.parts if part.acts)
     encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
     if not all(encoder) and (inside or head):
@@ -510,6 +505,15 @@ def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
         return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
     where = f"{_CONNECTORS}/{name}"
     return binding.entered(LedgerEntry("not used", "wrapper", f"connector {name}", where, decides=True))
+
+
+def _format_activation(leaf: Leaf | ValueLeaf) -> str:
+    """Return the activation of a setting; an unknown one keeps its text, which no supported one has.
+
+    rllib/utils/framework.py, `get_activation_fn`: None is linear.
+    """
+    text = str(leaf.value) if isinstance(leaf, ValueLeaf) else "?"
+    return schema.RLLIB.get(text, text)
 
 
 def _find_only(recorded: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:

@@ -138,7 +138,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     if not policy:
         return binding
     where = os.path.join(*file.split(os.sep)[-2:])
-    facts = binding.facts._replace(lacks=()).read(where, hidden=_ACTIVATIONS.get(policy, policy))
+    facts = binding.facts.without_lack("activation")
+    facts = facts.read(where, hidden=_ACTIVATIONS.get(policy, policy))
     unplaced = dict(binding.unplaced)
     if policy not in _ACTIVATIONS:
         unplaced |= dict.fromkeys(("actor", "value"), (f"{policy} activations",))

@@ -113,7 +113,7 @@ def read_activation(tree: Tree) -> str | None:
         # A custom function or class: a name that no supported activation has.
         return read_class_name(tree, "policy_kwargs", "activation_fn")
     if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
-        return None
+        return str(found.value) if isinstance(found, ValueLeaf) else "?"
     full = found.value.name if isinstance(found.value, Record) else found.value.strip("<>'").split("'")[-1]
     ours = full.startswith((TORCH_CLASSES, "tensorflow."))
     return _ACTIVATIONS.get(full.rpartition(".")[2], full) if ours else full
@@ -973,7 +973,7 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         if part.acts and (front := find_encoder(tree, part.component, unplaced.get(part.component, ())))
     }
     if fronts:
-        facts = facts._replace(lacks=())
+        facts = facts.without_lack("architecture")
     counters = tuple(_move_counters(tree))
     moves = (*binding.moves.moves, *counters)
     used = {move.source for move in moves}

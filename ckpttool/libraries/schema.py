@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.sidecar import LedgerEntry, Topic, unknown_fact
+from ckpttool.core.sidecar import LedgerEntry, NotUnderstood, Topic, unknown_fact
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index
 from ckpttool.mapping.rules import KEEP, Move, MoveList, Reshape
@@ -285,6 +285,11 @@ class ObservationNormalizer(NamedTuple):
     assumed: bool = False
 
 
+StatedFact = Literal["activations", "head", "epsilon", "obs_norm"]
+# Facts whose names differ from those in a sidecar.
+_SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
+
+
 class AgentMetadata(NamedTuple):
     """Facts about an agent's networks besides their weights: library defaults, or read from a file.
 
@@ -294,7 +299,8 @@ class AgentMetadata(NamedTuple):
     and arguments of its wrappers in training, the innermost first. `stacked` is the number of
     normalised observations that the policy receives at once. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
-    (`sidecar.unknown_fact`) for each fact that no file contains.
+    (`sidecar.unknown_fact`) for each fact that no file contains. `stated` are facts that a file states in
+    a form that is not understood, by their names in a sidecar ("activations"): their defaults do not hold.
     """
 
     head: str
@@ -310,11 +316,20 @@ class AgentMetadata(NamedTuple):
     stacked: int = 1
     origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
+    stated: Mapping[str, NotUnderstood] = MappingProxyType({})
 
     def read(self, where: str, **facts: Any) -> AgentMetadata:
         """Return the facts with those read from the file at `where`."""
         names = dict.fromkeys(facts, where)
-        return self._replace(**facts, origins=MappingProxyType({**self.origins, **names}))
+        understood = {_SIDECAR_NAMES.get(name, name) for name in facts}
+        stated = {name: each for name, each in self.stated.items() if name not in understood}
+        origins = MappingProxyType({**self.origins, **names})
+        return self._replace(**facts, origins=origins, stated=MappingProxyType(stated))
+
+    def not_understood(self, name: StatedFact, text: str, where: str) -> AgentMetadata:
+        """Return the facts with one that the file at `where` states as `text`, which is not understood."""
+        stated = {**self.stated, name: NotUnderstood(text, where)}
+        return self._replace(stated=MappingProxyType(stated))
 
     def lacking(self, entry: LedgerEntry) -> AgentMetadata:
         """Return the facts with one more unknown fact."""

@@ -14,14 +14,14 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from ckpttool.core import plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import NORMS_BEFORE
+from ckpttool.core.sidecar import NORMS_BEFORE, NotUnderstood
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_tree, onnx
 from ckpttool.formats.common import Format
@@ -201,8 +201,8 @@ def _bind_policy(
     # Chain layers can be converted to other frameworks; a program can only be run.
     with contextlib.suppress(UnsupportedError, UsageError):
         binding = None if steps is None else _bind_by_names(tree, checkpoint, network, module, steps)
-    if binding is None:
-        binding = _bind_keras(document, tree, checkpoint.path, network)
+    if binding is None or binding.facts.stated:
+        binding = _bind_keras_program(document, checkpoint, tree, network, binding)
     kinds = model_steps.list_precisions(document)
     if kinds:
         sentence = f"computed in float32: the model's own dtypes are {abbreviate_list([*kinds], 3)}"
@@ -225,6 +225,22 @@ def _bind_saved_model(checkpoint: Checkpoint) -> RecognizedAgent | None:
 def _bind_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> RecognizedAgent:
     found = programs.read_keras_program(document, tree, file, network)
     return _bind_program(found.program, found.used, tree, "the model's configuration").noted(*found.notes)
+
+
+def _bind_keras_program(
+    document: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    tree: Tree,
+    network: str,
+    chain: RecognizedAgent | None,
+) -> RecognizedAgent:
+    """Return the binding of the model's program, else its chain with facts that are not understood."""
+    try:
+        return _bind_keras(document, tree, checkpoint.path, network)
+    except (UnsupportedError, UsageError):
+        if chain is None:
+            raise
+        return chain
 
 
 def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: str) -> RecognizedAgent:
@@ -955,15 +971,21 @@ def _bind_steps(
             raise UsageError("the dense layers do not form a chain", file=file, found=_describe_layer(module))
         width = module.width_out if _is_dense(module) else width
     facts = AgentMetadata(
-        head=listed.head or ("affine" if action_map else ""),
+        head="affine" if action_map else "",
         hidden="",
         epsilon=listed.epsilon if listed.epsilon is not None else _EPSILON[framework],
-        activations=listed.activations,
     )
-    read = [name for name, known in (("activations", listed.activations), ("head", listed.head)) if known]
+    if isinstance(listed.activations, NotUnderstood):
+        facts = facts.not_understood("activations", *astuple(listed.activations))
+    elif listed.activations is not None:
+        facts = facts._replace(activations=listed.activations)
+        facts = facts.read(origin, activations=listed.activations) if listed.activations else facts
+    if isinstance(listed.head, NotUnderstood):
+        facts = facts.not_understood("head", *astuple(listed.head))
+    elif listed.head:
+        facts = facts.read(origin, head=listed.head)
     if listed.epsilon is not None:
-        read.append("epsilon")
-    facts = facts._replace(origins=dict.fromkeys(read, listed.origin))
+        facts = facts.read(origin, epsilon=listed.epsilon)
     if listed.scale is not None:
         width_ = chain[-1].width_out if _is_dense(chain[-1]) else None
         low, high = listed.bounds(width_ or 1)

@@ -134,7 +134,8 @@ def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
         if not isinstance(given, int | float):
             return facts
         high = float(given)
-    facts = facts._replace(lacks=()).read("args", action_low=(-high,) * width, action_high=(high,) * width)
+    facts = facts.without_lack("action bounds")
+    facts = facts.read("args", action_low=(-high,) * width, action_high=(high,) * width)
     # HumanoidBench names are Gymnasium ids; other names belong to other suites.
     return facts.read("args", env=env) if env.startswith(("h1hand-", "h1-")) else facts
 

@@ -60,6 +60,8 @@ ACTIVATION_OPERATIONS = {
     "Elu": "elu",
     "Softplus": "softplus",
 }
+# Further activations that a graph may have, which an agent of a layout does not support.
+OTHER_FUNCTIONS = frozenset(("LeakyRelu", "Relu6", "Selu", "Softsign", "Erf", "Sin", "Cos"))
 _SAME = frozenset(("Identity", "StopGradient", "ReadVariableOp"))
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _NODES, _DEEP, _NUMBERS = 20_000, 20, 4096
@@ -517,7 +519,10 @@ def _read_small_constant(value: memoryview) -> list[float]:
 
 
 def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return the activations among a SavedModel's operations, none for other formats."""
+    """Return the activations among a SavedModel's operations, none for other formats.
+
+    Operations of OTHER_FUNCTIONS keep their names.
+    """
     file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
     if checkpoint.format != tf_saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
         return frozenset()
@@ -528,7 +533,9 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
     except FAILURES:
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
-    return frozenset(ACTIVATION_OPERATIONS[node.op] for node in nodes if node.op in ACTIVATION_OPERATIONS)
+    every = {node.op for node in nodes}
+    known = {name for op, name in ACTIVATION_OPERATIONS.items() if op in every}
+    return frozenset(known | (every & OTHER_FUNCTIONS))
 
 
 # Evaluates a SavedModel's functions on numbered entries, to find the image orders of layers.

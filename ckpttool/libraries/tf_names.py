@@ -171,13 +171,25 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return binding
     listed = _read_configuration(binding, checkpoint)
     if listed is not None:
-        facts = binding.facts.read("the model's configuration", activations=listed)
-        return replace(binding, facts=facts)
+        from ckpttool.libraries.model_steps import KERAS_ACTIVATIONS
+
+        unknown = list(dict.fromkeys(name for name in listed if name not in KERAS_ACTIVATIONS))
+        where = "the model's configuration"
+        if unknown:
+            facts = binding.facts.not_understood("activations", ", ".join(unknown), where)
+        else:
+            facts = binding.facts.read(where, activations=tuple(KERAS_ACTIVATIONS[name] for name in listed))
+        return replace(binding, facts=facts.without_lack("activation"))
     if checkpoint.format != "saved_model":
         return binding
-    from ckpttool.libraries.tf_graphs import find_activations
+    from ckpttool.libraries.tf_graphs import OTHER_FUNCTIONS, find_activations
 
     found = find_activations(checkpoint)
+    strange = sorted(name for name in found if name in OTHER_FUNCTIONS)
+    if strange:
+        text, where = abbreviate_list(strange, 3), "the SavedModel's graph"
+        facts = binding.facts.without_lack("activation").not_understood("activations", text, where)
+        return replace(binding, facts=facts)
     # The action map has its own tanh.
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
@@ -255,8 +267,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
         return replace(binding, facts=facts.read(where, hidden=name, activations=None))
     listed = ", ".join(sorted(map(str, kinds)))
-    several = unknown_fact("activation", f"the activations: {where} contains {listed}", decides=True)
-    return replace(binding, facts=facts.lacking(several))
+    return replace(binding, facts=facts.not_understood("activations", f"{listed} in unknown places", where))
 
 
 def _find_activation(tree: Tree, path: Path, name: str) -> str | None:
@@ -295,10 +306,11 @@ def _split_words(name: str) -> tuple[str, ...]:
 
 
 def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tuple[str, ...] | None:
-    """Return the policy's hidden activations, from configurations of layers with the same names."""
+    """Return the policy's hidden activations as stated, from configurations of layers with the same names."""
     if not checkpoint.format.startswith("keras_"):
         return None
     from ckpttool.formats import keras_tree
+    from ckpttool.formats.tf_common import format_object
 
     part = next((part for part in binding.parts if part.acts), None)
     try:
@@ -310,7 +322,7 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     activations = dict(_list_dense_layers(document))
     hidden = [layer for layer in part.layers if layer.kind == "dense"][:-1]
     found = [activations.get(layer.name[-1]) for layer in hidden if layer.name]
-    known = tuple(name for name in found if isinstance(name, str))
+    known = tuple(format_object(each) for each in found if each is not None)
     return known if known and len(known) == len(hidden) else None
 
 
@@ -324,12 +336,7 @@ def _list_dense_layers(document: object, depth: int = 0) -> Iterator[tuple[str, 
         if document.get("class_name") == "Dense" and isinstance(config, Mapping):
             name, activation = config.get("name"), config.get("activation")
             if isinstance(name, str):
-                yield (
-                    name,
-                    {"swish": "silu"}.get(activation, activation)
-                    if isinstance(activation, str)
-                    else activation,
-                )
+                yield name, activation
         values = tuple(document.values())
     elif isinstance(document, list):
         values = document
