@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
-from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry, unknown_fact
+from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats import tf_object_graph
