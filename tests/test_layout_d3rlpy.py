@@ -222,7 +222,7 @@ def test_settings_that_are_not_supported_are_not_replaced_by_defaults(
     with pytest.raises(UnsupportedError):
         require_facts(agent)
     with pytest.raises(UnsupportedError):
-        convert(path, str(tmp_path / "out.pt"), to="td3_torch")
+        convert(path, str(tmp_path / "out"), to="d3rlpy_model")
 
 
 def test_critics_with_other_activations_are_not_run_as_the_policy(tmp_path: Path, golden: Golden) -> None:

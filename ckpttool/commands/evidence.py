@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from ckpttool.core import filesystem, sidecar
@@ -114,7 +115,9 @@ class AgentFacts:
         object.__setattr__(sized, "known", {**self.known, **wide})
         return sized
 
-    def contradictions(self, read: Sidecar, stated: Mapping[str, NotUnderstood]) -> Iterator[str]:
+    def contradictions(
+        self, read: Sidecar, stated: Mapping[str, NotUnderstood] = MappingProxyType({})
+    ) -> Iterator[str]:
         """Yield a sentence for each fact that differs from the value in the checkpoint or its sidecar.
 
         `stated` are facts that the checkpoint states in a form that is not understood: they may differ.
