@@ -201,6 +201,50 @@ DETOURS = {
 }
 
 
+def space(**attributes: bytes) -> bytes:
+    """Return a namespace with these attributes."""
+    entries = b"".join(short(key) + value for key, value in attributes.items())
+    return call("types.SimpleNamespace") + b"}(" + entries + b"ub"
+
+
+PARTIAL = call("functools.partial", SYMPIFY, TEXT)
+METHOD = call("builtins.getattr", call("argparse.Namespace"), short("_get_kwargs"))
+NAMED = b"}" + TEXT + SYMPIFY + b"s"
+SUMS = b"}" + short("sum") + SYMPIFY + b"s"
+LINEAR = new("torch.nn.modules.linear.Linear")
+MODULES = new("torch.nn.modules.container.ModuleList")
+# Loading looks up methods on what a pickle has made: an attribute of that name is called.
+DETOURS |= {
+    "append of a namespace": space(append=SYMPIFY) + TEXT + b"a",
+    "extend of a namespace": space(extend=SYMPIFY) + b"(" + TEXT + b"e",
+    "add of a namespace": space(add=SYMPIFY) + b"(" + TEXT + b"\x90",
+    "append of slots": call("argparse.Namespace") + b"N" + NAMED + b"\x86b" + TEXT + b"a",
+    "append of an exception": call("builtins.ValueError") + NAMED + b"b" + TEXT + b"a",
+    "items after attributes": MODULES + b"}b" + TEXT + b"a",
+    "entries after attributes": MODULES + b"}b" + TEXT + b"Ns",
+    "a second state": call("types.SimpleNamespace") + (b"}" + TEXT + b"Nsb") * 2,
+    "keys of a namespace": call("builtins.dict", space(keys=PARTIAL)),
+    "array of a namespace": call("numpy.float64", space(__array__=PARTIAL)),
+    "namespace as a state": LINEAR + space(keys=PARTIAL) + b"b",
+    "pop of a state": new("sklearn.preprocessing._data.StandardScaler") + space(pop=PARTIAL) + b"b",
+    "partial in a partial": call("functools.partial", PARTIAL),
+    "attribute of a method": call("builtins.getattr", METHOD, short("__builtins__")),
+    "attribute of a module": call("builtins.getattr", call(MODULE_NAME, short("torch")), short("os")),
+    "globals of a function": call(FUNCTION, code(b"(" + short("sum") + b"t"), SUMS, NONE, NONE, NONE),
+    "default of a function": call(FUNCTION, code(b")"), b"}", NONE, b"(" + SYMPIFY + b"t", NONE),
+    "cell of a function": call("cloudpickle.cloudpickle._make_cell", SYMPIFY),
+    "attribute of a class": call(SKELETON, name("builtins.type"), TEXT, b")", NAMED, NONE, NONE),
+    "module with attributes": call("cloudpickle.cloudpickle.dynamic_subimport", TEXT, NAMED),
+    "generator": call("numpy.random._pickle.__generator_ctor", TEXT, SYMPIFY),
+    "class of a bit generator": call("numpy.random._pickle.__bit_generator_ctor", space()),
+    "class of an index": call("pandas.core.indexes.base._new_Index", name("h5py.File"), b"}" + TEXT + b"Ns"),
+    "another function of NumPy": call("numpy.core._ufunc_reconstruct", short("numpy"), short("savetxt")),
+    "attribute of a parameter": call("torch._utils._rebuild_parameter", NONE, b"\x89", NAMED),
+    "hook of a layer": LINEAR + b"}" + short("_forward_hooks") + b"}K\x00" + SYMPIFY + b"ssb",
+    "static method": call("builtins.staticmethod", SYMPIFY),
+}
+
+
 @pytest.mark.parametrize("payload", DETOURS.values(), ids=DETOURS)
 def test_no_listed_function_is_a_detour(payload: bytes) -> None:
     for builders in (pickles.BUILDERS, torch_tensors.BUILDERS):
@@ -299,6 +343,8 @@ def test_allowed_names_widen_the_gate(tmp_path: Path) -> None:
     assert status("check", "--allow", "sympy.sympif", "--allow", "m") == 1
     assert status("check", "--allow", "sympy", "--allow", "my.net") == 0
     assert status("check", "--allow-file", names) == 0
+    (tmp_path / "walk.pkl").write_bytes(short("my.net") + short("os.system") + b"\x93(" + TEXT + b"tR.")
+    assert in_process("check", tmp_path / "walk.pkl", "--allow", "my").status == 1
     assert status("check", "--allow-file", names, "--strict") == 1
     assert check([str(path)], CheckOptions(allowed=frozenset(("sympy", "my")))).clean
     topics = diagnose(str(path)).findings
@@ -319,6 +365,9 @@ def test_allowed_names_widen_the_gate(tmp_path: Path) -> None:
         ("[[", "format"),
         ('allow = ["a b"]', "usage"),
         ("", "format"),
+        ("[allow]\nmy.net = 'why'", "format"),
+        ("[allow]\n'my.net' = ' '", "format"),
+        ("allow = " + "1" * 5000, "format"),
     ],
 )
 def test_a_file_of_names_that_is_none_is_refused(text: str | None, kind: str, tmp_path: Path) -> None:
@@ -402,6 +451,7 @@ def test_ordinary_values_pass() -> None:
         np.random.SeedSequence(4),
     ]
     values = {
+        "transposed": np.arange(24.0).reshape(2, 3, 4).transpose(1, 0, 2),
         "random": random,
         "masked": np.ma.masked_array([1.0, 2.0], mask=[0, 1]),
         "matrix": np.matrix([[1, 2]]),
@@ -411,11 +461,26 @@ def test_ordinary_values_pass() -> None:
         "settings": types.SimpleNamespace(a=1),
     }
     for label, value in values.items():
-        for protocol in (2, 4):
+        for protocol in (2, 4, 5):
             references = parse_pickle(
                 pickle.dumps(value, protocol), builders=pickles.BUILDERS
             ).code_references
             assert worst_verdict(references) in (PLAIN, CLASSES), (label, references)
+
+
+def test_arrays_of_any_order_keep_their_numbers() -> None:
+    """NumPy 2.4 stores an array whose axes are permuted with the permutation (numpy/_core/numeric.py)."""
+    arrays = [
+        np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(1, 0, 2),
+        np.arange(120, dtype=np.uint8).reshape(1, 4, 5, 6).transpose(0, 3, 1, 2),
+        np.zeros((0, 3, 2)).transpose(1, 0, 2),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    ]
+    for array in arrays:
+        parts = parse_pickle(pickle.dumps(array, 5), builders=pickles.BUILDERS).value.parts()
+        order = "F" if parts.fortran else "C"
+        read = np.frombuffer(bytes(parts.data), array.dtype).reshape(parts.shape, order=order)
+        np.testing.assert_array_equal(read, array)
 
 
 @pytest.mark.torch

@@ -71,7 +71,7 @@ _FOREIGN = (
 )
 # Archives: each member is checked separately.
 _ARCHIVES = "tar tbz2 tgz txz zip"
-_PACKED = (".bz2", ".gz", ".lzma", ".xz", ".z", ".zst")
+_PACKED = (".bz2", ".gz", ".lz4", ".lzma", ".xz", ".z", ".zst")
 _SHARD = re.compile(r".+\.data-\d{5}-of-\d{5}", re.DOTALL)
 OWN, SHARED, ARCHIVE, FOREIGN = "own", "shared", "archive", "foreign"
 SUFFIXES: Mapping[str, str] = {

@@ -100,26 +100,37 @@ def read_allowed_names(names: Sequence[str], file: str | None = None) -> frozens
     return frozenset(listed)
 
 
+_ALLOW_BYTES = 1 << 20
+
+
 def _read_allow_file(file: str) -> list[str]:
     import tomllib
 
     try:
         with open(file, "rb") as stream:
-            allow = tomllib.load(stream).get("allow")
+            data = stream.read(_ALLOW_BYTES + 1)
+        if len(data) > _ALLOW_BYTES:
+            raise FormatError("too large for a file of allowed names", file=file)
+        allow = tomllib.loads(data.decode()).get("allow")
     except FileNotFoundError as error:
         raise NotFoundError("file of allowed names not found", file=file) from error
     except OSError as error:
         raise from_system_error(error) or error from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"not a TOML document: {error}", file=file) from error
-    if not isinstance(allow, list | dict) or not all(isinstance(name, str) for name in allow):
+    if isinstance(allow, dict) and any(isinstance(each, dict) for each in allow.values()):
+        raise FormatError("quote the names: a dot without quotes begins another table", file=file)
+    reasons = allow.values() if isinstance(allow, dict) else ()
+    names = list(allow) if isinstance(allow, list | dict) else []
+    texts = (*names, *reasons)
+    if allow is None or not texts or not all(isinstance(each, str) and each.strip() for each in texts):
         raise FormatError(
             "the file does not list allowed names",
             file=file,
-            expected='allow = ["my_project.networks"]',
+            expected='allow = ["my_project.networks"], or a table with a reason for each name',
             found="no such list" if allow is None else type(allow).__name__,
         )
-    return list(allow)
+    return names
 
 
 def build_audit_document(references: Iterable[CodeReference]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import sys
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
@@ -140,8 +141,14 @@ def apply_allowed(references: Iterable[CodeReference]) -> tuple[CodeReference, .
 
 
 def _is_allowed(name: str, allowed: frozenset[str]) -> bool:
+    if name in allowed:
+        return True
     steps = name.split(".")
-    return any(".".join(steps[:end]) in allowed for end in range(1, len(steps) + 1))
+    known = next((end for end in range(1, len(steps)) if ".".join(steps[:end]) in allowed), None)
+    # A module that the allowed one imports is not part of it: `my_project.os.system`.
+    return known is not None and not any(
+        step in sys.stdlib_module_names or step.startswith("__") for step in steps[known:]
+    )
 
 
 def worst_verdict(references: Iterable[CodeReference]) -> Verdict:

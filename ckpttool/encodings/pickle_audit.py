@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, UNKNOWN, Verdict
-from ckpttool.encodings.pickle_values import RENAMED, Global, PickleObject, StoredBytes
+from ckpttool.encodings.pickle_values import RENAMED, Dict, Global, PickleObject, Set, StoredBytes
 
 
 def _qualified_names(module: str, names: str) -> frozenset[str]:
@@ -202,6 +202,12 @@ def judge_name(target: Global, *, rebuilt: bool) -> Verdict:
     return PLAIN if full in _NAMED_ONLY or _is_exception_class(target) else CODE
 
 
+def is_listed(target: Global) -> bool:
+    """Return whether a list names the function or class."""
+    full = target.full
+    return full in _DATA or full in _LIBRARIES or full in _INSTANCES
+
+
 def judge_call(target: Global, args: tuple[Any, ...], *, new: bool = False) -> Verdict:
     """Return the verdict on a call, which is never executed; what it would call itself is judged apart.
 
@@ -320,12 +326,13 @@ def _masked(args: tuple[Any, ...]) -> Iterator[Inner]:
 
 def _bit_generator(args: tuple[Any, ...]) -> Iterator[Inner]:
     """Yield the class that numpy/random/_pickle.py, __bit_generator_ctor, calls if it is not a name."""
-    if args and isinstance(args[0], Global):
+    if args and not isinstance(args[0], str):
         yield args[0], (), False
 
 
 def _random_state(args: tuple[Any, ...]) -> Iterator[Inner]:
     """Yield the constructor that numpy.random's __randomstate_ctor calls with the first argument."""
+    yield from _bit_generator(tuple(each for each in args[:1] if isinstance(each, Global)))
     for each in args[1:2]:
         yield each, args[:1], False
 
@@ -359,9 +366,17 @@ def _imported(args: tuple[Any, ...]) -> Iterator[Inner]:
 
 
 def _universal(args: tuple[Any, ...]) -> Iterator[Inner]:
-    """Yield what numpy's _ufunc_reconstruct imports, a module and a name, unless it is numpy's own."""
-    if not args or args[0] not in ("numpy", "scipy.special._ufuncs"):
+    """Yield what numpy's _ufunc_reconstruct imports, unless it is a function of numbers."""
+    if args[:1] != ("numpy",) or len(args) != 2 or args[1] not in _UNIVERSAL:
         yield None, (), False
+
+
+_UNIVERSAL = _SECTIONS["ufuncs"]
+
+
+def _class_with_arguments(args: tuple[Any, ...]) -> Iterator[Inner]:
+    """Yield the class that pandas' _new_Index creates with the settings in the second argument."""
+    yield args[0] if args else None, args[1:], True
 
 
 _INNER: Mapping[str, Callable[[tuple[Any, ...]], Iterator[Inner]]] = {
@@ -370,6 +385,9 @@ _INNER: Mapping[str, Callable[[tuple[Any, ...]], Iterator[Inner]]] = {
     "dill._dill._create_array": _from_function,
     "jax._src.array._reconstruct_array": _from_function,
     "numpy.ma.core._mareconstruct": _masked,
+    "numpy.random._pickle.__generator_ctor": _random_state,
+    "pandas._libs.arrays.__pyx_unpickle_NDArrayBacked": _first_class,
+    "pandas.core.indexes.base._new_Index": _class_with_arguments,
     "numpy.random._pickle.__bit_generator_ctor": _bit_generator,
     "numpy.random._pickle.__randomstate_ctor": _random_state,
     "torch._tensor._rebuild_from_type": _from_type,
@@ -381,6 +399,67 @@ _INNER: Mapping[str, Callable[[tuple[Any, ...]], Iterator[Inner]]] = {
     **{f"{home}._make_skeleton_class": _skeleton for home in _CLOUDPICKLES},
     **{f"{home}.subimport": _imported for home in _CLOUDPICKLES},
 }
+
+
+# Functions and classes as values. Loading looks up methods on what a pickle has made: `append` of a list's
+# opcodes, `__setstate__`, `keys` of a dict's argument. An attribute of that name would be called.
+
+# Attributes that nothing calls while it loads.
+_ATTRIBUTES = _SECTIONS["attributes"]
+_DEPTH = 4  # containers within containers that are searched for functions
+
+
+def is_function(value: object) -> bool:
+    """Return whether a name may be that of a function: calling a listed class only creates data."""
+    if not isinstance(value, Global):
+        return False
+    full = value.full
+    listed = is_listed(value) or full in _NAMED_ONLY or _is_exception_class(value)
+    kind = value.module in _HOMES_OF_TYPES or value.name.lstrip("_")[:1].isupper()
+    return not (listed and kind) or value.module.startswith(_ACTIVE_HOMES)
+
+
+_HOMES_OF_TYPES = frozenset(("builtins", "collections", "datetime", "itertools", "numpy", "torch"))
+# Listed classes whose creation does more than their empty instances do.
+_ACTIVE_HOMES = ("accelerate.", "transformers.")
+
+
+def iter_functions(value: object, spend: Callable[[int], None], depth: int = 0) -> Iterator[Global]:
+    """Yield the functions in a value of plain containers, except those under a name that nothing calls.
+
+    `spend` gets the number of items that are visited.
+    """
+    if isinstance(value, Global):
+        if is_function(value):
+            yield value
+        return
+    if depth >= _DEPTH or not isinstance(value, tuple | list | dict):
+        return
+    spend(len(value))
+    items = value.items() if isinstance(value, dict) else ((None, each) for each in value)
+    for name, each in items:
+        if type(each) in _SEARCHED and not (type(name) is str and name in _ATTRIBUTES):
+            yield from iter_functions(each, spend, depth + 1)
+
+
+_SEARCHED = frozenset((Global, tuple, list, dict, Dict, Set))
+
+
+def created_from(full: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a listed function in which a function would be a value, not what is created.
+
+    What `inner_calls` judges, the classes of new objects and the bases of new classes are left out.
+    """
+    if full in ("copyreg.__newobj__", "copyreg.__newobj_ex__", "builtins.type"):
+        return args[1:]
+    if full in _SKELETONS:
+        return args[3:]
+    if full == "copyreg._reconstructor" or full in _INNER:
+        return tuple(each for each in args if not isinstance(each, Global))
+    return args
+
+
+_SKELETONS = frozenset(f"{home}._make_skeleton_class" for home in _CLOUDPICKLES)
 
 
 def inner_calls(full: str) -> Callable[[tuple[Any, ...]], Iterable[Inner]] | None:
@@ -457,8 +536,8 @@ def _is_harmless_lookup(name: str, args: tuple[Any, ...]) -> bool:
         return False
     first = args[0]
     if name == "builtins.getattr":
-        # The form of bound methods; for a module or class it would give access to anything.
-        return isinstance(first, PickleObject) or args in _MAKERS
+        # Of any object it gives access to everything: `getattr(method, "__globals__")`.
+        return args in _MAKERS
     if name == "builtins.type":
         return len(args) == 1 and (first is None or isinstance(first, Global))
     return name == "_operator.getitem" and isinstance(first, Global) and first.module == "typing"

@@ -14,8 +14,11 @@ from ckpttool.core.checkpoint import CODE, PLAIN, CodeReference, Verdict, danger
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.encodings.pickle_audit import (
     called_target,
+    created_from,
     inner_calls,
     is_code_type,
+    is_listed,
+    iter_functions,
     judge_call,
     judge_name,
     used_names,
@@ -58,16 +61,18 @@ class NameUsage:
     """Uses of one name in the order of the pickle; `worst` is the worst verdict of its calls.
 
     `names` is the verdict on the name alone, `builder` the function that makes data of its calls, `inner`
-    the function that yields what its calls call.
+    the function that yields what its calls call. `listed`: calls of it create data, as far as their arguments
+    are data.
     """
 
-    __slots__ = ("builder", "calls", "full", "inner", "names", "position", "worst")
+    __slots__ = ("builder", "calls", "full", "inner", "listed", "names", "position", "worst")
 
     def __init__(self, target: Global, builder: Builder | None, position: int) -> None:
         """Start without calls."""
         self.full = target.full
         self.builder = builder
         self.inner = inner_calls(self.full)
+        self.listed = builder is not None or is_listed(target)
         self.names = judge_name(target, rebuilt=builder is not None)
         self.position = position
         self.calls = 0
@@ -275,8 +280,10 @@ class PickleMachine:
                     f"the pickle creates a {function.full} by __new__ alone, with arguments", self.position
                 )
             self._judge_inner(name, args)
-            if name.builder is not None and not kwargs:
+            if name.listed:
                 self._spend(args)
+                self.judge_functions(created_from(name.full, args))
+            if name.builder is not None and not kwargs:
                 value = self.built(name.builder, args)
                 if value is not NotImplemented:
                     if type(value) is PickleObject:
@@ -327,6 +334,24 @@ class PickleMachine:
                 usage.judge(verdict)
                 waiting.append((usage, inner_args, depth + 1))
 
+    def judge_functions(self, value: object) -> None:
+        """Record the functions in a value that loading may call: as an argument, an attribute or a method."""
+        for function in iter_functions(value, self._visit):
+            self._judge_reached(function)
+
+    def judge_later_change(self, target: PickleObject) -> None:
+        """Record a change of an object after its attributes: a method that it calls may be one of these."""
+        function: object = target
+        while isinstance(function, PickleObject):
+            function = function.function
+        if isinstance(function, Global):
+            self._judge_reached(function)
+
+    def _visit(self, count: int) -> None:
+        self.spent += count
+        if self.spent > self.limits.pickle_copies + 4 * len(self.data):
+            self.exceed("pickle_copies", "the pickle repeats its values too often", self.spent)
+
     def _judge_reached(self, target: Global) -> None:
         """Record a call that no listed function makes: of a call's result, or inside a function's code."""
         name = self.name(target)
@@ -337,6 +362,10 @@ class PickleMachine:
         """Return the state of the target of BUILD: new attributes are added to the existing ones."""
         if type(target) is Dict:
             self._require_attributes(state)
+        elif type(target) is PickleObject:
+            self.judge_functions(state)
+            if target.state is not None:
+                self.judge_later_change(target)
         if type(target) not in (PickleObject, Dict) or target.state is None:
             return state
         if type(target.state) is not dict or type(state) is not dict:
@@ -404,6 +433,8 @@ def _extend_list(machine: PickleMachine, items: list[Any]) -> None:
     if type(target) is list:
         target.extend(items)
     elif isinstance(target, PickleObject):
+        if target.state is not None:
+            machine.judge_later_change(target)
         target.items = target.items or []
         target.items.extend(items)
     else:
@@ -416,6 +447,8 @@ def _add_items(machine: PickleMachine, at: int) -> int:
     if type(target) is Set and target.name == "builtins.set":
         machine.built(target.add, items)
     elif isinstance(target, PickleObject):
+        if target.state is not None:
+            machine.judge_later_change(target)
         target.items = target.items or []
         target.items.extend(items)
     else:
@@ -423,9 +456,18 @@ def _add_items(machine: PickleMachine, at: int) -> int:
     return at
 
 
+def _are_texts(keys: list[Any]) -> bool:
+    return all(type(key) is str for key in keys)
+
+
 def _set_items(machine: PickleMachine, items: list[Any]) -> None:
     target = machine.stack[-1]
     if isinstance(target, PickleObject):
+        machine.judge_functions(
+            dict(zip(items[::2], items[1::2], strict=False)) if _are_texts(items[::2]) else items
+        )
+        if target.state is not None:
+            machine.judge_later_change(target)
         target.entries = target.entries if target.entries is not None else {}
         target = target.entries
     elif not isinstance(target, dict):

@@ -567,11 +567,32 @@ def _build_from_buffer(args: tuple[Any, ...]) -> object:
     if len(args) not in (4, 5) or not isinstance(args[1], PickledDType) or type(args[2]) is not tuple:
         raise FormatError("a numpy array is created from a buffer with arguments that NumPy does not write")
     data, kind, shape, order = args[:4]
+    if order == "K" and len(args) == 5 and args[4] is not None:
+        return _build_transposed(data, kind, shape, args[4])
     order = order.decode("latin-1") if type(order) is bytes else order
     order = order.upper() if type(order) is str else order
     if (order is not None and type(order) is not str) or order not in _READ_ORDERS:
         raise FormatError("a numpy array's order is neither C nor Fortran", found=repr(order)[:_SHOWN])
     return make_array(1, shape, kind, _READ_ORDERS[order], data)
+
+
+def _build_transposed(data: Any, kind: PickledDType, shape: tuple[Any, ...], axes: Any) -> object:
+    """Return the array whose bytes have the axes `axes` of the result in their order (NumPy 2.4)."""
+    stored = make_array(1, shape, kind, False, data)
+    whole = type(axes) is tuple and all(type(axis) is int for axis in axes)
+    if not whole or sorted(axes) != list(range(len(shape))):
+        raise FormatError("a numpy array's axes are not a permutation", found=repr(axes)[:_SHOWN])
+    contents = stored.parts()
+    if contents is None or isinstance(contents.data, list):
+        return NotImplemented
+    turned = tuple(shape[axis] for axis in axes)
+    count = math.prod(shape)
+    if not count:
+        return make_array(1, turned, kind, False, b"")
+    import numpy as np
+
+    numbers = np.frombuffer(bytes(contents.data), f"V{len(contents.data) // count}").reshape(shape)
+    return make_array(1, turned, kind, False, numbers.transpose(axes).tobytes())
 
 
 def _build_scalar(args: tuple[Any, ...]) -> object:
