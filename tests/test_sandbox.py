@@ -451,6 +451,9 @@ def test_filter_judges_calls_and_arguments(machine: str) -> None:
         refused,
         allowed,
     ]
+    assert [judge("sched_setaffinity", 0), judge("sched_setaffinity", 1)] == [allowed, refused]
+    asked = [judge("fcntl", 3, command) for command in (1, 3, 8, 10, 15)]
+    assert asked == [allowed, allowed, refused, refused, refused]
     read = {"x86_64": 0, "aarch64": 63}[machine]
     assert _run_filter(program, (audit, read, ())) == allowed
     assert _run_filter(program, (audit, sandbox._LAST_NUMBER + 1, ())) == absent

@@ -83,6 +83,10 @@ REFUSED = {
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
     "setpriority": (141, 140),
+    "setpgid": (109, 154),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
     "ioprio_set": (251, 30),
     # network, and other channels to processes
     "socket": (41, 198),
@@ -205,6 +209,8 @@ CONDITIONAL = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "fcntl": (72, 25),
     "ioctl": (16, 29),
     "sendto": (44, 206),
 }
@@ -217,6 +223,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _CLONE_THREAD = 0x00010000
+_SIGNAL_OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to another process
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: characters typed into the user's terminal
 
 
@@ -251,6 +258,18 @@ def _judge_arguments(name: str, pid: int) -> list[tuple[int, int, int, int]]:
         return [load(2), (_EQUAL, 0, 3, 0), load(2, 1), (_EQUAL, 0, 1, 0), allowed, refused]
     if name == "sendto":  # no address: there are no sockets but inherited ones
         return [refused]
+    if name == "sched_setaffinity":  # of the calling thread
+        return [load(0), (_EQUAL, 1, 0, 0), refused, allowed]
+    if name == "fcntl":
+        own, signal, own_ex = _SIGNAL_OWNERS
+        return [
+            load(1),
+            (_EQUAL, 2, 0, own),
+            (_EQUAL, 1, 0, signal),
+            (_EQUAL, 0, 1, own_ex),
+            refused,
+            allowed,
+        ]
     if name == "ioctl":
         first, second = _TERMINAL_INPUT
         return [load(1), (_EQUAL, 1, 0, first), (_EQUAL, 0, 1, second), refused, allowed]
