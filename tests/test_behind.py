@@ -237,8 +237,9 @@ def test_a_source_is_read_once_for_the_target_and_for_its_own_digest(
     monkeypatch.setattr(File, "read", counted(small))
     monkeypatch.setattr(File, "read_large", counted(large))
     convert(str(source), str(target))
-    # Beside that, the first bytes are looked at each time that the file is listed.
-    assert 0 <= read[0] - os.stat(data).st_size <= 4096
+    # Beside that, the first bytes are looked at each time that the file is listed, and the last ones once:
+    # the comment of an archive behind the data may have 64 KiB.
+    assert 0 <= read[0] - os.stat(data).st_size <= 4096 + (1 << 16)
     assert told(target) == digest(str(source)).sha256
 
 

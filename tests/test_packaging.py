@@ -28,7 +28,7 @@ pytest.importorskip("hatchling", reason="hatchling builds the package")
 
 INFO = f"ckpttool-{ckpttool.__version__}.dist-info"
 # What a package of another kind than modules is there for: types, JSON Schemas, what pages are made of.
-DATA = {".typed", ".json", ".html", ".css", ".js", ".j2", ".tcss"}
+DATA = {".typed", ".json", ".txt", ".html", ".css", ".js", ".j2", ".tcss"}
 
 
 @dataclass(frozen=True)

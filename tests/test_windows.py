@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,16 @@ def content(folder: Path) -> dict[str, str]:
     }
 
 
+def without_notes_on_sandbox(answer: list[Any]) -> list[Any]:
+    """Return the answer without the note that only a system without a sandbox has."""
+    return [
+        re.sub(r"note: the HDF5 library ran without protection[^)]*\)\n?", "", part)
+        if isinstance(part, str)
+        else part
+        for part in answer
+    ]
+
+
 def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path) -> None:
     first = next(at for at, line in enumerate(LINES) if "zip://" in line)
     found: dict[str, Any] = {}
@@ -117,7 +128,7 @@ def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path) -> No
         answers += run(folder, program, LINES[first:])[0]
         found[platform] = (answers, content(folder))
     for line, here, there in zip(LINES, found["here"][0], found["windows"][0], strict=True):
-        assert there == here, line
+        assert without_notes_on_sandbox(there) == without_notes_on_sandbox(here), line
     failed = [line for line, (status, _, _) in zip(LINES, found["here"][0], strict=True) if status == 2]
     assert failed == FAIL
     assert found["windows"][1] == found["here"][1]

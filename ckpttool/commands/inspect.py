@@ -149,7 +149,7 @@ def summarize_audit(references: Sequence[CodeReference]) -> str:
     found = checkpoint.filter_verdict(references, worst)
     names = abbreviate_list([clean(each.name) for each in found], _NAMED)
     if worst == checkpoint.UNKNOWN:
-        why = "pickle.load runs their code; --allow NAME if you know them"
+        why = "pickle.load runs their code; --allow NAME if they are yours"
         return f"loading creates instances of unknown classes: {names} ({why})"
     if worst == checkpoint.CLASSES and found[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"

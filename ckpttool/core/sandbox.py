@@ -477,7 +477,7 @@ def restrict(
     missing = {}  # type: dict[str, str]
     if memory is not None:
         missing[MEMORY] = _limit_memory(memory)
-    if sys.platform.startswith("linux") and ctypes is not None:
+    if sys.platform.startswith("linux") and hasattr(os, "O_PATH") and ctypes is not None:
         library = _system_library()
         library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         missing[NETWORK] = missing[PROGRAMS] = _filter_calls(library)

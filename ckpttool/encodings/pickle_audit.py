@@ -125,7 +125,7 @@ _LIBRARIES = frozenset().union(
 )  # fmt: skip
 
 
-# Other libraries: names with their reasons in a list of its own. Loading still needs the library.
+# Other libraries: names with their reasons in a separate file. Loading still needs the library.
 
 
 def _read_allowlist() -> dict[str, set[str]]:

@@ -250,6 +250,7 @@ def _names_as(value: Any) -> Callable[[Any, Any], None]:
 
     def fill(file: Any, h5py: Any) -> None:
         file["dense/kernel"] = 1.0
+        file.attrs["keras_version"] = "2.15.0"
         file.attrs["layer_names"] = value
 
     return fill

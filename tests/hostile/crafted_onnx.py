@@ -200,7 +200,6 @@ CODE: dict[str, bytes] = {
     "in-graphs": with_nodes(
         node("Scan", ("c",), ("y",), _attribute("bodies", 11, graph(nodes=[custom()]), 10))
     ),
-    "in-a-field-of-another-type": with_nodes(branch(custom(), 1)),
     "in-a-field-of-no-type": with_nodes(branch(custom(), None)),
     "in-a-function": with_nodes(custom("F", "pkg"), more=function(custom())),
     "in-an-unused-function": with_nodes(more=function(custom())),
