@@ -414,12 +414,17 @@ def is_function(value: object) -> bool:
     if not isinstance(value, Global):
         return False
     full = value.full
+    if full in _VALUES or (value.module == "numpy" and value.name in _UNIVERSAL):
+        return False
     listed = is_listed(value) or full in _NAMED_ONLY or _is_exception_class(value)
     kind = value.module in _HOMES_OF_TYPES or value.name.lstrip("_")[:1].isupper()
     return not (listed and kind) or value.module.startswith(_ACTIVE_HOMES)
 
 
-_HOMES_OF_TYPES = frozenset(("builtins", "collections", "datetime", "itertools", "numpy", "torch"))
+_VALUES = _SECTIONS["named"]
+_HOMES_OF_TYPES = frozenset(
+    ("array", "builtins", "collections", "datetime", "itertools", "numpy", "time", "torch")
+)
 # Listed classes whose creation does more than their empty instances do.
 _ACTIVE_HOMES = ("accelerate.", "transformers.")
 
