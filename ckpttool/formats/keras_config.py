@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
-import pkgutil
+import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,6 @@ from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merg
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Role
-from ckpttool.encodings.pickle_audit import is_stdlib_name
 from ckpttool.encodings.pickle_values import Global
 from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
 
@@ -162,9 +161,8 @@ class _Names(NamedTuple):
 @cache
 def _read_names() -> _Names:
     """Return the names whose use only computes; read when the first object of a configuration is judged."""
-    text = pkgutil.get_data(__package__, "keras_names.json")
-    assert text is not None  # noqa: S101 - the file is a part of this package
-    table: dict[str, dict[str, list[str]]] = json.loads(text)
+    with open(os.path.join(os.path.dirname(__file__), "keras_names.json"), "rb") as file:
+        table: dict[str, dict[str, list[str]]] = json.load(file)
 
     def names(part: str, *keys: str) -> frozenset[str]:
         rows = table[part]
@@ -304,6 +302,9 @@ def _judge_case(name: str) -> Verdict:
 
 def _judge_module(module: object, name: str) -> Verdict:
     """Return the verdict on an unknown class of a module outside Keras."""
+    # Not a top-level import: most files with a configuration have no foreign name.
+    from ckpttool.encodings.pickle_audit import is_stdlib_name
+
     if not isinstance(module, str) or module.split(".")[0] in _KERAS or is_stdlib_name(Global(module, name)):
         return CODE
     return _judge_case(name)
