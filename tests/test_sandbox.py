@@ -288,7 +288,14 @@ def _hostile_pickle(target: Target) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["keras", "saved_model", "pickle"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("keras", marks=pytest.mark.slow),
+        "saved_model",
+        pytest.param("pickle", marks=pytest.mark.slow),
+    ],
+)
 def test_hostile_file_is_refused_before_and_inside_the_process(
     kind: str, hostile: Target, processes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
