@@ -781,12 +781,12 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
 def _danger_lines(checkpoint: Checkpoint) -> list[str]:
     """Return the sentence on code that loading would run, or may run, which comes first."""
     if worst_verdict(checkpoint.code_references) in UNSAFE:
-        found = summarize_audit(checkpoint.code_references)
+        reason = summarize_audit(checkpoint.code_references)
     elif checkpoint.unjudged:
-        found = next(unjudged_findings(checkpoint.unjudged)).sentence
+        reason = next(unjudged_findings(checkpoint.unjudged)).sentence
     else:
         return []
-    sentence = wrap_sentence(f"danger: {clean(found)}")
+    sentence = wrap_sentence(f"danger: {clean(reason)}")
     return [f"{RED}{sentence}{PLAIN}" if has_colors() else sentence]
 
 

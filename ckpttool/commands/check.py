@@ -442,9 +442,7 @@ def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeRefe
     try:
         programs = model or detect.match_archive(probe.members) is not None
         scanned = detect.scan_for_code(File.stamp(path), programs=programs)
-        unsafe = (
-            each for each in asked.apply_allowed(scanned.code_references) if each.verdict in asked.UNSAFE
-        )
+        unsafe = asked.unsafe_references(asked.apply_allowed(scanned.code_references))
         return (*unsafe, *(detect.list_operations(probe) or ()), *detect.list_model_calls(probe))
     except (CkpttoolError, OSError):
         return ()

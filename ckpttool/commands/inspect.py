@@ -62,7 +62,7 @@ _WHY_CLASSES: Mapping[By, str] = {
 
 def audit_notes(references: Iterable[CodeReference]) -> tuple[str, ...]:
     """Return a line per name that unpickling would call or could have called; a count after 20."""
-    acting = [each for each in references if each.verdict in checkpoint.UNSAFE and each.by == "pickle"]
+    acting = [each for each in checkpoint.unsafe_references(references) if each.by == "pickle"]
     lines = [_call_note(each) for each in acting[:_LINES]]
     if len(acting) > _LINES:
         lines.append(

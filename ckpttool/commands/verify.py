@@ -51,6 +51,7 @@ from ckpttool.commands.restore import (
     VerifiedSidecar,
     build_agent,
     canonical_tree,
+    list_not_understood,
     read_any_sidecar,
     recognize_playable_agent,
     restore_agent,
@@ -394,7 +395,7 @@ def _compare_stated(name: str, a: Agent, b: Agent) -> list[Discrepancy]:
     for agent in (a, b):
         value, stated = getattr(agent.known, name), agent.binding.facts.stated.get(name)
         values.append(stated.text if value is None and stated is not None else value and _text(value))
-    unclear = [name in each.binding.facts.stated and getattr(each.known, name) is None for each in (a, b)]
+    unclear = [name in list_not_understood(each.binding, each.known) for each in (a, b)]
     same = all(unclear) and values[0] == values[1]
     return [Discrepancy(FACT, name, "fact", *values)] if any(unclear) and not same else []
 

@@ -161,6 +161,11 @@ def filter_verdict(references: Iterable[CodeReference], wanted: Verdict) -> list
     return [each for each in references if each.verdict == wanted]
 
 
+def unsafe_references(references: Iterable[CodeReference]) -> list[CodeReference]:
+    """Return the records that fail a check."""
+    return [each for each in references if each.verdict in UNSAFE]
+
+
 def dangerous_calls(references: Iterable[CodeReference]) -> list[str]:
     """Return the names of dangerous functions that unpickling would call."""
     return [each.name for each in references if each.verdict == CODE and each.calls and each.by == "pickle"]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, UNKNOWN, Verdict
+from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, UNKNOWN, Verdict, unsafe_references
 from ckpttool.encodings.pickle_values import RENAMED, Dict, Global, PickleObject, Set, StoredBytes
 
 
@@ -251,7 +251,7 @@ def _holds_code(args: tuple[Any, ...]) -> bool:
     for _ in range(_PICKLES):
         found = scan_pickle(data[at : at + _WINDOW])
         found = scan_pickle(data[at:]) if found.cut else found
-        if found.end is None or any(each.verdict in (CODE, UNKNOWN) for each in found.code_references):
+        if found.end is None or unsafe_references(found.code_references):
             return True
         at += found.end
     return False
@@ -459,7 +459,7 @@ def created_from(full: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args[1:]
     if full in _SKELETONS:
         return args[3:]
-    if full == "copyreg._reconstructor" or full in _INNER:
+    if full in _INNER:
         return tuple(each for each in args if not isinstance(each, Global))
     return args
 

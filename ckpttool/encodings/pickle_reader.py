@@ -323,8 +323,8 @@ class PickleMachine:
             return
         waiting = [(name, args, 0)]
         while waiting:
-            caller, given, depth = waiting.pop()
-            for target, inner_args, new in caller.inner(given) if caller.inner is not None else ():
+            caller, arguments, depth = waiting.pop()
+            for target, inner_args, new in caller.inner(arguments) if caller.inner is not None else ():
                 if type(target) is not Global or depth >= _NESTED:
                     caller.judge(CODE)
                     continue

@@ -380,6 +380,8 @@ _D3 = re.compile(
     rb"\x80.(\x95.{8})?\}(\x94|q\0)?\((\x8c\x05|X\x05\0\0\0)torch(\x94|q[\0\x01])(\x95.{8})?[BC\x8e]",
     re.DOTALL,
 )
+# The module of joblib's arrays (joblib/numpy_pickle.py).
+JOBLIB = b"joblib.numpy_pickle"
 # Names of both libraries' own classes occur early in the file: SB2 pickles its data before the weights (and
 # each of its agents has an attribute of this name, stable_baselines/common/base_class.py), RLlib its filters.
 _RLLIB = re.compile(rb"ray\.rllib\.")

@@ -20,12 +20,12 @@ from ckpttool.core import atomic_write, dtypes, filesystem, limits, plugins, url
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import (
     CODE,
-    UNSAFE,
     Checkpoint,
     CodeReference,
     apply_allowed,
     merge_references,
     relocate_references,
+    unsafe_references,
 )
 from ckpttool.core.errors import (
     CkpttoolError,
@@ -608,7 +608,7 @@ def list_model_calls(probe: Probe) -> tuple[CodeReference, ...]:
     found = text.parse_json_value(data, probe.name)
     if not isinstance(found, dict) or not {"class_name", "config"} <= found.keys():
         return ()
-    return _only_code(audit_document(found, probe.name))
+    return tuple(unsafe_references(audit_document(found, probe.name)))
 
 
 # Names of frozen graphs (GraphDef) and of a Saver's graphs (MetaGraphDef).
@@ -810,7 +810,6 @@ _STREAM_PICKLES = 5
 _MOST_PICKLES = 8  # scanned behind the first one; any makes the file ambiguous
 # HDF5 file format specification II.A: the signature is at byte 0, 512, 1024, 2048 and so on.
 _SIGNATURE, _USER_BLOCK = b"\x89HDF\r\n\x1a\n", 512
-_JOBLIB_ARRAYS = b"joblib.numpy_pickle"  # pickles.JOBLIB, in a module that most files do not need
 # joblib/numpy_pickle_compat.py: `ZF`, the decompressed length in 19 characters, then zlib.
 _OLD_JOBLIB, _OLD_JOBLIB_HEADER = b"ZF0x", 21
 
@@ -834,8 +833,6 @@ _WHOLE = frozenset(("pytorch_dcp",))
 _HDF5, _ARCHIVED_HDF5, _TORCH_TAR = "keras_h5", "keras_zip", "pytorch_tar"
 # Formats whose pickles may contain an archive in bytes, at the end of the file.
 _EMBEDDING = _PICKLED - {"pytorch_legacy"}
-# The members of torch's tar archive, sequences of pickles and numbers that the format checks.
-_TORCH_TAR_MEMBERS = frozenset(("sys_info", "pickle", "storages", "tensors"))
 # APPNOTE.TXT 4.3.16: the end record of a central directory; its comment ends the file.
 _END, _COMMENT = b"PK\x05\x06", 22 + (1 << 16)
 
@@ -871,7 +868,7 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.format in _WHOLE:
         return checkpoint
     references, unjudged = [], list(checkpoint.unjudged)
-    known = {each.name for each in checkpoint.code_references if each.verdict in UNSAFE}
+    known = {each.name for each in unsafe_references(checkpoint.code_references)}
     arrays = _array_storages(checkpoint)
     for file in checkpoint.files:
         found = scan_for_code(
@@ -1065,12 +1062,12 @@ class _CodeScanner:
             found, data = common.scan_head(content.start, content.size, _SMALL if marked else HEAD)
             if not marked and not common.is_pickle(found, data, content.size):
                 return None
-            acting, end = _only_code(found.code_references), found.end
-        if end is None and _JOBLIB_ARRAYS in data:
+            acting, end = tuple(unsafe_references(found.code_references)), found.end
+        if end is None and common.JOBLIB in data:
             from ckpttool.formats.pickles import scan_joblib
 
             found = scan_joblib(self._all(content))
-            acting, end = _only_code(found.code_references), found.end
+            acting, end = tuple(unsafe_references(found.code_references)), found.end
         self.code_references += relocate_references(acting, where) if where else acting
         return end or (0 if acting else None)
 
@@ -1149,13 +1146,16 @@ class _CodeScanner:
     def _tar(self, content: _ContentReader, where: str, depth: int) -> None:
         import tarfile
 
+        from ckpttool.formats.torch_legacy import TAR_MEMBERS
+
         torch = False
         with self._stream(content) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for number, info in enumerate(archive):
                 torch = torch or (not number and info.name == "sys_info")
                 held = archive.extractfile(info) if info.isreg() else None
                 if held is not None:
-                    alone = not (torch and info.name in _TORCH_TAR_MEMBERS)
+                    # Sequences of pickles and numbers that the format checks.
+                    alone = not (torch and info.name in TAR_MEMBERS)
                     inner = _ContentReader(info.size, _head_reader(held))
                     self._member(inner, info.name, _join_location(where, info.name), depth, alone=alone)
 
@@ -1202,11 +1202,7 @@ def _find_code(pickle: bytes, _: Limits) -> tuple[tuple[CodeReference, ...], int
     from ckpttool.encodings.pickle_reader import scan_pickle
 
     found = scan_pickle(pickle)
-    return _only_code(found.code_references), found.end
-
-
-def _only_code(references: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
-    return tuple(each for each in references if each.verdict in UNSAFE)
+    return tuple(unsafe_references(found.code_references)), found.end
 
 
 def _join_location(where: str, name: str) -> str:

@@ -179,7 +179,7 @@ def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType(
     try:
         return load_pickle(data, file, builders={**BUILDERS, **more})
     except FormatError as error:
-        if JOBLIB in data[: 1 << 16]:
+        if common.JOBLIB in data[: 1 << 16]:
             raise UnsupportedError(
                 "this is a joblib file, which stores its arrays outside the pickle",
                 file=file.path,
@@ -188,9 +188,8 @@ def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType(
         raise
 
 
-# The module of joblib's arrays, whose bytes follow the opcodes that describe them
-# (joblib/numpy_pickle.py, NumpyArrayWrapper.read_array and NumpyUnpickler.load_build).
-JOBLIB = b"joblib.numpy_pickle"
+# The bytes of joblib's arrays follow the opcodes that describe them (joblib/numpy_pickle.py,
+# NumpyArrayWrapper.read_array and NumpyUnpickler.load_build).
 _WRAPPER = "joblib.numpy_pickle.NumpyArrayWrapper"
 _BUILD = ord("b")
 _PADDED = "numpy_array_alignment_bytes"
