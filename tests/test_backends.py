@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,6 +21,8 @@ from ckpttool.networks import (
     ActivationName,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Backend,
     Clip,
     Concat,
@@ -31,6 +34,7 @@ from ckpttool.networks import (
     Network,
     Node,
     Policy,
+    QuantileMean,
     Slice,
     StateSlot,
     Worker,
@@ -86,6 +90,24 @@ def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
             return [xi * float(s) + float(o) for xi, s, o in zip(x, scale, shift, strict=True)]
         case Clip(low, high):
             return [min(max(xi, float(a)), float(b)) for xi, a, b in zip(x, low, high, strict=True)]
+        case QuantileMean(quantiles, last):
+            actions = len(x) // quantiles
+            step, near = (1, quantiles) if last else (actions, 1)
+            return [
+                math.fsum(x[near * action + step * number] for number in range(quantiles)) / quantiles
+                for action in range(actions)
+            ]
+        case AtomMean(support):
+            groups = [x[at : at + len(support)] for at in range(0, len(x), len(support))]
+            weights = [[math.exp(xi - max(group)) for xi in group] for group in groups]
+            return [
+                math.fsum(w * float(s) for w, s in zip(each, support, strict=True)) / math.fsum(each)
+                for each in weights
+            ]
+        case ArgMax(counts, starts):
+            ends = np.cumsum(counts).tolist()
+            parts = [x[end - count : end] for end, count in zip(ends, counts, strict=True)]
+            return [float(part.index(max(part)) + start) for part, start in zip(parts, starts, strict=True)]
 
 
 RANDOM = np.random.default_rng(7)
@@ -162,6 +184,16 @@ CELL = Network(
     states=(StateSlot("h", (4,), 4),),
 )
 
+# DQN, QR-DQN with its quantiles first or last, C51, and a policy with three choices.
+SUPPORT = np.linspace(-2, 5, 6, dtype=np.float32)
+CHOICES = {
+    "values": chain(5, dense(5, 8), Activation("relu"), dense(8, 4), ArgMax((4,), (0,))),
+    "quantiles first": chain(5, dense(5, 12), QuantileMean(3), ArgMax((4,), (1,))),
+    "quantiles last": chain(5, dense(5, 12), QuantileMean(4, last=True), ArgMax((3,), (0,))),
+    "atoms": chain(5, dense(5, 18), AtomMean(SUPPORT), ArgMax((3,), (-1,))),
+    "several": chain(5, dense(5, 9), ArgMax((2, 4, 3), (0, -2, 5))),
+}
+
 
 class BackendContract:
     """What every backend promises; a subclass says which backend, and where it runs."""
@@ -213,6 +245,24 @@ class BackendContract:
     def test_layer(self, backend: Backend, layer: Layer) -> None:
         network = chain(4, layer)
         self.check(backend.build(network), network, 3)
+
+    @pytest.mark.parametrize("name", CHOICES)
+    def test_choices(self, backend: Backend, name: str) -> None:
+        network = CHOICES[name]
+        self.check(backend.build(network), network, 64)
+        scores = replace(network, nodes=network.nodes[:-1], output=network.output - 1)
+        self.check(backend.build(scores), scores, 3)
+        members = [network, renewed(network)]
+        obs = normal(6, 5)
+        found = backend.build(stack_networks(members)).step(obs)[0]
+        alone = [backend.build(n).step(half)[0] for n, half in zip(members, (obs[:3], obs[3:]), strict=True)]
+        np.testing.assert_array_equal(found, np.concatenate(alone))
+
+    def test_of_equal_values_the_first_is_chosen(self, backend: Backend) -> None:
+        policy = backend.build(chain(5, ArgMax((2, 3), (0, 10))))
+        rows = [[1, 1, 2, 2, 2], [0, 3, -1, 4, 4], [-1e30, -1e30, -5, -5, -4]]
+        found = policy.step(np.array(rows, np.float32))[0]
+        np.testing.assert_array_equal(found, [[0, 10], [1, 11], [0, 12]])
 
     def test_float64_is_computed_in_float64(self, backend: Backend) -> None:
         network = ACTOR.cast("float64")

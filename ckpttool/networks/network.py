@@ -109,6 +109,39 @@ class Clip:
     high: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class QuantileMean:
+    """Average the quantiles of every action's value, [batch, quantiles * actions] to [batch, actions].
+
+    The quantiles of one action lie together if `last`, else those of all actions with one number.
+    """
+
+    quantiles: int
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomMean:
+    """Expected value of every action from logits, [batch, actions * atoms] to [batch, actions].
+
+    support [atoms]: the values whose probabilities are the softmax of an action's logits.
+    """
+
+    support: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ArgMax:
+    """Number of the largest value of each choice, [batch, sum(counts)] to [batch, len(counts)].
+
+    A choice's first value has number `starts[i]`; of equal values the first is taken. The numbers have the
+    network's float type, which represents them exactly.
+    """
+
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
 Layer = (
     Dense
     | LayerNorm
@@ -122,6 +155,9 @@ Layer = (
     | Add
     | Multiply
     | Convolution
+    | QuantileMean
+    | AtomMean
+    | ArgMax
 )
 
 
@@ -179,6 +215,8 @@ class Network:
     @property
     def width(self) -> int:
         """Return the width of the output: that of the last layer with a width."""
+        if any(isinstance(node.layer, QuantileMean | AtomMean | ArgMax) for node in self.nodes):
+            return value_shapes(self)[self.output][-1]
         for node in reversed(self.nodes):
             if isinstance(node.layer, Dense):
                 return int(node.layer.kernel.shape[-1])
@@ -284,6 +322,19 @@ def _convolution_shape(layer: Convolution, given: Sequence[Shape]) -> Shape:
     return (*((n - k) // stride + 1 for n, k, stride in steps), made)
 
 
+def _grouped_shape(size: int, given: Sequence[Shape]) -> Shape:
+    """Return the shape with one value for every `size` values of the last axis."""
+    if len(given) != 1 or given[0][-1] % size:
+        raise ValueError(f"[batch, a multiple of {size}]", _format_shapes(given))
+    return (*given[0][:-1], given[0][-1] // size)
+
+
+def _choice_shape(layer: ArgMax, given: Sequence[Shape]) -> Shape:
+    if list(given) != [(sum(layer.counts),)] or len(layer.counts) != len(layer.starts):
+        raise ValueError(f"[batch, {sum(layer.counts)}]", _format_shapes(given))
+    return (len(layer.counts),)
+
+
 def _format_shapes(given: Sequence[Shape]) -> str:
     return " and ".join(str(["batch", *shape]).replace("'", "") for shape in given)
 
@@ -301,6 +352,9 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
     Add: _same_shape,
     Multiply: _same_shape,
     Convolution: _convolution_shape,
+    QuantileMean: lambda layer, given: _grouped_shape(layer.quantiles, given),
+    AtomMean: lambda layer, given: _grouped_shape(layer.support.shape[-1], given),
+    ArgMax: _choice_shape,
 }
 
 
@@ -311,7 +365,20 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
 
 # Layers that act on the last axis alone: a member axis before the batch does not affect them.
 STACKABLE: frozenset[type[Layer]] = frozenset(
-    {Dense, LayerNorm, Activation, Concat, Slice, Add, Multiply, Affine, Clip}
+    {
+        Dense,
+        LayerNorm,
+        Activation,
+        Concat,
+        Slice,
+        Add,
+        Multiply,
+        Affine,
+        Clip,
+        QuantileMean,
+        AtomMean,
+        ArgMax,
+    }
 )
 # Their only field with two axes; all others have one and are the same for every row.
 MATRIX = "kernel"
@@ -598,6 +665,9 @@ LAYERS: dict[str, type[Layer]] = {
         Add,
         Multiply,
         Convolution,
+        QuantileMean,
+        AtomMean,
+        ArgMax,
     )
 }
 

@@ -18,6 +18,8 @@ from ckpttool.networks.network import (
     Activation,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Clip,
     Concat,
     Convolution,
@@ -29,6 +31,7 @@ from ckpttool.networks.network import (
     Multiply,
     Network,
     Observation,
+    QuantileMean,
     Slice,
     State,
     Transpose,
@@ -266,6 +269,35 @@ def _pairwise(operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Call
     return lambda _: lambda *xs: reduce(operation, xs)
 
 
+def _quantile_mean(layer: QuantileMean) -> Function:
+    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
+    return lambda x: x.reshape(*x.shape[:-1], *shape).mean(axis=axis)
+
+
+def _atom_mean(layer: AtomMean) -> Function:
+    support = copy_native(layer.support)[..., None, :]
+    atoms = support.shape[-1]
+
+    def atom_mean(x: np.ndarray) -> np.ndarray:
+        logits = x.reshape(*x.shape[:-1], -1, atoms)
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        mean: np.ndarray = (weights * support).sum(axis=-1) / weights.sum(axis=-1)
+        return mean
+
+    return atom_mean
+
+
+def _arg_max(layer: ArgMax) -> Function:
+    ends = np.cumsum(layer.counts).tolist()
+    spans = list(zip([0, *ends[:-1]], ends, layer.starts, strict=True))
+
+    def arg_max(x: np.ndarray) -> np.ndarray:
+        found = [x[..., low:high].argmax(axis=-1) + start for low, high, start in spans]
+        return np.stack(found, axis=-1).astype(x.dtype)
+
+    return arg_max
+
+
 def _activation(layer: Activation) -> Function:
     return look_up(ACTIVATIONS, layer.name, "numpy backend")(layer)
 
@@ -325,6 +357,9 @@ LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
     Add: _pairwise(np.add),
     Multiply: _pairwise(np.multiply),
     Convolution: _convolution,
+    QuantileMean: _quantile_mean,
+    AtomMean: _atom_mean,
+    ArgMax: _arg_max,
 }
 
 

@@ -22,6 +22,8 @@ from ckpttool.networks.network import (
     Activation,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Clip,
     Concat,
     Convolution,
@@ -31,6 +33,7 @@ from ckpttool.networks.network import (
     LayerNorm,
     Multiply,
     Network,
+    QuantileMean,
     Slice,
     Transpose,
     dtype_of,
@@ -53,7 +56,7 @@ def encode_model(network: Network, places: Sequence[str], output: str, metadata:
     the prefix of its constants and values.
     """
     found = value_shapes(network)
-    graph = _OnnxGraphBuilder(dtype_of(network))
+    graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)
     values = [name for name, _ in network.inputs]
     for node, place in zip(network.nodes, places, strict=True):
         graph.place = place
@@ -102,8 +105,10 @@ def _make_model(
 class _OnnxGraphBuilder:
     """Collects operators and constants; their names begin with the current place."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, leading: int) -> None:
         self.dtype = dtype
+        self.leading = leading
+        """number of axes before a value's shape: the batch, and the members of a stack before it"""
         self.place = ""
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
@@ -115,6 +120,10 @@ class _OnnxGraphBuilder:
         name = self._name(operator)
         self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
         return name
+
+    def cast(self, value: str) -> str:
+        """Add a conversion to the network's float type and return the name of its value."""
+        return self.apply("Cast", value, to=_TYPES[self.dtype])
 
     def constant(self, name: str, value: np.ndarray | float) -> str:
         """Add a constant and return its name."""
@@ -276,6 +285,33 @@ def _activation(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:
     return look_up(rows, layer.name, _OWNER)(graph, layer, x)
 
 
+def _grouped(graph: _OnnxGraphBuilder, x: str, *shape: int) -> str:
+    """Return the last axis as two axes of this shape."""
+    return graph.apply("Reshape", x, graph.integers("shape", *[0] * graph.leading, *shape))
+
+
+def _quantile_mean(graph: _OnnxGraphBuilder, layer: QuantileMean, x: str) -> str:
+    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
+    return graph.apply("ReduceMean", _grouped(graph, x, *shape), axes=[axis], keepdims=0)
+
+
+def _atom_mean(graph: _OnnxGraphBuilder, layer: AtomMean, x: str) -> str:
+    weights = graph.apply("Softmax", _grouped(graph, x, -1, layer.support.shape[-1]), axis=-1)
+    weighted = graph.apply("Mul", weights, graph.constant("support", layer.support[..., None, :]))
+    return graph.apply("ReduceSum", weighted, graph.integers("axis", -1), keepdims=0)
+
+
+def _arg_max(graph: _OnnxGraphBuilder, layer: ArgMax, x: str) -> str:
+    found, low = [], 0
+    for count, start in zip(layer.counts, layer.starts, strict=True):
+        part = x if len(layer.counts) == 1 else _slice(graph, Slice(low, low + count), x)
+        number = graph.apply("ArgMax", part, axis=-1, keepdims=1)
+        number = graph.apply("Add", number, graph.integers("first", start)) if start else number
+        found.append(graph.cast(number))
+        low += count
+    return found[0] if len(found) == 1 else graph.apply("Concat", *found, axis=-1)
+
+
 LAYERS: dict[type[Layer], Lowering] = {
     Dense: _dense,
     LayerNorm: _layer_norm,
@@ -289,4 +325,7 @@ LAYERS: dict[type[Layer], Lowering] = {
     Add: lambda graph, _layer, *xs: reduce(lambda a, b: graph.apply("Add", a, b), xs),
     Multiply: lambda graph, _layer, *xs: reduce(lambda a, b: graph.apply("Mul", a, b), xs),
     Convolution: _convolution,
+    QuantileMean: _quantile_mean,
+    AtomMean: _atom_mean,
+    ArgMax: _arg_max,
 }

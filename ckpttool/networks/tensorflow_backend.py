@@ -19,6 +19,8 @@ from ckpttool.networks.network import (
     Activation,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Clip,
     Concat,
     Convolution,
@@ -30,6 +32,7 @@ from ckpttool.networks.network import (
     Multiply,
     Network,
     Observation,
+    QuantileMean,
     Slice,
     State,
     Transpose,
@@ -332,6 +335,45 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "linear": lambda _layer: lambda x: x,
 }
 
+
+def _grouped(x: Tensor, *shape: int) -> Tensor:
+    """Return the last axis as two axes of this shape."""
+    import tensorflow as tf
+
+    return tf.reshape(x, tf.concat([tf.shape(x)[:-1], shape], 0))
+
+
+def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
+    import tensorflow as tf
+
+    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
+    return lambda x: tf.reduce_mean(_grouped(x, *shape), axis)
+
+
+def _atom_mean(layer: AtomMean, put: Put) -> Function:
+    import tensorflow as tf
+
+    support = put(layer.support[..., None, :])
+    atoms = layer.support.shape[-1]
+    return lambda x: tf.reduce_sum(tf.nn.softmax(_grouped(x, -1, atoms)) * support, -1)
+
+
+def _arg_max(layer: ArgMax, _put: Put) -> Function:
+    import tensorflow as tf
+
+    def arg_max(x: Tensor) -> Tensor:
+        found = []
+        for part, start in zip(tf.split(x, layer.counts, -1), layer.starts, strict=True):
+            # tf.argmax leaves open which of equal values it takes.
+            largest = part == tf.reduce_max(part, -1, keepdims=True)
+            numbers = tf.range(part.shape[-1], dtype=x.dtype)
+            others = tf.cast(part.shape[-1], x.dtype)
+            found.append(tf.reduce_min(tf.where(largest, numbers, others), -1) + start)
+        return tf.stack(found, -1)
+
+    return arg_max
+
+
 LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Dense: _dense,
     LayerNorm: _layer_norm,
@@ -345,4 +387,7 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Add: _pairwise(operator.add),
     Multiply: _pairwise(operator.mul),
     Convolution: _convolution,
+    QuantileMean: _quantile_mean,
+    AtomMean: _atom_mean,
+    ArgMax: _arg_max,
 }

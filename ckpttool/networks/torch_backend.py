@@ -20,6 +20,8 @@ from ckpttool.networks.network import (
     Activation,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Clip,
     Concat,
     Convolution,
@@ -31,6 +33,7 @@ from ckpttool.networks.network import (
     Multiply,
     Network,
     Observation,
+    QuantileMean,
     Slice,
     State,
     Transpose,
@@ -701,6 +704,27 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "linear": lambda _layer: lambda x: x,
 }
 
+
+def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
+    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
+    return lambda x: x.unflatten(-1, shape).mean(axis)
+
+
+def _atom_mean(layer: AtomMean, put: Put) -> Function:
+    support = put(layer.support[..., None, :])
+    return lambda x: (x.unflatten(-1, (-1, support.shape[-1])).softmax(-1) * support).sum(-1)
+
+
+def _arg_max(layer: ArgMax, _put: Put) -> Function:
+    import torch
+
+    def arg_max(x: torch.Tensor) -> torch.Tensor:
+        each = zip(x.split(layer.counts, -1), layer.starts, strict=True)
+        return torch.stack([part.argmax(-1) + start for part, start in each], -1).to(x.dtype)
+
+    return arg_max
+
+
 LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Dense: _dense,
     LayerNorm: _layer_norm,
@@ -714,4 +738,7 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Add: _pairwise(operator.add),
     Multiply: _pairwise(operator.mul),
     Convolution: _convolution,
+    QuantileMean: _quantile_mean,
+    AtomMean: _atom_mean,
+    ArgMax: _arg_max,
 }
