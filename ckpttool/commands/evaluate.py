@@ -63,7 +63,7 @@ from ckpttool.evaluation.statistics import (
 from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries import single_networks
-from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
+from ckpttool.libraries.schema import AgentNetwork, Choices, PolicyEncoder
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
@@ -601,8 +601,10 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
     `sizes` are the policy's numbers of observations and actions.
     """
     obs_dim, act_dim = sizes
+    if _require_same_choices(agent, act_dim, spec):
+        act_dim = spec.action_dim
     actions = format_count(spec.action_dim, "action")
-    if sizes != (spec.obs_dim, spec.action_dim):
+    if (obs_dim, act_dim) != (spec.obs_dim, spec.action_dim):
         raise EnvironmentMismatchError(
             f"the policy does not fit {spec.id}",
             file=agent.checkpoint.path,
@@ -612,6 +614,29 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
         )
     return ActionBounds(
         spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space", spec.id
+    )
+
+
+def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
+    """Return whether the actions are discrete; raise EnvironmentMismatchError if only one side's are.
+
+    The same error is raised for other numbers of values, other first values, or a policy whose last layer
+    has a `width` that does not match them.
+    """
+    known = None if agent.known.choices is None else Choices.read(agent.known.choices)
+    counts, starts = (tuple(each[place] for each in spec.choices) for place in range(2))
+    theirs = Choices(counts, starts, single=len(counts) == 1) if counts else None
+    if known is None and theirs is None:
+        return False
+    if known is not None and theirs is not None and known[:2] == theirs[:2]:
+        with suppress(ValueError):
+            known.values_per_action(width)
+            return True
+    raise EnvironmentMismatchError(
+        f"the policy's actions do not match those of {spec.id}",
+        file=agent.checkpoint.path,
+        expected=format_count(spec.action_dim, "continuous action") if theirs is None else theirs.title,
+        found=format_count(width, "continuous action") if known is None else known.title,
     )
 
 

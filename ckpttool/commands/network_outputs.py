@@ -29,7 +29,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, RecognizedAgent
+from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, Choices, RecognizedAgent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings, layer_widths, policy_network, q_network, value_network
 from ckpttool.networks.network import Dense, Network, Observation, Policy
@@ -143,7 +143,9 @@ def derive_network_settings(
     if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
         epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
     low, high = known.action_low, known.action_high
-    if low is None or high is None:
+    if known.choices is not None:
+        low, high = (), ()
+    elif low is None or high is None:
         low, high = bounds.low, bounds.high
         if bounds.origin is not None:
             value = f"action bounds {_format_bounds(low)} to {_format_bounds(high)}"
@@ -161,6 +163,7 @@ def derive_network_settings(
         tuple(map(float, low)),
         tuple(map(float, high)),
         known.obs_norm,
+        None if known.choices is None else Choices.read(known.choices),
     )
     return settings, tuple(assumed)
 
@@ -180,9 +183,12 @@ def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
 
 
 def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettings) -> Network:
-    """Return a part as a network: a policy, a state value, or a Q-function."""
+    """Return a part as a network: a policy, a state value, or a Q-function.
+
+    A policy of discrete actions ends with their scores: equal choices do not show that they are equal.
+    """
     if part.acts:
-        return policy_network(agent.tree, part, settings)
+        return policy_network(agent.tree, part, settings.scores)
     if part.component in VALUES:
         return value_network(agent.tree, part, settings)
     return q_network(agent.tree, part, settings, *network_sizes(agent))

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 # Facts of an agent besides its weights: read from its files, from its sidecar, or a default.
 
 # The facts of the action map, and those of the observations.
-FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
+FACTS = ("head", "activations", "action_low", "action_high", "choices", "obs_norm", "env", "epsilon")
 
 _TEXT = "args.txt"
 _ROUNDED = 1e-5
@@ -346,6 +346,8 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
     if name == "action_low":
         low, high = ([f"{number:g}" for number in dict.fromkeys(each)] for each in values)
         return f"{_format_numbers(low)} to {_format_numbers(high)}"
+    if name == "choices":
+        return schema.Choices.read(value).title
     if name == "env":
         return str(value.get("id"))
     if name == "epsilon":
@@ -364,6 +366,7 @@ _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("activations",): "activation",
     ("head",): "action map",
     ("action_low", "action_high"): "action bounds",
+    ("choices",): "discrete actions",
     ("obs_norm",): "observation statistics",
     ("env",): "environment",
     ("epsilon",): "architecture",
@@ -417,6 +420,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         if policy is not None and policy.component not in binding.fronts
         else None,
         **_file_bounds(facts, agent, policy),
+        "choices": None if facts.choices is None else facts.choices.document(),
         "obs_norm": _statistics_fact(facts.norm or _canonical_statistics(agent)),
     }
     found |= dict.fromkeys(facts.stated)
@@ -747,8 +751,13 @@ class Agent:
         return cast(Format, plugin.load()).FRAMEWORK
 
     def title(self, network: str) -> str:
-        """Return the canonical title of the requested network; a policy alone has only one."""
-        return "actor" if self.binding.layout == NO_LAYOUT else network
+        """Return the canonical title of the requested network.
+
+        A policy alone has only one; that of a Q-learner is its Q-network.
+        """
+        titles = [part.title for part in self.binding.parts if part.acts]
+        lone = self.binding.layout == NO_LAYOUT
+        return titles[0] if titles and (lone or (network == "actor" and network not in titles)) else network
 
     def part(self, title: str) -> AgentNetwork | None:
         """Return the network of that title (`actor`, `critic/q1`), or None."""

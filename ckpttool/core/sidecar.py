@@ -32,7 +32,8 @@ class Sidecar:
     """Facts about an agent, each with its provenance: "read from ...", "given" or "assumed".
 
     `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
-    `action_low` and `action_high` are per dimension; `head` turns the policy's last layer into an
+    `action_low` and `action_high` are per dimension, `choices` are discrete actions
+    (libraries/schema.py, Choices); `head` turns the policy's last layer into an
     action; `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`;
     `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
     optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
@@ -52,6 +53,7 @@ class Sidecar:
     obs_dim: int | None = None
     action_low: Sequence[float] | None = None
     action_high: Sequence[float] | None = None
+    choices: Mapping[str, Any] | None = None
     head: str | None = None
     activations: Sequence[str] | None = None
     obs_norm: Mapping[str, Any] | None = None
@@ -96,6 +98,7 @@ class Sidecar:
             "obs_dim": self.obs_dim,
             "action_low": self.action_low,
             "action_high": self.action_high,
+            **({} if self.choices is None else {"choices": dict(self.choices)}),
             "head": self.head,
             "activations": self.activations,
             "obs_norm": self.obs_norm,
@@ -265,6 +268,25 @@ def _is_plain_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(map(plain, value.values()))
 
 
+def _is_choices(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"counts", "starts", "scores", "support", "single"}:
+        return False
+    counts, starts = value["counts"], value["starts"]
+    whole = all(
+        isinstance(each, list) and all(type(n) is int and abs(n) <= _LARGEST_INTEGER for n in each)
+        for each in (counts, starts)
+    )
+    return (
+        whole
+        and 0 < len(counts) == len(starts) <= _MOST_NUMBERS
+        and min(counts) > 0
+        and value["scores"] in ("values", "quantiles", "quantiles_last", "atoms")
+        and _is_numbers(value["support"])
+        and (value["scores"] == "atoms") == bool(value["support"])
+        and (value["single"] is False or (value["single"] is True and len(counts) == 1))
+    )
+
+
 def _is_norm(value: object) -> bool:
     if not isinstance(value, dict) or not _is_numbers(value.get("mean")) or not _is_numbers(value.get("var")):
         return False
@@ -283,6 +305,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "obs_dim": lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
     "action_low": _is_numbers,
     "action_high": _is_numbers,
+    "choices": _is_choices,
     "head": lambda v: isinstance(v, str),
     "activations": _is_texts,
     "obs_norm": _is_norm,
@@ -311,6 +334,7 @@ Topic = Literal[
     "reward statistics",
     "action bounds",
     "action map",
+    "discrete actions",
     "activation",
     "distribution",
     "architecture",

@@ -148,8 +148,9 @@ Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]
 class EnvSpec:
     """Sizes and bounds that an agent must match: action_low, action_high [action_dim].
 
-    The bounds have the environment's own type. `observation` lists the inputs by name, each with shape
-    and type: one called "obs", or those of a Dict space in order.
+    The bounds have the environment's own type. `choices` has the number of values and the first one of each
+    discrete action, whose bounds are its first and last value. `observation` lists the inputs by name,
+    each with shape and type: one called "obs", or those of a Dict space in order.
     """
 
     id: str
@@ -164,6 +165,7 @@ class EnvSpec:
     """non-default arguments of the environment: names, and values in Python syntax"""
     assumed: tuple[str, ...] = ()
     """assumptions about the environment that rest on the number of observations alone"""
+    choices: tuple[tuple[int, int], ...] = ()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -332,6 +334,7 @@ class GymVector:
             with collect_warnings(self._notes):
                 first = make_one()
             self.spec = describe_env(first)
+            self._to_action = _action_reader(first.action_space)
         except BaseException:
             self._restore()
             raise
@@ -365,7 +368,9 @@ class GymVector:
             np.empty(len(rows), np.bool_),
         )
         for place, row in enumerate(rows.tolist()):
-            obs, rewards[place], ends[place], cuts[place], _ = self._envs[row].step(actions[row])
+            obs, rewards[place], ends[place], cuts[place], _ = self._envs[row].step(
+                self._to_action(actions[row])
+            )
             self._put(row, obs)
         return rewards, ends, cuts
 
@@ -402,19 +407,20 @@ def describe_env(env: Any) -> EnvSpec:
     """Return the specification for agents; raise UnsupportedError for unsupported spaces."""
     name = str(env.spec.id if getattr(env, "spec", None) is not None else type(env).__name__)
     obs, action = env.observation_space, env.action_space
-    if type(action).__name__ != "Box" or len(action.shape) != 1:
+    choices = _read_choices(action)
+    if not choices and (type(action).__name__ != "Box" or len(action.shape) != 1 or action.dtype.kind != "f"):
         raise UnsupportedError(
-            f"{name}: the action space must be a one-dimensional Box",
-            expected="Box (n,)",
-            found=str(action),
-            hint="use --env with an environment of continuous actions",
-        )
-    if action.dtype.kind != "f":
-        raise UnsupportedError(
-            f"{name}: actions are integers; only continuous actions are supported",
-            expected="floats",
+            f"{name}: this action space is not supported",
+            expected="Box (n,) of floats, Discrete or MultiDiscrete (n,)",
             found=str(action),
         )
+    low, high = (
+        (np.array([first for _, first in choices], np.float32) for _ in range(2))
+        if choices
+        else (action.low.copy(), action.high.copy())
+    )
+    if choices:
+        high += [count - 1 for count, _ in choices]
     spaces = dict(obs.spaces) if type(obs).__name__ == "Dict" else {OBS: obs}
     if any(type(space).__name__ != "Box" or not space.shape for space in spaces.values()):
         raise UnsupportedError(
@@ -426,13 +432,34 @@ def describe_env(env: Any) -> EnvSpec:
     return EnvSpec(
         name,
         inputs,
-        action.low.copy(),
-        action.high.copy(),
+        low,
+        high,
         limit,
         _library_versions(env),
         float(fps) if fps else None,
         _env_arguments(env),
+        choices=choices,
     )
+
+
+def _read_choices(action: Any) -> tuple[tuple[int, int], ...]:
+    """Return the number of values and the first value of each discrete action; nothing for other spaces."""
+    kind = type(action).__name__
+    if kind == "Discrete":
+        return ((int(action.n), int(action.start)),)
+    if kind != "MultiDiscrete" or np.ndim(action.nvec) != 1:
+        return ()
+    starts = getattr(action, "start", np.zeros(len(action.nvec), np.int64))
+    return tuple((int(count), int(first)) for count, first in zip(action.nvec, starts, strict=True))
+
+
+def _action_reader(action: Any) -> Callable[[np.ndarray], Any]:
+    """Return the function from a row of actions to the environment's own form."""
+    if type(action).__name__ == "Discrete":
+        return lambda row: int(row[0])
+    if type(action).__name__ == "MultiDiscrete":
+        return lambda row: row.astype(action.dtype)
+    return lambda row: row
 
 
 def _env_arguments(env: Any) -> dict[str, str]:

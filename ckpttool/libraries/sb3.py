@@ -8,7 +8,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
@@ -26,6 +26,7 @@ from ckpttool.libraries.schema import (
     AgentMetadata,
     AgentNetwork,
     BatchNorm,
+    Choices,
     EncoderInput,
     ObservationNormalizer,
     PolicyEncoder,
@@ -153,6 +154,32 @@ def has_box_actions(tree: Tree) -> bool:
     """Return whether the actions are bounded numbers, or their space is unknown."""
     kind = _space_class(tree, "action_space")
     return not kind or kind.endswith((".Box", "Box"))
+
+
+def read_choices(tree: Tree) -> Choices | None:
+    """Return the discrete actions of the file's action space; None for other or incomplete spaces.
+
+    gymnasium/spaces/discrete.py and multi_discrete.py: `n`, `nvec` and `start`; files of Gym have no start.
+    """
+    kind = _space_class(tree, "action_space").rpartition(".")[2]
+    if kind == "Discrete":
+        count, start = (_read_whole(_member(tree, "action_space", name)) for name in ("n", "start"))
+        return Choices(count, start or (0,)) if count else None
+    if kind != "MultiDiscrete":
+        return None
+    counts, starts = (_read_whole(_member(tree, "action_space", name)) for name in ("nvec", "start"))
+    return Choices(counts, starts or (0,) * len(counts), single=False) if counts else None
+
+
+def _read_whole(found: Leaf | ValueLeaf | None) -> tuple[int, ...]:
+    """Return the whole numbers of an entry: a number, an array, or NumPy's text for an array."""
+    if isinstance(found, Leaf):
+        return schema.read_whole_numbers(found)
+    value = found.value if isinstance(found, ValueLeaf) else None
+    if isinstance(value, str) and "..." not in value:
+        numbers = _parse_numbers(value)
+        return tuple(map(int, numbers)) if all(each.is_integer() for each in numbers) else ()
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else ()
 
 
 def read_image_scaling(tree: Tree) -> str | None:
@@ -908,7 +935,7 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         return None
     binding = binding.moved(lambda path: ours[path])
     if not has_box_actions(tree):
-        return binding.refused("actor", DISCRETE_CHOICE)
+        return _add_choices(binding, tree, "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
 
@@ -937,7 +964,26 @@ def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
     )
     if binding is None:
         return None
-    return replace(binding, consumed=binding.consumed | more).noted("the critic outputs one value per action")
+    # sb3_contrib/qrdqn/policies.py, QuantileNetwork.forward: [batch, quantiles, actions].
+    quantiles = any(str(path[1].value).startswith("quantile_net.") for path in tree if path[0] == _POLICY)
+    parts = tuple(part._replace(chooses=True) for part in binding.parts)
+    return _add_choices(
+        replace(binding, consumed=binding.consumed | more, parts=parts),
+        tree,
+        "critic",
+        "quantiles" if quantiles else "values",
+    )
+
+
+def _add_choices(
+    binding: RecognizedAgent, tree: Tree, component: str, scores: Literal["values", "quantiles"] = "values"
+) -> RecognizedAgent:
+    """Return the binding with the discrete actions of the file; without them its policy is not played."""
+    choices = read_choices(tree)
+    if choices is None:
+        return binding.refused(component, DISCRETE_CHOICE)
+    facts = binding.facts.read("data/action_space", head="argmax", choices=choices._replace(scores=scores))
+    return replace(binding, facts=facts)
 
 
 def _component_path(path: Path) -> Path:

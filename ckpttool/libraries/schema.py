@@ -169,7 +169,7 @@ def is_trained_by(optimizer: str, weight_path: Path) -> bool:
 
 
 DISCRETE_CHOICE = "choosing among discrete actions"
-"""Why a policy that chooses among discrete actions is not played."""
+"""Why a policy that chooses among discrete actions is not played where its action space is unclear."""
 
 
 def make_settings_note(number: int, where: str = "") -> str:
@@ -221,7 +221,8 @@ class AgentNetwork(NamedTuple):
     """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
 
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not affect the
-    action. A policy with a `program` computes that instead of layers.
+    action. A policy with a `program` computes that instead of layers. A Q-network that `chooses` gives a
+    value for every discrete action: it is the policy of its agent.
     """
 
     component: str
@@ -229,6 +230,7 @@ class AgentNetwork(NamedTuple):
     layers: tuple[AgentLayer, ...]
     branches: tuple[tuple[str, AgentLayer], ...] = ()
     program: Program | None = None
+    chooses: bool = False
 
     @property
     def prefix(self) -> Path:
@@ -238,7 +240,7 @@ class AgentNetwork(NamedTuple):
     @property
     def acts(self) -> bool:
         """Return whether the network is a policy."""
-        return self.component in ("actor", "actor_target")
+        return self.component in ("actor", "actor_target") or self.chooses
 
     @property
     def activation_numbers(self) -> tuple[int | None, ...]:
@@ -285,6 +287,46 @@ class ObservationNormalizer(NamedTuple):
     assumed: bool = False
 
 
+class Choices(NamedTuple):
+    """Discrete actions: each of the `counts` choices is a number from `starts[i]` on, of the best score.
+
+    `scores` says what the network's outputs are: one value per action ("values": Q-values or logits), or
+    quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
+    action), or logits of the probabilities of the values `support` ("atoms"). `single` is false where an
+    action is an array (MultiDiscrete).
+    """
+
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+    scores: Literal["values", "quantiles", "quantiles_last", "atoms"] = "values"
+    support: tuple[float, ...] = ()
+    single: bool = True
+
+    @property
+    def title(self) -> str:
+        """The action space, e.g. `Discrete(4)`."""
+        if not self.single:
+            return f"MultiDiscrete({list(self.counts)})"
+        return f"Discrete({self.counts[0]}{f', start={self.starts[0]}' if self.starts[0] else ''})"
+
+    def values_per_action(self, width: int) -> int:
+        """Return how many outputs of `width` belong to an action; raise ValueError if that is no whole."""
+        number, rest = divmod(width, sum(self.counts))
+        if rest or number == 0 or (self.scores == "values" and number > 1):
+            raise ValueError(f"{width} outputs for {sum(self.counts)} actions")
+        return number
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in self._asdict().items()}
+
+    @staticmethod
+    def read(found: Mapping[str, Any]) -> Choices:
+        """Return the choices of a JSON object that `is_choices` accepts."""
+        held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+        return Choices(**held)
+
+
 StatedFact = Literal["activations", "head", "epsilon", "obs_norm"]
 # Facts whose names differ from those in a sidecar.
 _SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
@@ -295,8 +337,9 @@ class AgentMetadata(NamedTuple):
 
     `head` maps the last layer to an action (see build.HEADS), `hidden` is the activation after every
     hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms. Bounds are
-    per action; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names
-    and arguments of its wrappers in training, the innermost first. `stacked` is the number of
+    per action; `choices` are discrete actions, whose `head` is "argmax"; `env` is an environment's id,
+    `env_arguments` its arguments, and `wrappers` the names and arguments of its wrappers in training, the
+    innermost first. `stacked` is the number of
     normalised observations that the policy receives at once. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
     (`sidecar.unknown_fact`) for each fact that no file contains. `stated` are facts that a file states in
@@ -309,6 +352,7 @@ class AgentMetadata(NamedTuple):
     activations: tuple[str, ...] | None = None
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
+    choices: Choices | None = None
     norm: ObservationNormalizer | None = None
     env: str | None = None
     env_arguments: Mapping[str, Any] = MappingProxyType({})
@@ -680,6 +724,7 @@ def _read_recurrent_encoder(
 # Numbers of the small arrays that are facts of an agent (bounds, statistics), and tensors of numbers.
 
 _CODES = {"float32": "f", "float64": "d"}
+_WHOLE_CODES = {"int8": "b", "uint8": "B", "int16": "h", "int32": "i", "int64": "q"}
 # A view can be larger than its file; no agent has that many actions or observations.
 _MOST = 1 << 20
 
@@ -689,6 +734,13 @@ def read_numbers(found: object) -> tuple[float, ...]:
     if not isinstance(found, Leaf) or found.dtype not in _CODES or found.size > _MOST:
         return ()
     return unpack_numbers(bytes(found.read()), found.dtype)
+
+
+def read_whole_numbers(found: object) -> tuple[int, ...]:
+    """Return an integer tensor's numbers, flat; none for another type, or if it is large."""
+    if not isinstance(found, Leaf) or found.dtype not in _WHOLE_CODES or found.size > _MOST:
+        return ()
+    return struct.unpack(f"<{found.size}{_WHOLE_CODES[found.dtype]}", bytes(found.read()))
 
 
 def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:

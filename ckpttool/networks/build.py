@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -14,12 +14,14 @@ from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import AgentNetwork, EncoderInput, PolicyEncoder, Program
+from ckpttool.libraries.schema import AgentNetwork, Choices, EncoderInput, PolicyEncoder, Program
 from ckpttool.networks.network import (
     Activation,
     ActivationName,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Clip,
     Concat,
     Convolution,
@@ -30,6 +32,7 @@ from ckpttool.networks.network import (
     Multiply,
     Network,
     Node,
+    QuantileMean,
     Slice,
     StateSlot,
     Transpose,
@@ -333,7 +336,8 @@ class NetworkSettings:
     """Settings for building a network where the checkpoint does not specify them.
 
     `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
-    define the action (see HEADS), `obs_norm` contains mean, var, epsilon, clip of the observations.
+    define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
+    epsilon, clip of the observations.
     """
 
     hidden: tuple[str, ...]
@@ -342,6 +346,14 @@ class NetworkSettings:
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
     obs_norm: Mapping[str, Any] | None = None
+    choices: Choices | None = None
+
+    @property
+    def scores(self) -> NetworkSettings:
+        """The settings of the network that ends with the scores of discrete actions: Q-values or logits."""
+        if self.choices is None:
+            return self
+        return replace(self, choices=None, head="identity", action_low=(), action_high=())
 
 
 def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
@@ -395,7 +407,7 @@ HEADS = {
     "clip_tanh_affine": _clip_tanh,
 }
 # Maps that do not depend on the bounds.
-UNBOUNDED = frozenset({"identity", "unit_tanh"})
+UNBOUNDED = frozenset({"identity", "unit_tanh", "argmax"})
 
 
 def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
@@ -424,13 +436,14 @@ def policy_network(
     differ from the policy's: images with channels last, rows as grids.
     """
     obs_dim, act_dim = layer_widths(agent, part)
-    if len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim:
+    free = wiring.choices is not None or (wiring.head in UNBOUNDED and not wiring.action_low)
+    if not free and (len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim):
         raise EnvironmentMismatchError(
             "the policy and the action bounds have different sizes",
             expected=format_count(act_dim, "action"),
             found=format_count(len(wiring.action_high), "bound"),
         )
-    if wiring.head not in HEADS:
+    if wiring.choices is None and wiring.head not in HEADS:
         raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
     if part.program is not None:
         builder = _start_from_program(part.program, wiring, seen)
@@ -448,10 +461,38 @@ def policy_network(
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
     if part.program is None:
         _add_layers(builder, agent, part, wiring, None, norms)
-    low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
-    for layer in HEADS[wiring.head](low, high):
+    for layer in _final_layers(wiring, act_dim):
         builder.add(layer)
     return builder.done()
+
+
+def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
+    """Return the layers that turn the last layer's `width` outputs into an action."""
+    choices = wiring.choices
+    if choices is None:
+        low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
+        return HEADS[wiring.head](low, high)
+    try:
+        number = choices.values_per_action(width)
+    except ValueError:
+        raise EnvironmentMismatchError(
+            "the network's outputs do not match its discrete actions",
+            expected=f"{sum(choices.counts)} or a multiple",
+            found=str(width),
+        ) from None
+    if choices.scores == "atoms" and number != len(choices.support):
+        raise EnvironmentMismatchError(
+            "the network's outputs do not match the values of its atoms",
+            expected=f"{len(choices.support)} per action",
+            found=str(number),
+        )
+    scored: dict[str, Layer] = {
+        "quantiles": QuantileMean(number),
+        "quantiles_last": QuantileMean(number, last=True),
+        "atoms": AtomMean(np.asarray(choices.support, np.float32)),
+    }
+    before = [scored[choices.scores]] if choices.scores in scored else []
+    return [*before, ArgMax(choices.counts, choices.starts)]
 
 
 def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:
