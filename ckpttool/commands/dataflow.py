@@ -116,6 +116,7 @@ class FlowFacts:
     """Activations, action map, action bounds and statistics; `assumed` has the origin of those by default.
 
     `normalizer` is the number of normalised observation values, 0 without statistics; `clip` limits them.
+    `choices` are discrete actions.
     """
 
     hidden: tuple[str, ...] = ()
@@ -124,6 +125,7 @@ class FlowFacts:
     normalizer: int = 0
     clip: float | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
+    choices: schema.Choices | None = None
 
 
 def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
@@ -166,7 +168,9 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
     if not size and own.obs_norm:
         size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
     bounds = None if low is None or high is None else (low, high)
-    return FlowFacts(hidden, head, bounds, size, clip, {name: why for name, why in assumed.items() if why})
+    unclear = {name: why for name, why in assumed.items() if why}
+    choices = facts.choices or (None if own.choices is None else schema.Choices.read(own.choices))
+    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices)
 
 
 def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
@@ -204,6 +208,7 @@ def agent_facts(agent: Agent) -> FlowFacts:
         len(norm.get("mean", ())),
         norm.get("clip"),
         assumed,
+        None if known.choices is None else schema.Choices.read(known.choices),
     )
 
 
@@ -270,6 +275,8 @@ class _StripBuilder:
 
 def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tuple[FlowStrip, ...]:
     """Return a strip per network, those of equal structure once; `tree` is the checkpoint's."""
+    if facts.choices is not None:
+        binding = binding.with_q_policies()
     moves = [*binding.moves.moves, *(move for front in binding.fronts.values() for move in front.moves)]
     shapes: dict[Path, Shape] = {}
     for move in moves:
@@ -519,10 +526,18 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
     if not part.acts:
         builder.add("output", "value" if part.component in schema.VALUES else "Q")
         return
+    facts = builder.facts
     if schema.DISCRETE_CHOICE in "".join(binding.unplaced.get(part.component, ())):
         builder.add("output", "one score per action")
         return
-    facts = builder.facts
+    if facts.choices is not None:
+        counts, scores = facts.choices.counts, facts.choices.scores
+        if scores != "values":
+            builder.add("map", f"mean of {scores.partition('_')[0]}", (sum(counts),))
+        builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
+        builder.add("map", "argmax", (len(counts),))
+        builder.add("output", "action", detail=facts.choices.title)
+        return
     origin = facts.assumed.get("head", "")
     if not facts.head:
         builder.add("unknown", "action map?", assumed="not stored; pass --head")

@@ -49,15 +49,15 @@ from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork
 from ckpttool.mapping.rules import MappingEntry, MappingReport
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths
-from ckpttool.networks.network import Dense, LayerNorm, Network
+from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths, policy_network
+from ckpttool.networks.network import ArgMax, Dense, LayerNorm, Network
 from ckpttool.version import __version__
 
 # Contents of an exported file: the entries and facts in it, and the names of its parts.
 
 # A statistic or bound that becomes constants of the arithmetic before or after the layers.
 FOLDED = "folded"
-_FACTS = ("obs_dim", "action_low", "action_high", "head", "activations")
+_FACTS = ("obs_dim", "action_low", "action_high", "choices", "head", "activations")
 
 
 def build_export_report(
@@ -262,7 +262,8 @@ def export(
         return done
     network = build_part_network(agent, part, wiring)
     made = _receipt(agent, title, network, facts, done.report)
-    model = _encode_model(network, part, made)
+    acting = network if wiring.choices is None or not part.acts else policy_network(agent.tree, part, wiring)
+    model = _encode_model(acting, part, made)
     parity, engine = _compare_outputs(agent, title, network, model)
     notes = (*done.report.notes, f"the exported model was run with {engine}")
     done = replace(done, report=replace(done.report, notes=notes), parity=(parity,))
@@ -304,7 +305,9 @@ def _encode_model(network: Network, part: AgentNetwork, made: Sidecar) -> bytes:
     from ckpttool.networks import onnx_export
 
     output = "action" if part.acts else "value"
-    return onnx_export.encode_model(network, name_nodes(network, part), output, build_metadata(made))
+    discrete = any(isinstance(node.layer, ArgMax) for node in network.nodes)
+    scores = ("q_values" if part.chooses else "logits") if discrete else None
+    return onnx_export.encode_model(network, name_nodes(network, part), output, build_metadata(made), scores)
 
 
 def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -> tuple[Parity, str]:

@@ -29,7 +29,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, Choices, RecognizedAgent
+from ckpttool.libraries.schema import CRITICS, NO_LAYOUT, VALUES, AgentNetwork, Choices, RecognizedAgent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings, layer_widths, policy_network, q_network, value_network
 from ckpttool.networks.network import Dense, Network, Observation, Policy
@@ -187,7 +187,8 @@ def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettin
 
     A policy of discrete actions ends with their scores: equal choices do not show that they are equal.
     """
-    if part.acts:
+    chooses = settings.choices is not None and not any(each.acts for each in agent.binding.parts)
+    if part.acts or (chooses and part.component in CRITICS):
         return policy_network(agent.tree, part, settings.scores)
     if part.component in VALUES:
         return value_network(agent.tree, part, settings)

@@ -966,9 +966,8 @@ def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
         return None
     # sb3_contrib/qrdqn/policies.py, QuantileNetwork.forward: [batch, quantiles, actions].
     quantiles = any(str(path[1].value).startswith("quantile_net.") for path in tree if path[0] == _POLICY)
-    parts = tuple(part._replace(chooses=True) for part in binding.parts)
     return _add_choices(
-        replace(binding, consumed=binding.consumed | more, parts=parts),
+        replace(binding, consumed=binding.consumed | more).with_q_policies(),
         tree,
         "critic",
         "quantiles" if quantiles else "values",

@@ -125,6 +125,7 @@ def batch_norm_path(component: str, number: int) -> Path:
 # total_it, save_counter                counters of the agent and of its checkpoint
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
+CRITICS = ("critic", "critic_target")
 VALUES = ("value", "value_target", "discriminator")
 # Entries that a policy needs besides its networks, and entries for training only.
 NORMALIZER, TEMPERATURE = "normalizer", "temperature"
@@ -433,6 +434,13 @@ class RecognizedAgent:
         """Return the binding with further ledger entries."""
         return replace(self, ledger=(*self.ledger, *entries))
 
+    def with_q_policies(self) -> RecognizedAgent:
+        """Return the binding of an agent with discrete actions: without an actor its critics choose them."""
+        if any(part.acts for part in self.parts):
+            return self
+        parts = tuple(part._replace(chooses=part.component in CRITICS) for part in self.parts)
+        return replace(self, parts=parts)
+
     def refused(self, component: str, *reasons: str) -> RecognizedAgent:
         """Return the binding with further reasons why a component's networks cannot be run."""
         found = (*self.unplaced.get(component, ()), *reasons)
@@ -616,7 +624,7 @@ def list_distribution_notes(binding: RecognizedAgent, tree: Tree) -> tuple[str, 
 def _list_wide_critics(binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[str, int]]:
     moves = {move.target: move for move in binding.moves.moves}
     for part in binding.parts:
-        if part.component not in ("critic", "critic_target"):
+        if part.component not in CRITICS:
             continue
         move = moves.get(canonical_weight_path(part, len(part.layers) - 1, "kernel"))
         leaf = move.rule.leaf(tree[move.source]) if move is not None and move.source in tree else None

@@ -336,7 +336,8 @@ class NetworkSettings:
     """Settings for building a network where the checkpoint does not specify them.
 
     `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
-    define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
+    define the action (see HEADS), or the `choices` among discrete actions, which are made if `chosen`;
+    `obs_norm` contains mean, var,
     epsilon, clip of the observations.
     """
 
@@ -347,13 +348,12 @@ class NetworkSettings:
     action_high: tuple[float, ...]
     obs_norm: Mapping[str, Any] | None = None
     choices: Choices | None = None
+    chosen: bool = True
 
     @property
     def scores(self) -> NetworkSettings:
         """The settings of the network that ends with the scores of discrete actions: Q-values or logits."""
-        if self.choices is None:
-            return self
-        return replace(self, choices=None, head="identity", action_low=(), action_high=())
+        return replace(self, chosen=False)
 
 
 def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
@@ -436,8 +436,7 @@ def policy_network(
     differ from the policy's: images with channels last, rows as grids.
     """
     obs_dim, act_dim = layer_widths(agent, part)
-    free = wiring.choices is not None or (wiring.head in UNBOUNDED and not wiring.action_low)
-    if not free and (len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim):
+    if wiring.choices is None and (len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim):
         raise EnvironmentMismatchError(
             "the policy and the action bounds have different sizes",
             expected=format_count(act_dim, "action"),
@@ -492,7 +491,7 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
         "atoms": AtomMean(np.asarray(choices.support, np.float32)),
     }
     before = [scored[choices.scores]] if choices.scores in scored else []
-    return [*before, ArgMax(choices.counts, choices.starts)]
+    return [*before, *([ArgMax(choices.counts, choices.starts)] if wiring.chosen else [])]
 
 
 def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:

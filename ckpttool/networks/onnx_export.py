@@ -48,11 +48,18 @@ _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 _OWNER = "ONNX model"
 
 
-def encode_model(network: Network, places: Sequence[str], output: str, metadata: Mapping[str, str]) -> bytes:
+def encode_model(
+    network: Network,
+    places: Sequence[str],
+    output: str,
+    metadata: Mapping[str, str],
+    scores: str | None = None,
+) -> bytes:
     """Return the model's bytes, checked by the onnx library; equal networks give equal bytes.
 
     Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...]; `output` is
-    the name of the result, followed by `next_NAME` for each state slot. `places` has a name per node,
+    the name of the result, followed by `next_NAME` for each state slot. Where the network ends by choosing
+    discrete actions, `scores` is the name of a further output before it: what it chooses by. `places` has a name per node,
     the prefix of its constants and values.
     """
     found = value_shapes(network)
@@ -63,6 +70,9 @@ def encode_model(network: Network, places: Sequence[str], output: str, metadata:
         lower = look_up(LAYERS, type(node.layer), _OWNER)
         values.append(lower(graph, node.layer, *[values[number] for number in node.inputs]))
     results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
+    if scores is not None:
+        (chosen,) = network.nodes[network.output - len(network.inputs)].inputs
+        results = {scores: chosen, **results}
     for name, number in results.items():
         values = graph.call(values, number, name)
     model = _make_model(graph, network, {name: found[number] for name, number in results.items()}, metadata)

@@ -719,7 +719,7 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
     import torch
 
     def arg_max(x: torch.Tensor) -> torch.Tensor:
-        each = zip(torch.split(x, layer.counts, -1), layer.starts, strict=True)
+        each = zip(torch.split(x, list(layer.counts), -1), layer.starts, strict=True)
         return torch.stack([part.argmax(-1) + start for part, start in each], -1).to(x.dtype)
 
     return arg_max
