@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.evidence import AgentFacts
     from ckpttool.commands.export_onnx import ExportOptions, export
     from ckpttool.commands.inspect import schema, summary
+    from ckpttool.commands.load_agent import LoadedAgent, load_agent
     from ckpttool.commands.load_into import FillOptions, load_into
     from ckpttool.commands.options import ConversionOptions
     from ckpttool.commands.save import save
@@ -72,6 +73,7 @@ __all__ = [
     "FillOptions",
     "Handle",
     "Leaf",
+    "LoadedAgent",
     "Protocol",
     "Sidecar",
     "Tree",
@@ -87,6 +89,7 @@ __all__ = [
     "evaluate",
     "export",
     "flatten_with_path",
+    "load_agent",
     "load_into",
     "open",
     "save",
@@ -107,6 +110,7 @@ _HOMES = {
     "FillOptions": "commands.load_into",
     "Handle": "core.checkpoint",
     "Leaf": "core.tree",
+    "LoadedAgent": "commands.load_agent",
     "Protocol": "commands.evaluate",
     "Sidecar": "core.sidecar",
     "Tree": "core.tree",
@@ -120,6 +124,7 @@ _HOMES = {
     "evaluate": "commands.evaluate",
     "export": "commands.export_onnx",
     "flatten_with_path": "networks.live_trees",
+    "load_agent": "commands.load_agent",
     "load_into": "commands.load_into",
     "open": "formats.detect",
     "save": "commands.save",

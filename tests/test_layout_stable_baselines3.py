@@ -132,15 +132,32 @@ def test_ppo_acts_by_its_limited_mean(tmp_path: Path) -> None:
     assert [part.title for part in agent.binding.parts] == ["actor", "value"]
 
 
-def test_a_policy_for_discrete_actions_is_an_agent_that_is_not_played(tmp_path: Path) -> None:
-    space = sb3.instance(sb3.DISCRETE, n=2, shape=())
+@pytest.mark.parametrize("space", ["missing", "counts", "other"])
+def test_an_unclear_space_of_discrete_actions_is_not_played(tmp_path: Path, space: str) -> None:
+    spaces = {
+        "missing": sb3.instance(sb3.DISCRETE, shape=()),
+        "counts": sb3.instance(sb3.DISCRETE, n="two", shape=()),
+        "other": sb3.instance(sb3.stand_in("gymnasium.spaces.multi_binary.MultiBinary"), n=2),
+    }
     found = {"policy": sb3.ppo(act=2).state_dict()}
-    path = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.ON_POLICY, action_space=space)))
-    agent = restore_agent(path)
+    data = sb3.settings(sb3.ON_POLICY, action_space=spaces[space])
+    agent = restore_agent(sb3.put(tmp_path / "a.zip", sb3.members(found, data)))
     assert {part.component for part in agent.binding.parts} == {"actor", "value"}
     with pytest.raises(UnsupportedError) as caught:
         agent.runnable("actor")
     assert "discrete" in str(caught.value.found)
+
+
+def test_discrete_actions_are_those_of_the_space(tmp_path: Path) -> None:
+    space = sb3.instance(sb3.DISCRETE, n=2, start=3, shape=())
+    module: Any = sb3.ppo(act=2)
+    data = sb3.settings(sb3.ON_POLICY, action_space=space)
+    agent = restore_agent(sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data)))
+    obs = observations()
+    scores = module.action_net(module.mlp_extractor.policy_net(torch.from_numpy(obs)))
+    np.testing.assert_array_equal(played(agent, obs)[:, 0], scores.argmax(1).numpy() + 3)
+    assert agent.known.choices is not None
+    assert agent.known.is_read("choices")
 
 
 def ars(tmp_path: Path, *, linear: bool = False, bias: bool = True, **kwargs: Any) -> tuple[Any, Agent]:

@@ -373,7 +373,7 @@ def require_backend(how: Protocol) -> None:
 
 def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> EvaluationEnvironment:
     """Return the environment to play in: the requested one, or the one in the agent's own files."""
-    part = _policy_part(agent, how.network)
+    part = policy_part(agent, how.network)
     known = agent.known.env or {}
     around = _choose_wrappers(agent, how)
     front = agent.front(part.title)
@@ -482,7 +482,7 @@ def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
 
 def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
     """Prepare the agent for an environment; raise EnvironmentMismatchError if it does not fit."""
-    part = _policy_part(agent, how.network)
+    part = policy_part(agent, how.network)
     front = agent.front(part.title)
     settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
     require_even_bounds(agent, settings)
@@ -559,7 +559,8 @@ def collect_versions(backend: Backend, spec: EnvSpec) -> dict[str, str]:
     return {**ours, **spec.versions, **backend.versions()}
 
 
-def _policy_part(agent: Agent, network: str) -> AgentNetwork:
+def policy_part(agent: Agent, network: str) -> AgentNetwork:
+    """Return the policy of that name; raise UsageError or UnsupportedError if there is none to play."""
     part = agent.playable(agent.title(network))
     if part is None or not part.acts:
         file = agent.checkpoint.path

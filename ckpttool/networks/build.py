@@ -337,8 +337,7 @@ class NetworkSettings:
 
     `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
     define the action (see HEADS), or the `choices` among discrete actions, which are made if `chosen`;
-    `obs_norm` contains mean, var,
-    epsilon, clip of the observations.
+    `obs_norm` contains mean, var, epsilon, clip of the observations.
     """
 
     hidden: tuple[str, ...]

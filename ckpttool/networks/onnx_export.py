@@ -59,8 +59,8 @@ def encode_model(
 
     Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...]; `output` is
     the name of the result, followed by `next_NAME` for each state slot. Where the network ends by choosing
-    discrete actions, `scores` is the name of a further output before it: what it chooses by. `places` has a name per node,
-    the prefix of its constants and values.
+    discrete actions, `scores` is the name of a further output before it: what it chooses by. `places` has
+    a name per node, the prefix of its constants and values.
     """
     found = value_shapes(network)
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)

@@ -1,0 +1,382 @@
+"""Restore an agent as an object that acts in the caller's own loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ckpttool.commands import restore
+from ckpttool.commands.evaluate import (
+    Protocol,
+    choose_environment,
+    policy_part,
+    prepare_agent,
+    require_backend,
+)
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.network_outputs import (
+    ActionBounds,
+    build_part_network,
+    derive_network_settings,
+    require_even_bounds,
+    require_facts,
+)
+from ckpttool.core import plugins, sidecar
+from ckpttool.core.errors import EnvironmentMismatchError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
+from ckpttool.libraries.schema import VALUES, Choices
+from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
+from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
+
+if TYPE_CHECKING:
+    import torch
+
+_NUMPY, _TORCH = "numpy", "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A policy's network with its settings and ledger, and the environment's specification if it has one."""
+
+    network: Network
+    settings: NetworkSettings
+    ledger: LedgerEntries
+    spec: EnvSpec | None
+
+
+def load_agent(
+    path: str,
+    env: str | None = None,
+    *,
+    device: str = "cpu",
+    backend: str | None = None,
+    facts: AgentFacts | None = None,
+    network: str = "actor",
+    layout: str | None = None,
+    dtype: Dtype = "float32",
+) -> LoadedAgent:
+    """Restore the agent at `path` as an object that acts: `agent.act(observations)`.
+
+    Args:
+        path: a checkpoint file, prefix or folder, as for `evaluate`.
+        env: a Gymnasium id. It gives action bounds that no file contains, and its spaces are compared with
+            the agent's. It is needed only if the bounds are unknown.
+        device: "cpu", "cuda", "cuda:N" or "auto".
+        backend: "numpy", "torch", "tensorflow" or another backend; None is numpy on the CPU, else torch.
+        facts: facts that no file contains, e.g. the activations of a state_dict.
+        network: the policy to act with, e.g. "actor_target".
+        layout: the layout, if it is not to be recognised.
+        dtype: the float type of the computation.
+
+    Raise UsageError if a fact is missing, EnvironmentMismatchError if agent and environment do not match.
+
+    """
+    name = backend or (_NUMPY if device == "cpu" else _TORCH)
+    how = Protocol(device=device, backend=name, network=network, dtype=dtype)
+    require_backend(how)
+    agent = restore.restore_agent(path, layout, facts or NO_FACTS, network)
+    bounded = agent.known.action_low is not None or agent.known.head in UNBOUNDED
+    prepared = _in_environment(agent, env, how) if env is not None or not bounded else _alone(agent, how)
+    return LoadedAgent(agent, prepared, how)
+
+
+def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _Prepared:
+    """Return the policy as it is played in the environment that is given or recorded."""
+    if env is None and not (agent.known.env or {}).get("id"):
+        raise UsageError(
+            "no file contains the action bounds",
+            file=agent.checkpoint.path,
+            hint="pass env, a Gymnasium id, or facts=AgentFacts(action_low=..., action_high=...)",
+        )
+    place = choose_environment(agent, env, how)
+    with place.make(1) as vector:
+        spec = vector.spec
+        entrant = prepare_agent(agent, place, how, spec)
+        bounds = ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), None)
+    settings, _ = derive_network_settings(agent, bounds)
+    return _Prepared(entrant.network, settings, entrant.ledger, spec)
+
+
+def _alone(agent: restore.Agent, how: Protocol) -> _Prepared:
+    """Return the policy with the facts of its files alone."""
+    require_facts(agent)
+    part = policy_part(agent, how.network)
+    settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    if settings.choices is None and settings.action_low:
+        require_even_bounds(agent, settings)
+    network = policy_network(agent.tree, part, settings, agent.front(part.title))
+    ledger = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed))
+    return _Prepared(network.cast(how.dtype), settings, ledger, None)
+
+
+class LoadedAgent:
+    """An agent on a device: its policy, its critics, and the facts that they are computed with.
+
+    Observations are those of the environment, not normalised: the agent applies its own statistics. The
+    object can be used from several threads, one call at a time. `close`, or leaving a `with` block, frees the
+    memory of the device.
+    """
+
+    def __init__(self, agent: restore.Agent, prepared: _Prepared, how: Protocol) -> None:
+        """Put the policy on the device; use `load_agent` to make one."""
+        self._agent, self._how = agent, how
+        self._settings, self._spec = prepared.settings, prepared.spec
+        self._network = prepared.network
+        self._backend = cast(Backend, plugins.find("backends", how.backend).load())
+        self._policies: dict[str, Policy] = {}
+        self._lock = threading.Lock()
+        slots = {slot.name for slot in self._network.states}
+        self._shapes = {n: s for n, s in self._network.input_shapes.items() if n not in slots}
+        self._open = True
+        self.ledger = prepared.ledger
+        self.device = self._policy("act").device
+
+    def __repr__(self) -> str:
+        """Return the file, the layout and the sizes in one line."""
+        shown = ", ".join(f"{name} {list(shape)}" for name, shape in self._shapes.items())
+        return (
+            f"<LoadedAgent {self.path} ({self._agent.binding.layout}): {shown} -> {self._action_title()}, "
+            f"{self._how.backend} on {self.device}>"
+        )
+
+    def __enter__(self) -> LoadedAgent:
+        """Return the agent itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free the memory."""
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory of the networks; the agent cannot act afterwards."""
+        with self._lock:
+            self._policies.clear()
+            self._open = False
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's path."""
+        return self._agent.checkpoint.path
+
+    @property
+    def facts(self) -> Sidecar:
+        """All known facts; `provenance` has the origin of each: "read from ...", "given" or "assumed ..."."""
+        return self._agent.known
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed because no file contains it, as sentences."""
+        return sidecar.assumption_sentences(self.ledger)
+
+    @property
+    def choices(self) -> Choices | None:
+        """The discrete actions; None for continuous ones."""
+        return self._settings.choices
+
+    @property
+    def observation_space(self) -> Any:
+        """The Gymnasium space of observations, unbounded where no bounds are known; needs gymnasium."""
+        spaces = _import_spaces()
+        types = {} if self._spec is None else {n: np.dtype(kind) for n, _, kind in self._spec.observation}
+        boxes = {}
+        for name, shape in self._shapes.items():
+            dtype = types.get(name, np.dtype(np.float32))
+            ends = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            boxes[name] = spaces.Box(*ends, shape, dtype.type)
+        return boxes[OBS] if list(boxes) == [OBS] else spaces.Dict(boxes)
+
+    @property
+    def action_space(self) -> Any:
+        """The Gymnasium space of actions; needs gymnasium."""
+        spaces, choices = _import_spaces(), self.choices
+        if choices is None:
+            low, high = (np.asarray(b, np.float32) for b in self._bounds())
+            return spaces.Box(low, high, dtype=np.float32)
+        if choices.single:
+            return spaces.Discrete(choices.counts[0], start=choices.starts[0])
+        return spaces.MultiDiscrete(choices.counts, start=choices.starts)
+
+    def act(self, observations: Observation | torch.Tensor) -> Any:
+        """Return the deterministic actions for observations, one or a batch, an array or a dict of arrays.
+
+        A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
+        (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
+        device, and on the agent's device the numbers are not copied to the host. Raise UsageError for a
+        policy with memory, whose state `predict` carries.
+        """
+        if self._network.states:
+            raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
+        if _is_tensor(observations):
+            return self._act_on_tensor(cast("torch.Tensor", observations))
+        actions, _ = self._step("act", cast(Observation, observations), ())
+        return self._as_actions(actions, single=self._is_single(observations))
+
+    def predict(
+        self,
+        observation: Observation,
+        state: State | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = True,  # the signature of Stable-Baselines3
+    ) -> tuple[np.ndarray, State | None]:
+        """Return the actions and the next state, as Stable-Baselines3's `predict` does.
+
+        stable_baselines3/common/policies.py, BasePolicy.predict: `episode_start` [n] marks the rows whose
+        state is reset. `evaluate_policy` and loops that were written for that library accept the agent.
+        Raise UnsupportedError for sampled actions (`deterministic=False`).
+        """
+        if not deterministic:
+            raise UnsupportedError("actions are not sampled: only deterministic ones are supported")
+        single = self._is_single(observation)
+        carried = tuple(state or ())
+        if carried and episode_start is not None:
+            kept = ~np.asarray(episode_start, np.bool_).reshape(-1)
+            carried = tuple(
+                each * kept.reshape(-1, *[1] * (each.ndim - 1)).astype(each.dtype) for each in carried
+            )
+        actions, after = self._step("act", observation, carried)
+        return np.asarray(self._as_actions(actions, single=single)), after or None
+
+    def scores(self, observations: Observation) -> np.ndarray:
+        """Return what discrete actions are chosen by, [n, values]: Q-values, or a policy's logits.
+
+        Raise UsageError for continuous actions.
+        """
+        if self.choices is None:
+            raise UsageError("the actions are continuous", hint="use q_values or value")
+        found, _ = self._step("scores", observations, ())
+        return found[0] if self._is_single(observations) else found
+
+    def q_values(self, observations: Observation, actions: np.ndarray | None = None) -> np.ndarray:
+        """Return the values of actions, [n, critics]; of a Q-network for discrete actions, those of all.
+
+        `actions` are in the critics' own units: those of the environment, but -1 to 1 in agents of
+        Stable-Baselines3. Raise UsageError if the file holds no critic.
+        """
+        if (
+            actions is None
+            and self.choices is not None
+            and policy_part(self._agent, self._how.network).chooses
+        ):
+            return self.scores(observations)
+        titles = [part.title for part in self._agent.binding.parts if part.component == "critic"]
+        if not titles or actions is None:
+            raise UsageError(
+                "the file holds no critic" if not titles else "the values of actions need the actions",
+                file=self.path,
+            )
+        single = self._is_single(observations)
+        given = {OBS: np.asarray(observations), "action": np.asarray(actions)}
+        if single:
+            given = {name: array[None] for name, array in given.items()}
+        found = np.concatenate([self._policy(title).step(given)[0] for title in titles], axis=-1)
+        return found[0] if single else found
+
+    def value(self, observations: Observation) -> np.ndarray:
+        """Return the state values [n]; raise UsageError if the file holds no value network."""
+        title = next((p.title for p in self._agent.binding.parts if p.component == VALUES[0]), None)
+        if title is None:
+            raise UsageError("the file holds no state-value network", file=self.path)
+        found, _ = self._step(title, observations, ())
+        values = found[:, 0]
+        return cast(np.ndarray, values[0] if self._is_single(observations) else values)
+
+    def _policy(self, role: str) -> Policy:
+        """Return a network on the device: "act", "scores", or the one of that title."""
+        if role not in self._policies:
+            self._policies[role] = self._backend.build(self._build(role), self._how.device)
+        return self._policies[role]
+
+    def _build(self, role: str) -> Network:
+        if role == "act":
+            return self._network
+        if role == "scores":
+            part = policy_part(self._agent, self._how.network)
+            seen = None if self._spec is None else self._spec.shapes
+            front = self._agent.front(part.title)
+            found = policy_network(self._agent.tree, part, self._settings.scores, front, seen)
+        else:
+            part_of = self._agent.runnable(role)
+            if part_of is None:
+                raise UsageError(f"the checkpoint has no network {role}", file=self.path)
+            found = build_part_network(self._agent, part_of, self._settings)
+        return found.cast(self._how.dtype)
+
+    def _step(self, role: str, observations: Observation, state: State) -> tuple[np.ndarray, State]:
+        if not self._open:
+            raise UsageError("the agent is closed", file=self.path)
+        given: Any = observations
+        if self._is_single(observations):
+            given = (
+                {name: np.asarray(value)[None] for name, value in observations.items()}
+                if isinstance(observations, Mapping)
+                else np.asarray(observations)[None]
+            )
+        with self._lock:
+            return self._policy(role).step(given, state)
+
+    def _is_single(self, observations: Any) -> bool:
+        """Return whether this is one observation; raise EnvironmentMismatchError for another rank."""
+        name, shape = next(iter(self._shapes.items()))
+        given = observations.get(name) if isinstance(observations, Mapping) else observations
+        rank = -1 if given is None else int(given.ndim) if _is_tensor(given) else np.ndim(given)
+        if rank not in (len(shape), len(shape) + 1):
+            raise EnvironmentMismatchError(
+                "the observations do not match the policy's",
+                expected=f"{list(shape)} or [batch, {', '.join(map(str, shape))}]",
+                found="nothing under that name"
+                if given is None
+                else str(list(given.shape if hasattr(given, "shape") else np.shape(given))),
+            )
+        return bool(rank == len(shape))
+
+    def _as_actions(self, actions: Any, *, single: bool) -> Any:
+        """Return a network's output as the environment's actions: whole numbers for discrete ones."""
+        if self.choices is not None:
+            actions = actions.astype(np.int64) if isinstance(actions, np.ndarray) else actions.long()
+            if self.choices.single:
+                actions = actions[:, 0]
+        return actions[0] if single else actions
+
+    def _act_on_tensor(self, observations: torch.Tensor) -> torch.Tensor:
+        """Return the actions on the tensor's device, computed there if the agent is there."""
+        import torch
+
+        single = self._is_single(observations)
+        rows = observations[None] if single else observations
+        policy = self._policy("act")
+        if hasattr(policy, "act") and str(rows.device) == self.device and len(self._shapes) == 1:
+            with self._lock, torch.inference_mode():
+                actions = policy.act(rows)
+        else:
+            found, _ = self._step("act", rows.detach().cpu().numpy(), ())
+            actions = torch.from_numpy(np.ascontiguousarray(found)).to(rows.device)
+        return cast("torch.Tensor", self._as_actions(actions, single=single))
+
+    def _bounds(self) -> tuple[Any, Any]:
+        if self._settings.action_low:
+            return self._settings.action_low, self._settings.action_high
+        width = self._network.width
+        return np.full(width, -np.inf), np.full(width, np.inf)
+
+    def _action_title(self) -> str:
+        return self.choices.title if self.choices is not None else f"action [{self._network.width}]"
+
+
+def _import_spaces() -> Any:
+    try:
+        from gymnasium import spaces
+    except ImportError:
+        raise MissingExtraError(
+            "spaces require gymnasium, which is not installed", hint="pip install 'ckpttool[eval]'"
+        ) from None
+    return spaces
+
+
+def _is_tensor(value: object) -> bool:
+    """Return whether a value is a PyTorch tensor, without importing PyTorch."""
+    return type(value).__module__.partition(".")[0] == _TORCH and hasattr(value, "detach")

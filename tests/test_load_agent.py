@@ -1,0 +1,265 @@
+"""`load_agent`: the object acts as Stable-Baselines3's own model does, and as `eval` plays."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from tests import warm_sb3
+from tests.conftest import TF_SAMPLE
+
+pytestmark = [pytest.mark.torch, pytest.mark.environment]
+needs_library = pytest.mark.skipif(
+    importlib.util.find_spec("stable_baselines3") is None, reason="needs stable-baselines3"
+)
+SAMPLE = str(TF_SAMPLE)
+
+# Agents of Stable-Baselines3 in an environment of this program, what they predict for 200 observations, and
+# their logits, Q-values and state values.
+MADE = """
+import json, sys
+import gymnasium, numpy as np, stable_baselines3 as sb3, torch
+from gymnasium import spaces
+
+folder = sys.argv[1]
+
+class Task(gymnasium.Env):
+    observation_space = spaces.Box(-5, 5, (3,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+net = lambda: dict(policy_kwargs=dict(net_arch=[7, 5], activation_fn=torch.nn.ELU), device="cpu", seed=3)
+one, two = spaces.Discrete(5), spaces.MultiDiscrete([2, 4, 3])
+box = spaces.Box(np.float32([-2, 0]), np.float32([2, 3]))
+made = {
+    "dqn": sb3.DQN("MlpPolicy", Task(one), buffer_size=8, **net()),
+    "ppo": sb3.PPO("MlpPolicy", Task(one), **net()),
+    "several": sb3.PPO("MlpPolicy", Task(two), **net()),
+    "a2c": sb3.A2C("MlpPolicy", Task(one), **net()),
+    "td3": sb3.TD3("MlpPolicy", Task(box), buffer_size=8, **net()),
+    "sac": sb3.SAC("MlpPolicy", Task(box), buffer_size=8, **net()),
+    "ppo_box": sb3.PPO("MlpPolicy", Task(box), **net()),
+}
+obs = np.random.default_rng(5).normal(size=(200, 3)).astype("f4")
+answer = {"obs": obs.tolist()}
+for name, model in made.items():
+    model.save(f"{folder}/{name}.zip")
+    with torch.no_grad():
+        given, policy = torch.as_tensor(obs), model.policy
+        scores = values = qs = None
+        if name == "dqn":
+            scores = policy.q_net(given)
+        elif hasattr(policy, "predict_values"):
+            values = policy.predict_values(given)[:, 0]
+            found = policy.get_distribution(given).distribution
+            if name in ("ppo", "a2c"):
+                scores = found.logits
+        else:
+            qs = torch.cat(policy.critic(given, torch.zeros(200, 2)), 1)
+    answer[name] = {
+        "actions": model.predict(obs, deterministic=True)[0].tolist(),
+        "first": model.predict(obs[0], deterministic=True)[0].tolist(),
+        **{n: v.tolist() for n, v in (("scores", scores), ("values", values), ("qs", qs)) if v is not None},
+    }
+json.dump(answer, open(f"{folder}/answer.json", "w"))
+print("null")
+"""
+NAMES = ("dqn", "ppo", "several", "a2c", "td3", "sac", "ppo_box")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("agents")
+    warm_sb3.asked(MADE, str(folder))
+    return folder, json.loads((folder / "answer.json").read_text())
+
+
+@needs_library
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_agent_acts_as_its_library_does(
+    made: tuple[Path, dict[str, Any]], name: str, backend: str
+) -> None:
+    folder, answer = made
+    obs, wanted = np.array(answer["obs"], np.float32), answer[name]
+    with ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend) as agent:
+        actions, state = agent.predict(obs)
+        assert state is None
+        np.testing.assert_allclose(actions, wanted["actions"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(agent.act(obs), actions)
+        first = agent.act(obs[0])
+        assert np.shape(first) == np.shape(wanted["first"])
+        np.testing.assert_allclose(first, wanted["first"], rtol=1e-5, atol=1e-6)
+        assert agent.action_space.contains(first.astype(agent.action_space.dtype))
+        assert (actions.dtype == np.int64) == (agent.choices is not None)
+        if "values" in wanted:
+            np.testing.assert_allclose(agent.value(obs), wanted["values"], rtol=1e-5, atol=1e-6)
+        if "qs" in wanted:
+            found = agent.q_values(obs, np.zeros((200, 2)))
+            np.testing.assert_allclose(found, wanted["qs"], rtol=1e-5, atol=1e-6)
+        if "scores" in wanted:
+            # The library's logits are normalised to probabilities of sum 1.
+            ours, theirs = agent.scores(obs), np.array(wanted["scores"])
+            if name != "dqn":
+                ours = ours - np.logaddexp.reduce(ours, axis=-1, keepdims=True)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["dqn", "several", "ppo"])
+@pytest.mark.parametrize("to", ["torch", "tf", "keras", "onnx"])
+def test_discrete_agents_act_the_same_after_a_conversion(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, name: str, to: str
+) -> None:
+    folder, answer = made
+    obs = np.array(answer["obs"], np.float32)
+    target = str(tmp_path / {"keras": "a.weights.h5", "torch": "a.pt", "onnx": "a.onnx"}.get(to, "a"))
+    done = ckpttool.convert(str(folder / f"{name}.zip"), target, to=to)
+    assert done.written
+    if to == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        scores, actions = onnxruntime.InferenceSession(target).run(None, {"obs": obs})
+        actions = actions[:, 0] if name != "several" else actions
+        assert scores.shape == (200, 9 if name == "several" else 5)
+    else:
+        actions = ckpttool.load_agent(target).act(obs)
+    np.testing.assert_array_equal(actions, answer[name]["actions"])
+
+
+@needs_library
+def test_another_first_action_is_that_of_the_space(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Stable-Baselines3 has no other first action; a sidecar can state one."""
+    folder, answer = made
+    target = tmp_path / "a.pt"
+    ckpttool.convert(str(folder / "ppo.zip"), str(target), to="torch")
+    receipt = tmp_path / "a.pt.ckpttool.json"
+    stated = json.loads(receipt.read_text())
+    stated["choices"]["starts"] = [-2]
+    receipt.write_text(json.dumps(stated))
+    agent = ckpttool.load_agent(str(target))
+    assert agent.action_space.start == -2
+    np.testing.assert_array_equal(
+        agent.act(np.array(answer["obs"], np.float32)), np.array(answer["ppo"]["actions"]) - 2
+    )
+
+
+@needs_library
+def test_a_discrete_agent_needs_an_environment_of_its_actions(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = made
+    for env in ("Pendulum-v1", "CartPole-v1"):  # continuous actions; two discrete ones instead of five
+        with pytest.raises(EnvironmentMismatchError):
+            ckpttool.load_agent(str(folder / "dqn.zip"), env)
+
+
+@needs_library
+def test_the_librarys_own_evaluation_takes_the_agent(corpus: Path) -> None:
+    path = corpus / "torch/sb3_zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
+    program = """
+import json, sys
+import gymnasium, ckpttool
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+agent = ckpttool.load_agent(sys.argv[1])
+env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
+print(json.dumps(evaluate_policy(agent, env, n_eval_episodes=4, return_episode_rewards=True)[0]))
+"""
+    assert warm_sb3.asked(program, str(path)) == [500.0] * 4
+    played = ckpttool.evaluate(str(path), protocol=ckpttool.Protocol(episodes=4))
+    assert played.rollout.returns.tolist() == [500.0] * 4
+
+
+@needs_library
+def test_tensors_stay_tensors(made: tuple[Path, dict[str, Any]]) -> None:
+    import torch
+
+    folder, answer = made
+    obs = np.array(answer["obs"], np.float32)
+    for backend in ("numpy", "torch"):
+        for name in ("sac", "dqn"):
+            agent = ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend)
+            found = agent.act(torch.from_numpy(obs))
+            assert isinstance(found, torch.Tensor)
+            np.testing.assert_allclose(found.numpy(), agent.act(obs), rtol=1e-6, atol=1e-6)
+            assert agent.act(torch.from_numpy(obs[0])).shape == agent.act(obs[0]).shape
+
+
+@needs_library
+def test_on_the_agents_device_nothing_is_copied(made: tuple[Path, dict[str, Any]]) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    folder, answer = made
+    agent = ckpttool.load_agent(str(folder / "sac.zip"), backend="torch")
+    obs = torch.tensor(answer["obs"], dtype=torch.float32)
+    agent.act(obs)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        agent.act(obs)
+    assert not {each.key for each in seen.key_averages()} & {"aten::_to_copy", "aten::item"}
+
+
+def test_an_agent_without_bounds_names_what_is_missing(tmp_path: Path) -> None:
+    target = tmp_path / "ckpt-15000"
+    for part in Path(TF_SAMPLE).parent.glob("ckpt-15000.*"):
+        if not part.name.endswith(".json"):
+            (tmp_path / part.name).write_bytes(part.read_bytes())
+    with pytest.raises(UsageError) as caught:
+        ckpttool.load_agent(str(target))
+    assert "bounds" in caught.value.message
+    agent = ckpttool.load_agent(str(target), "Pendulum-v1")
+    assert agent.action_space.high.tolist() == [2.0]
+    assert any("action bounds" in each for each in agent.assumed)
+
+
+def test_observations_of_another_shape_are_refused() -> None:
+    agent = ckpttool.load_agent(SAMPLE)
+    for shape in ((4,), (2, 4), (), (1, 2, 3)):
+        with pytest.raises(EnvironmentMismatchError):
+            agent.act(np.zeros(shape, np.float32))
+    with pytest.raises(UnsupportedError):
+        agent.predict(np.zeros(3), deterministic=False)
+    with pytest.raises(UsageError):
+        agent.scores(np.zeros(3))
+    with pytest.raises(UsageError):
+        agent.value(np.zeros(3))
+
+
+def test_a_closed_agent_does_not_act() -> None:
+    with ckpttool.load_agent(SAMPLE) as agent:
+        agent.act(np.zeros(3))
+    with pytest.raises(UsageError):
+        agent.act(np.zeros(3))
+
+
+def test_several_threads_get_the_actions_of_their_own_observations() -> None:
+    agent = ckpttool.load_agent(SAMPLE)
+    rows = np.random.default_rng(0).normal(size=(8, 50, 3)).astype(np.float32)
+    wanted = [agent.act(each) for each in rows]
+    found: dict[int, list[np.ndarray]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [agent.act(rows[number]) for _ in range(50)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for number, every in found.items():
+        for actions in every:
+            np.testing.assert_array_equal(actions, wanted[number])
