@@ -23,7 +23,6 @@ from ckpttool.commands.inspect import format_command
 from ckpttool.commands.network_outputs import (
     ActionBounds,
     derive_network_settings,
-    missing_options,
     require_even_bounds,
     require_facts,
 )
@@ -63,7 +62,7 @@ from ckpttool.evaluation.statistics import (
 from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries import single_networks
-from ckpttool.libraries.schema import AgentNetwork, Choices, PolicyEncoder
+from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
@@ -392,8 +391,8 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
     place = (
         None if requested is None else EvaluationEnvironment(requested, trusted=True, obs_dim=seen, **outfit)
     )
-    if place is not None and missing_options(agent, agent.known):
-        _require_continuous(place)
+    if place is not None and may_choose(agent):
+        agent = _with_choices_of(agent, place)
     require_facts(agent, "eval", agent.checkpoint.path, "--env", requested or str(known.get("id") or "ID"))
     if place is not None:
         return place
@@ -407,14 +406,57 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
     return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
 
 
-def _require_continuous(place: EvaluationEnvironment) -> None:
-    """Raise UnsupportedError for unsupported actions of the environment, before other problems."""
+def may_choose(agent: Agent) -> bool:
+    """Return whether a network without a layout may choose discrete actions: no file has its action map."""
+    known = agent.known
+    unstated = known.head in (None, "", "argmax") or (known.head == "identity" and known.is_read("head"))
+    return agent.binding.layout == NO_LAYOUT and known.choices is None and unstated
+
+
+def _with_choices_of(agent: Agent, place: EvaluationEnvironment) -> Agent:
+    """Return the agent with the environment's discrete actions; other problems are found later.
+
+    Raise UnsupportedError for unsupported actions of the environment.
+    """
     try:
-        place.make(1).close()
+        with place.make(1) as vector:
+            return assume_choices(agent, vector.spec)
     except UnsupportedError:
         raise
     except CkpttoolError:
-        return
+        return agent
+
+
+def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
+    """Return a network without a layout as one that takes its largest output for the environment's action.
+
+    That is assumed where the outputs are as many as the environment's discrete actions. Without an
+    environment (None) it is assumed of a network that is named a Q-network.
+    """
+    if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
+        return agent
+    part = next(part for part in agent.binding.parts if part.acts)
+    width = layer_widths(agent.tree, part)[1]
+    choices, origin = Choices((width,), (0,)), f"a Q-network with {format_count(width, 'output')}"
+    if spec is not None:
+        choices = spec_choices(spec) or choices
+        origin = f"{spec.id} has {choices.title} actions"
+        if not spec.choices or sum(choices.counts) != width:
+            return agent
+    origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
+    known = dataclasses.replace(
+        agent.known,
+        choices=choices.document(),
+        head="argmax",
+        provenance={**agent.known.provenance, **origins},
+    )
+    return dataclasses.replace(agent, known=known)
+
+
+def spec_choices(spec: EnvSpec) -> Choices | None:
+    """Return the environment's discrete actions, None for continuous ones."""
+    counts, starts = (tuple(each[place] for each in spec.choices) for place in range(2))
+    return Choices(counts, starts, single=len(counts) == 1) if counts else None
 
 
 def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
@@ -482,6 +524,7 @@ def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
 
 def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
     """Prepare the agent for an environment; raise EnvironmentMismatchError if it does not fit."""
+    agent = assume_choices(agent, spec)
     part = policy_part(agent, how.network)
     front = agent.front(part.title)
     settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
@@ -625,9 +668,8 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
     has a `width` that does not match them.
     """
     known = None if agent.known.choices is None else Choices.read(agent.known.choices)
-    counts, starts = (tuple(each[place] for each in spec.choices) for place in range(2))
-    theirs = Choices(counts, starts, single=len(counts) == 1) if counts else None
-    if known is None and theirs is None:
+    theirs = spec_choices(spec)
+    if known is None and theirs is None and agent.known.head != "argmax":
         return False
     if known is not None and theirs is not None and known[:2] == theirs[:2]:
         with suppress(ValueError):
@@ -637,7 +679,11 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
         f"the policy's actions do not match those of {spec.id}",
         file=agent.checkpoint.path,
         expected=format_count(spec.action_dim, "continuous action") if theirs is None else theirs.title,
-        found=format_count(width, "continuous action") if known is None else known.title,
+        found=known.title
+        if known is not None
+        else "a choice among discrete actions"
+        if agent.known.head == "argmax"
+        else format_count(width, "continuous action"),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ckpttool.commands import restore
 from ckpttool.commands.evaluate import (
     Protocol,
+    assume_choices,
     choose_environment,
     policy_part,
     prepare_agent,
@@ -98,12 +99,14 @@ def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _Pr
         spec = vector.spec
         entrant = prepare_agent(agent, place, how, spec)
         bounds = ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), None)
+        agent = assume_choices(agent, spec)
     settings, _ = derive_network_settings(agent, bounds)
     return _Prepared(entrant.network, settings, entrant.ledger, spec)
 
 
 def _alone(agent: restore.Agent, how: Protocol) -> _Prepared:
     """Return the policy with the facts of its files alone."""
+    agent = assume_choices(agent, None)
     require_facts(agent)
     part = policy_part(agent, how.network)
     settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))

@@ -280,8 +280,10 @@ def _bind_by_names(
             "the checkpoint contains more layers than a policy has", file=file, found=str(len(found))
         )
     networks = _find_networks(tuple(found))
-    _require_policy(networks, network, checkpoint)
-    network_, assumed = _choose_policy(networks, network, file)
+    values = _are_q_networks(networks, network, checkpoint)
+    if values:
+        networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
+    network_, assumed = _choose_policy(networks, network, file, values=values)
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
     inside = {group.name for each in networks for group in each.groups}
     beside = tuple(group for group in found if group.name not in inside)
@@ -300,7 +302,7 @@ def _bind_by_names(
         )
     if steps is not None:
         binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
-        bounded = _add_bounds(binding, numbers, limits, layers)
+        bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
     chain = _order_dense_layers(layers, file)
     _require_sequential(chain.layers, file)
@@ -309,8 +311,17 @@ def _bind_by_names(
     binding = _make_agent(
         chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title
     )
-    bounded = _add_bounds(binding, numbers, limits, chain.layers)
+    bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain.layers)
     return _add_statistics(bounded, normalisers, chain.layers, where)
+
+
+def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding of a network whose outputs are the values of discrete actions."""
+    parts = tuple(part._replace(chooses=True) for part in binding.parts)
+    facts = binding.facts
+    if not facts.head or facts.head == "identity":
+        facts = facts.read("the network's name", head="argmax")
+    return replace(binding, parts=parts, facts=facts)
 
 
 def _require_actions(tree: Tree, file: str) -> None:
@@ -509,10 +520,10 @@ _VALUES_OF_ACTIONS = re.compile(
 )
 
 
-def _require_policy(found: Sequence[_CandidateNetwork], wanted: str, checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedError if, by their names, all networks are Q-networks of discrete actions."""
+def _are_q_networks(found: Sequence[_CandidateNetwork], wanted: str, checkpoint: Checkpoint) -> bool:
+    """Return whether, by their names, all networks are Q-networks of discrete actions."""
     if any(wanted in (n.title, *n.name[-1:]) or _is_policy(n) for n in found):
-        return
+        return False
     root = checkpoint.tree.containers.get(())
     cls = (root.name or "").rpartition(".")[2] if root is not None else ""
     around = (_to_snake_case(cls), os.path.basename(checkpoint.path).lower().partition(".")[0])
@@ -523,14 +534,8 @@ def _require_policy(found: Sequence[_CandidateNetwork], wanted: str, checkpoint:
         if not any(map(_VALUES_OF_ACTIONS.search, words)) and not (
             network.name and any(map(_VALUES_OF_ACTIONS.search, around))
         ):
-            return
-    names = [n.title for n in found if n.name] or [cls or os.path.basename(checkpoint.path)]
-    raise UnsupportedError(
-        "Q-networks output one value per discrete action; eval only plays policies with continuous actions",
-        file=checkpoint.path,
-        found=abbreviate_list(names, 4),
-        hint=conversion_hint(checkpoint.path),
-    )
+            return False
+    return True
 
 
 def conversion_hint(path: str) -> str:
@@ -545,9 +550,12 @@ def _to_snake_case(word: str) -> str:
 
 
 def _choose_policy(
-    found: list[_CandidateNetwork], wanted: str, file: str
+    found: list[_CandidateNetwork], wanted: str, file: str, *, values: bool = False
 ) -> tuple[_CandidateNetwork, tuple[str, ...]]:
-    """Return the one network that is the policy, by the requested name or by its own name."""
+    """Return the one network that is the policy, by the requested name or by its own name.
+
+    `values` says that the networks are Q-networks: the only one is the policy.
+    """
     requested = [n for n in found if wanted in (n.title, *n.name[-1:])]
     if len(requested) == 1:
         return requested[0], ()
@@ -555,7 +563,8 @@ def _choose_policy(
     others = [n for n in found if n not in acting]
     if len(found) == 1:
         only = found[0]
-        if wanted in ("actor", only.title) and not _is_critic((*only.name, *_list_role_words(file))):
+        critic = not values and _is_critic((*only.name, *_list_role_words(file)))
+        if wanted in ("actor", only.title) and not critic:
             return only, ()
     elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
         titles = ", ".join(n.title for n in others)
