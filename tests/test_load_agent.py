@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError
 from tests import warm_sb3
 from tests.conftest import TF_SAMPLE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,21 +27,19 @@ from ckpttool.commands.network_outputs import (
     require_facts,
 )
 from ckpttool.core import plugins, sidecar
-from ckpttool.core.errors import EnvironmentMismatchError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.evaluation.environments import import_gymnasium
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
 from ckpttool.libraries.schema import VALUES, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
 
-if TYPE_CHECKING:
-    import torch
-
 _NUMPY, _TORCH = "numpy", "torch"
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PolicySetup:
     """A policy's network with its settings and ledger, and the environment's specification if it has one."""
 
     network: Network
@@ -86,7 +84,7 @@ def load_agent(
     return LoadedAgent(agent, prepared, how)
 
 
-def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _Prepared:
+def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _PolicySetup:
     """Return the policy as it is played in the environment that is given or recorded."""
     if env is None and not (agent.known.env or {}).get("id"):
         raise UsageError(
@@ -101,10 +99,10 @@ def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _Pr
         bounds = ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), None)
         agent = assume_choices(agent, spec)
     settings, _ = derive_network_settings(agent, bounds)
-    return _Prepared(entrant.network, settings, entrant.ledger, spec)
+    return _PolicySetup(entrant.network, settings, entrant.ledger, spec)
 
 
-def _alone(agent: restore.Agent, how: Protocol) -> _Prepared:
+def _alone(agent: restore.Agent, how: Protocol) -> _PolicySetup:
     """Return the policy with the facts of its files alone."""
     agent = assume_choices(agent, None)
     require_facts(agent)
@@ -114,7 +112,7 @@ def _alone(agent: restore.Agent, how: Protocol) -> _Prepared:
         require_even_bounds(agent, settings)
     network = policy_network(agent.tree, part, settings, agent.front(part.title))
     ledger = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed))
-    return _Prepared(network.cast(how.dtype), settings, ledger, None)
+    return _PolicySetup(network.cast(how.dtype), settings, ledger, None)
 
 
 class LoadedAgent:
@@ -125,7 +123,7 @@ class LoadedAgent:
     memory of the device.
     """
 
-    def __init__(self, agent: restore.Agent, prepared: _Prepared, how: Protocol) -> None:
+    def __init__(self, agent: restore.Agent, prepared: _PolicySetup, how: Protocol) -> None:
         """Put the policy on the device; use `load_agent` to make one."""
         self._agent, self._how = agent, how
         self._settings, self._spec = prepared.settings, prepared.spec
@@ -184,7 +182,7 @@ class LoadedAgent:
     @property
     def observation_space(self) -> Any:
         """The Gymnasium space of observations, unbounded where no bounds are known; needs gymnasium."""
-        spaces = _import_spaces()
+        spaces = import_gymnasium().spaces
         types = {} if self._spec is None else {n: np.dtype(kind) for n, _, kind in self._spec.observation}
         boxes = {}
         for name, shape in self._shapes.items():
@@ -196,7 +194,7 @@ class LoadedAgent:
     @property
     def action_space(self) -> Any:
         """The Gymnasium space of actions; needs gymnasium."""
-        spaces, choices = _import_spaces(), self.choices
+        spaces, choices = import_gymnasium().spaces, self.choices
         if choices is None:
             low, high = (np.asarray(b, np.float32) for b in self._bounds())
             return spaces.Box(low, high, dtype=np.float32)
@@ -204,7 +202,7 @@ class LoadedAgent:
             return spaces.Discrete(choices.counts[0], start=choices.starts[0])
         return spaces.MultiDiscrete(choices.counts, start=choices.starts)
 
-    def act(self, observations: Observation | torch.Tensor) -> Any:
+    def act(self, observations: Observation | Any) -> Any:
         """Return the deterministic actions for observations, one or a batch, an array or a dict of arrays.
 
         A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
@@ -215,7 +213,7 @@ class LoadedAgent:
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
         if _is_tensor(observations):
-            return self._act_on_tensor(cast("torch.Tensor", observations))
+            return self._act_on_tensor(observations)
         actions, _ = self._step("act", cast(Observation, observations), ())
         return self._as_actions(actions, single=self._is_single(observations))
 
@@ -345,20 +343,20 @@ class LoadedAgent:
                 actions = actions[:, 0]
         return actions[0] if single else actions
 
-    def _act_on_tensor(self, observations: torch.Tensor) -> torch.Tensor:
+    def _act_on_tensor(self, observations: Any) -> Any:
         """Return the actions on the tensor's device, computed there if the agent is there."""
-        import torch
+        from ckpttool.networks.torch_backend import as_tensor
 
         single = self._is_single(observations)
         rows = observations[None] if single else observations
         policy = self._policy("act")
         if hasattr(policy, "act") and str(rows.device) == self.device and len(self._shapes) == 1:
-            with self._lock, torch.inference_mode():
+            with self._lock:
                 actions = policy.act(rows)
         else:
             found, _ = self._step("act", rows.detach().cpu().numpy(), ())
-            actions = torch.from_numpy(np.ascontiguousarray(found)).to(rows.device)
-        return cast("torch.Tensor", self._as_actions(actions, single=single))
+            actions = as_tensor(found).to(rows.device)
+        return self._as_actions(actions, single=single)
 
     def _bounds(self) -> tuple[Any, Any]:
         if self._settings.action_low:
@@ -368,16 +366,6 @@ class LoadedAgent:
 
     def _action_title(self) -> str:
         return self.choices.title if self.choices is not None else f"action [{self._network.width}]"
-
-
-def _import_spaces() -> Any:
-    try:
-        from gymnasium import spaces
-    except ImportError:
-        raise MissingExtraError(
-            "spaces require gymnasium, which is not installed", hint="pip install 'ckpttool[eval]'"
-        ) from None
-    return spaces
 
 
 def _is_tensor(value: object) -> bool:

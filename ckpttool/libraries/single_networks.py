@@ -281,6 +281,12 @@ def _bind_by_names(
         )
     networks = _find_networks(tuple(found))
     values = _are_q_networks(networks, network, checkpoint)
+    if values and all(_has_one_output(n) for n in networks):
+        raise UsageError(
+            "the checkpoint has no policy: judging by their names, its networks are critics",
+            file=file,
+            found=abbreviate_list([n.title for n in networks], 8),
+        )
     if values:
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
     network_, assumed = _choose_policy(networks, network, file, values=values)
@@ -313,6 +319,13 @@ def _bind_by_names(
     )
     bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain.layers)
     return _add_statistics(bounded, normalisers, chain.layers, where)
+
+
+def _has_one_output(network: _CandidateNetwork) -> bool:
+    """Return whether a network ends with one value: a critic of one action, not of several."""
+    layers = [layer for group in network.groups if _is_dense(group) and (layer := group.layer) is not None]
+    taken = {layer.width_in for layer in layers}
+    return {layer.width_out for layer in layers} - taken == {1}
 
 
 def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
