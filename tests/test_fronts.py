@@ -133,8 +133,9 @@ def policy_of(
 ) -> Any:
     how = Protocol(network=network)
     agent = restore_agent(path)
+    low, high = agent.known.action_low or [-1, -2], agent.known.action_high or [1, 3]
     entrant = prepare_agent(
-        agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3])
+        agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [*low], [*high])
     )
     module: Any = plugins.find("backends", backend).load()
     return module.build(entrant.network)
@@ -358,6 +359,20 @@ def test_batch_renormalisation(tmp_path: Path, told: dict[str, float]) -> None:
     assert any("epsilon 0.001" in said for said in restore_agent(path).binding.fronts["actor"].assumed) == (
         not told
     )
+
+
+def test_an_encoder_does_not_answer_how_observations_were_normalised(tmp_path: Path, made: Any) -> None:
+    data = sb3.settings(sb3.SAC_POLICY, policy_kwargs={"net_arch": [5, 4]})
+    paths = {
+        "recurrent": recurrent_agent(tmp_path / "recurrent.zip", recurrent(1)),
+        "crossq": sb3.put(tmp_path / "crossq.zip", sb3.members({"policy": crossq().state_dict()}, data)),
+        "dict": made("SAC", "Mixed")[1],
+    }
+    for path in paths.values():
+        agent = restore_agent(path)
+        assert "actor" in agent.binding.fronts
+        assert any(each.what == "observation statistics" for each in agent.ledger)
+        assert all(each.what != "architecture" for each in agent.binding.facts.lacks)
 
 
 def test_a_norm_in_another_place_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ class Sidecar:
     """Facts about an agent, each with its provenance: "read from ...", "given" or "assumed".
 
     `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
-    `action_low` and `action_high` are per dimension; `head` turns the policy's last layer into an
+    `action_low` and `action_high` are per dimension; `observation_space` has the `library` of the space in
+    training, and in `parts` the `low` and `high` of each input; `head` turns the policy's last layer into an
     action; `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`;
     `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
     optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
@@ -52,6 +53,7 @@ class Sidecar:
     obs_dim: int | None = None
     action_low: Sequence[float] | None = None
     action_high: Sequence[float] | None = None
+    observation_space: Mapping[str, Any] | None = None
     head: str | None = None
     activations: Sequence[str] | None = None
     obs_norm: Mapping[str, Any] | None = None
@@ -96,6 +98,7 @@ class Sidecar:
             "obs_dim": self.obs_dim,
             "action_low": self.action_low,
             "action_high": self.action_high,
+            **({} if self.observation_space is None else {"observation_space": dict(self.observation_space)}),
             "head": self.head,
             "activations": self.activations,
             "obs_norm": self.obs_norm,
@@ -265,6 +268,19 @@ def _is_plain_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(map(plain, value.values()))
 
 
+def _is_space(value: object) -> bool:
+    parts = value.get("parts") if isinstance(value, dict) and isinstance(value.get("library"), str) else None
+    return isinstance(parts, dict) and all(
+        isinstance(part, dict)
+        and {*part} == {"low", "high"}
+        and all(
+            isinstance(row, list) and row and all(each is None or _is_number(each) for each in row)
+            for row in part.values()
+        )
+        for part in parts.values()
+    )
+
+
 def _is_norm(value: object) -> bool:
     if not isinstance(value, dict) or not _is_numbers(value.get("mean")) or not _is_numbers(value.get("var")):
         return False
@@ -283,6 +299,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "obs_dim": lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
     "action_low": _is_numbers,
     "action_high": _is_numbers,
+    "observation_space": _is_space,
     "head": lambda v: isinstance(v, str),
     "activations": _is_texts,
     "obs_norm": _is_norm,
@@ -415,13 +432,30 @@ class NotUnderstood:
         )
 
 
-# Facts that several libraries store in no file. An environment or the command line provides the bounds.
+# Facts that no file of an agent contains. One rule holds for all libraries; libraries/schema.py, LEFT_OPEN,
+# lists what each of them leaves open (docs/evaluation.md).
+#
+# fact                     evidence                                              consequence
+# action bounds            the environment has them                              they are used
+# activations, action map  the library's code and its examples have one          the default is assumed
+#                          users write it, or set it for each run                NO_ACTIVATIONS, ... (decides)
+# observation statistics   a file of the run has them, or a setting states that  NO_STATISTICS, or the file as
+#                          training normalised                                   evidence not used (decides)
+#                          none, and training often keeps them in another file   STATISTICS_UNKNOWN
+#                          none, and the library's file would contain them       nothing
 NO_BOUNDS = unknown_fact("action bounds", "the action bounds")
 NO_ENVIRONMENT = unknown_fact("environment", "the environment")
-# Settings chosen by a library's users: its default is only one of several values.
 NO_ACTIVATIONS = unknown_fact("activation", "the activations", decides=True)
+NO_ACTION_MAP = unknown_fact("action map", "how the policy maps its last layer to actions", decides=True)
+STATISTICS_UNKNOWN = unknown_fact(
+    "observation statistics",
+    "whether observations were normalised in training (no file of the run has statistics)",
+)
 NO_STATISTICS = unknown_fact("observation statistics", "the observation statistics", decides=True)
 
+
+# Ending of the origin of action bounds that are no space's: an environment's own may differ.
+OUTPUT_RANGE = "(range of the policy's outputs)"
 
 # Beginnings of assumptions on the position of layers; a wrong one changes every action.
 NORMS_BEFORE = "layer norms before the activations"

@@ -164,6 +164,8 @@ class EnvSpec:
     """non-default arguments of the environment: names, and values in Python syntax"""
     assumed: tuple[str, ...] = ()
     """assumptions about the environment that rest on the number of observations alone"""
+    observation_bounds: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """low and high of each input, in its shape; empty if they are unknown"""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -432,6 +434,7 @@ def describe_env(env: Any) -> EnvSpec:
         _library_versions(env),
         float(fps) if fps else None,
         _env_arguments(env),
+        observation_bounds={str(key): (space.low.copy(), space.high.copy()) for key, space in spaces.items()},
     )
 
 

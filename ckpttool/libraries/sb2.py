@@ -330,7 +330,9 @@ TABLE = LayoutTable(
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-12, lacks=(sb3.SETTINGS_UNKNOWN,)),
+    facts=AgentMetadata(
+        head="affine", hidden="relu", epsilon=1e-12, lacks=schema.LEFT_OPEN["stable_baselines"]
+    ),
     optimizer=_skip_optimizer,
     # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},

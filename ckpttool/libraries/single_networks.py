@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 from ckpttool.core import plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import NORMS_BEFORE, NotUnderstood
+from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_tree, onnx
 from ckpttool.formats.common import Format
@@ -989,7 +989,7 @@ def _bind_steps(
     if listed.scale is not None:
         width_ = chain[-1].width_out if _is_dense(chain[-1]) else None
         low, high = listed.bounds(width_ or 1)
-        facts = facts.read(listed.origin, action_low=low, action_high=high)
+        facts = facts.read(f"{listed.origin} {OUTPUT_RANGE}", action_low=low, action_high=high)
     assumed, notes, title = lines
     return _make_agent(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
 

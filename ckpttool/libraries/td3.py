@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
+from ckpttool.core.sidecar import OUTPUT_RANGE, STATISTICS_UNKNOWN
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
@@ -72,7 +72,7 @@ FASTTD3_TABLE = LayoutTable(
     },
     optimizers={},
     counters={"global_step": "global_step"},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fasttd3"]),
     optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={
@@ -135,7 +135,7 @@ def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
             return facts
         high = float(given)
     facts = facts.without_lack("action bounds")
-    facts = facts.read("args", action_low=(-high,) * width, action_high=(high,) * width)
+    facts = facts.read(f"args {OUTPUT_RANGE}", action_low=(-high,) * width, action_high=(high,) * width)
     # HumanoidBench names are Gymnasium ids; other names belong to other suites.
     return facts.read("args", env=env) if env.startswith(("h1hand-", "h1-")) else facts
 
@@ -249,7 +249,7 @@ FUJIMOTO_TABLE = LayoutTable(
         **{f"{theirs}_optimizer": f"critic_optimizer/{q}" for theirs, q in _SPLIT.items()},
     },
     counters={},
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fujimoto"]),
     optimizer=optimizers_read.from_torch,
     late=True,
     seen="TD3 on HalfCheetah, two seeds from a public run; split critics on BipedalWalker and LunarLander",
@@ -260,9 +260,6 @@ _MORE = frozenset(
     ("total_it", "actor_target", "critic_target", "value", "value_target", "normalizer", "log_alpha")
 )
 _MEMBER = re.compile(r"actor|cri?tic")
-_FUJIMOTO_STATISTICS = unknown_fact(
-    "observation statistics", "the dataset's mean and std used to normalise observations"
-)
 
 
 def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
@@ -287,7 +284,7 @@ def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> Recognized
     """Return the binding with the facts in the file's name: TD3_BC's agents need statistics."""
     if binding is None or not name.startswith("TD3_BC"):
         return binding
-    return replace(binding, facts=binding.facts.lacking(_FUJIMOTO_STATISTICS))
+    return replace(binding, facts=binding.facts.lacking(STATISTICS_UNKNOWN))
 
 
 def _component(stored: list[str], name: str) -> str:
