@@ -231,6 +231,33 @@ FASTTD3 = LibraryPlugin(FASTTD3_TABLE, recognize_fasttd3, plan_fasttd3)
 # `crtic` is the spelling in a widely copied program.
 _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for n in (1, 2)}
 
+# Buffers of an actor's class with the map from tanh to the action, as CleanRL's has them.
+_SCALES = ("action_scale", "max_action", "action_limit", "act_limit", "action_bound")
+_ACTION_MAP = {
+    **dict.fromkeys(
+        (
+            f"actor/{name}"
+            for name in ("action_scale", "max_action", "action_limit", "act_limit", "action_bound")
+        ),
+        "actor/action_scale",
+    ),
+    "actor/action_bias": "actor/action_bias",
+}
+
+
+def _add_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the action map in an actor's buffers, which a target actor repeats."""
+    targets = {move.target for move in binding.moves.moves}
+    if (attr("actor"), attr("action_scale")) not in targets:
+        return binding
+    names = {f"actor_target/{name.partition('/')[2]}" for name in _ACTION_MAP}
+    repeated = {
+        path for path, name in tree.names.items() if any(f"/{name}".endswith(f"/{each}") for each in names)
+    }
+    binding = binding.without({tree.names[path] for path in repeated})
+    return replace(binding, facts=binding.facts._replace(head="affine"), consumed=binding.consumed | repeated)
+
+
 FUJIMOTO_TABLE = LayoutTable(
     name="fujimoto",
     title="TD3 authors' files: PREFIX_actor, PREFIX_critic, ... (or only one of them)",
@@ -251,6 +278,7 @@ FUJIMOTO_TABLE = LayoutTable(
     counters={},
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fujimoto"]),
     optimizer=optimizers_read.from_torch,
+    tensors=_ACTION_MAP,
     late=True,
     seen="TD3 on HalfCheetah, two seeds from a public run; split critics on BipedalWalker and LunarLander",
 )
@@ -277,7 +305,8 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
         return None  # one dict with targets and further entries: td3_torch
-    return _add_file_metadata(bind(tree, FUJIMOTO_TABLE), name)
+    binding = bind(tree, FUJIMOTO_TABLE)
+    return None if binding is None else _add_file_metadata(_add_action_map(binding, tree), name)
 
 
 def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> RecognizedAgent | None:
@@ -383,6 +412,7 @@ TF_TABLE = LayoutTable(
     tensors={
         **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
         **{name: name for name in _SINGLE_TENSORS},
+        **_ACTION_MAP,
         **{name.partition("/")[2]: name for name in _SEEN},
     },
     seen="sample_ckpts/td3_pendulum_tf",
@@ -402,7 +432,7 @@ def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = bind(tree, TF_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    found = add_recurrent_layers(binding, tree, TF_TABLE.framework)
+    found = add_recurrent_layers(_add_action_map(binding, tree), tree, TF_TABLE.framework)
     return found if _is_agent(found, tree) else None
 
 
@@ -551,6 +581,7 @@ TORCH_TABLE = LayoutTable(
         "alpha": "temperature/alpha",
         **{f"normalizer/{n}": f"normalizer/{n}" for n in _TORCH_STATISTICS},
         **{name: name for name in _SINGLE_TENSORS},
+        **_ACTION_MAP,
     },
     seen="sample_ckpts/td3_pendulum_torch",
 )
@@ -575,7 +606,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    return add_recurrent_layers(binding, tree, TORCH_TABLE.framework)
+    return add_recurrent_layers(_add_action_map(binding, tree), tree, TORCH_TABLE.framework)
 
 
 def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -630,7 +661,8 @@ def _note_absent_networks(containers: Collection[Path]) -> tuple[str, ...]:
 
 def _move_named_tensors(agent: Tree) -> Iterator[Move]:
     """Yield the tensors outside layers: they become entries under their canonical names."""
-    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items()}
+    # A sidecar holds the action map.
+    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items() if theirs not in _ACTION_MAP}
     for path in agent:
         name = names.get(display(path))
         if name is not None:
