@@ -275,13 +275,26 @@ def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
     if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
         raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
     limit = None if clip is None else float(clip)
-    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit}
+    parts = {"parts": dict(found["parts"])} if found.get("parts") else {}
+    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
 
 
 def _as_array(value: Any) -> np.ndarray | Any:
     from ckpttool.core.tree import Leaf
 
     return value.array() if isinstance(value, Leaf) else value
+
+
+def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of a Dict observation's parts as one, with the size of each."""
+    import numpy as np
+
+    rows = {
+        name: [_as_array(group.get(what)).reshape(-1) for what in ("mean", "var")]
+        for name, group in groups.items()
+    }
+    mean, var = (np.concatenate(each) for each in zip(*rows.values(), strict=True))
+    return {"mean": mean, "var": var, "parts": {name: row[0].size for name, row in rows.items()}}
 
 
 def _read_statistics_file(file: str) -> dict[str, Any]:
@@ -300,6 +313,9 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
                 groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
     whole = {at: g for at, g in groups.items() if "mean" in g and ("var" in g or "std" in g)}
     ours = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
+    wrapped = any(str(each.name).endswith(".VecNormalize") for each in tree.containers.values())
+    if (wrapped or len(ours) > 1) and {at[:-1] for at in ours} == {("obs_rms",)}:
+        ours = {("obs_rms",): _join_parts({at[-1]: group for at, group in ours.items()})}
     if len(ours) != 1:
         raise UsageError(
             "the file contains no mean and var of observations"
@@ -735,8 +751,9 @@ class _PolicyUsage(NamedTuple):
 
     @property
     def observed(self) -> Collection[int]:
-        """The observation size of the policy."""
-        return (self.widths[0],)
+        """The size of the policy's observation, and those of its parts."""
+        streams = (stream for front in self.binding.fronts.values() for stream in front.streams)
+        return (self.widths[0], *(stream.size for stream in streams))
 
     @property
     def files(self) -> Collection[str]:

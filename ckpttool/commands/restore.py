@@ -519,6 +519,7 @@ def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | Non
         "var": var.tolist(),
         "epsilon": epsilon,
         "clip": norm.clip,
+        **({"parts": dict(norm.parts)} if norm.parts else {}),
     }
 
 
@@ -533,7 +534,11 @@ def known_statistics(known: Sidecar) -> ObservationNormalizer | None:
         for name in ("mean", "var")
     )
     return ObservationNormalizer(
-        mean, var, epsilon=float(statistics.get("epsilon", 1e-8)), clip=None if clip is None else float(clip)
+        mean,
+        var,
+        epsilon=float(statistics.get("epsilon", 1e-8)),
+        clip=None if clip is None else float(clip),
+        parts=statistics.get("parts") or {},
     )
 
 

@@ -34,7 +34,8 @@ class Sidecar:
     `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
     `action_low` and `action_high` are per dimension; `observation_space` has the `library` of the space in
     training, and in `parts` the `low` and `high` of each input; `head` turns the policy's last layer into an
-    action; `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`;
+    action; `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and
+    with several inputs the sizes of the normalised ones by name in `parts`;
     `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
     optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
     checkpoint identifies by name alone (libraries/tf_names.py); `stripped` the parts removed from
@@ -285,6 +286,11 @@ def _is_norm(value: object) -> bool:
     if not isinstance(value, dict) or not _is_numbers(value.get("mean")) or not _is_numbers(value.get("var")):
         return False
     if any(variance < 0 for variance in value["var"]) or len(value["mean"]) != len(value["var"]):
+        return False
+    parts = value.get("parts", {})
+    if not isinstance(parts, dict) or not all(type(size) is int and size > 0 for size in parts.values()):
+        return False
+    if parts and sum(parts.values()) != len(value["mean"]):
         return False
     if value.get("clip") is not None and not (_is_number(value["clip"]) and value["clip"] > 0):
         return False

@@ -488,12 +488,20 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         mean, var = found.get("mean"), found.get("var")
     if _plain_value(found, "norm_obs") is False:
         return _replace_metadata(binding, binding.facts.read(name, norm=None))
+    sizes: dict[str, int] = {}
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
-        if any(shown.startswith("obs_rms/") for shown in found):
-            return _replace_metadata(
-                binding, binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)
-            )
-        return binding
+        parts = _read_dict_statistics(found)
+        if not parts:
+            return binding
+        mean, var = (
+            schema.make_float64_tensor([n for part in parts.values() for n in part[i]]) for i in (0, 1)
+        )
+        fronts = [front for component, front in binding.fronts.items() if component == "actor"]
+        rows = {each.name: each.size for front in fronts for each in front.streams if not each.image}
+        sizes = {part: len(numbers[0]) for part, numbers in parts.items()}
+        if any(rows.get(part) != size or len(parts[part][1]) != size for part, size in sizes.items()):
+            facts = binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)
+            return _replace_metadata(binding, facts)
     epsilon, clip = _plain_value(found, "epsilon"), _plain_value(found, "clip_obs")
     limit = float(clip) if isinstance(clip, int | float) else read_default_clip(tree)
     norm = ObservationNormalizer(
@@ -502,6 +510,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         epsilon=float(epsilon) if isinstance(epsilon, int | float) else _VEC_EPSILON,
         clip=None if limit is None or limit >= _UNLIMITED else limit,
         assumed=not isinstance(epsilon, int | float) or not isinstance(clip, int | float),
+        parts=sizes,
     )
     if norm.assumed:
         shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
@@ -509,6 +518,26 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         moves = binding.moves
         binding = replace(binding, moves=replace(moves, assumed=(*moves.assumed, sentence)))
     return _replace_metadata(binding, binding.facts.read(name, norm=norm))
+
+
+def _read_dict_statistics(
+    found: Mapping[str, Leaf | ValueLeaf],
+) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Return mean and variance of the parts of a Dict observation that VecNormalize normalises."""
+    names = [shown.split("/") for shown in found]
+    keys = dict.fromkeys(each[1] for each in names if each[0] == "obs_rms" and len(each) > 2)
+    chosen = [
+        leaf.value
+        for shown, leaf in found.items()
+        if shown.startswith("norm_obs_keys/") and isinstance(leaf, ValueLeaf)
+    ]
+    return {
+        str(part): (
+            schema.read_numbers(found.get(f"obs_rms/{part}/mean")),
+            schema.read_numbers(found.get(f"obs_rms/{part}/var")),
+        )
+        for part in chosen or keys
+    }
 
 
 def read_default_clip(tree: Tree) -> float | None:

@@ -283,7 +283,8 @@ class ObservationNormalizer(NamedTuple):
 
     An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the
     square root) `(x - mean) / (sqrt(var) + epsilon)`, and is then clipped to `[-clip, clip]`. `assumed`
-    means that no file contains `epsilon` or `clip`.
+    means that no file contains `epsilon` or `clip`. `parts` are the names and sizes of the normalised
+    inputs, in the order of the statistics, if there are several inputs.
     """
 
     mean: Leaf
@@ -293,6 +294,7 @@ class ObservationNormalizer(NamedTuple):
     clip: float | None = None
     outside: bool = False
     assumed: bool = False
+    parts: Mapping[str, int] = MappingProxyType({})
 
 
 StatedFact = Literal["activations", "head", "epsilon", "obs_norm"]

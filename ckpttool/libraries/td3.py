@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import OUTPUT_RANGE, STATISTICS_UNKNOWN
+from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOWN
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
@@ -109,11 +109,8 @@ def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa:
     binding = binding.without({tree.names[path] for path in behind}).noted(
         *list_distribution_notes(binding, tree)
     )
-    return replace(
-        binding,
-        facts=_add_normalizer(_add_arguments(binding.facts, tree), tree),
-        consumed=binding.consumed | behind,
-    )
+    binding = replace(binding, facts=_add_arguments(binding.facts, tree), consumed=binding.consumed | behind)
+    return _add_normalizer(binding, tree)
 
 
 def _is_unused(path: Path) -> bool:
@@ -148,12 +145,25 @@ def _count_actions(tree: Tree) -> int | None:
     return None
 
 
-def _add_normalizer(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
-    where = "obs_normalizer_state"
+def _add_normalizer(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the statistics, if the arguments state no other (train.py: nn.Identity)."""
+    where, facts = "obs_normalizer_state", binding.facts
+    setting = tree.get((key("args"), key("obs_normalization")))
+    stated = setting.value if isinstance(setting, ValueLeaf) else None
     mean, std = (tree.get((key(where), key(name))) for name in ("_mean", "_std"))
-    if not isinstance(mean, Leaf) or not isinstance(std, Leaf):
-        return facts
-    return facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
+    if stated is False:
+        unused = {move.source for move in binding.moves.moves if move.target[0] == attr(schema.NORMALIZER)}
+        kept = tuple(move for move in binding.moves.moves if move.source not in unused)
+        return replace(
+            binding,
+            moves=replace(binding.moves, moves=kept),
+            facts=facts.read("args/obs_normalization", norm=None),
+            consumed=binding.consumed | unused,
+        )
+    if isinstance(mean, Leaf) and isinstance(std, Leaf):
+        norm = ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True)
+        return replace(binding, facts=facts.read(where, norm=norm))
+    return replace(binding, facts=facts.lacking(NO_STATISTICS)) if stated is True else binding
 
 
 def plan_fasttd3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
