@@ -532,11 +532,11 @@ def _read_dict_statistics(
         if shown.startswith("norm_obs_keys/") and isinstance(leaf, ValueLeaf)
     ]
     return {
-        str(part): (
+        part: (
             schema.read_numbers(found.get(f"obs_rms/{part}/mean")),
             schema.read_numbers(found.get(f"obs_rms/{part}/var")),
         )
-        for part in chosen or keys
+        for part in (map(str, chosen) if chosen else keys)
     }
 
 
