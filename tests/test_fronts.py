@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.evaluate import Protocol, choose_environment, prepare_agent
+from ckpttool.commands.evaluate import Protocol, SpaceComparison, choose_environment, prepare_agent
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, plugins
@@ -555,3 +556,25 @@ def test_statistics_of_parts_that_the_policy_lacks_are_refused(tmp_path: Path) -
     seen = {"far": np.zeros((1, 5), "f4"), "grid": np.zeros((1, 2, 3), "f4"), "near": np.zeros((1, 2), "f4")}
     with pytest.raises(UnsupportedError):
         prepare_agent(agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3]))
+
+
+def test_the_bounds_of_each_part_are_compared(made: Any) -> None:
+    _, path = made("SAC", "Mixed")
+    seen = observations("Mixed")
+    agent = restore_agent(path)
+    assert agent.known.observation_space is not None
+    assert {*agent.known.observation_space["parts"]} == {"vector", "grid", "image"}
+    shapes = {name: array.shape[1:] for name, array in seen.items()}
+    own = {name: (np.full(shape, -1, "f4"), np.full(shape, 1, "f4")) for name, shape in shapes.items()}
+    own["image"] = np.zeros(shapes["image"], "u1"), np.full(shapes["image"], 255, "u1")
+    given = spec(seen, list(agent.known.action_low or ()), list(agent.known.action_high or ()))
+    place = choose_environment(agent, "Given-v0", Protocol())
+
+    def entries(**bounds: Any) -> list[Any]:
+        there = replace(given, observation_bounds={**own, **bounds})
+        return list(SpaceComparison(agent, place, Protocol(), there).observation_entries())
+
+    assert entries() == []
+    (entry,) = entries(vector=(np.full(5, -9, "f4"), np.full(5, 9, "f4")))
+    assert ("vector" in entry.value, entry.decides) == (True, True)
+    assert entries(image=(np.zeros(shapes["image"], "f4"), np.ones(shapes["image"], "f4")))

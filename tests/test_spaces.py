@@ -56,9 +56,7 @@ for name, wrap in wraps.items():
         model = kind("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, device="cpu", **more)
         with torch.no_grad():
             for parameter in model.policy.parameters():
-                parameter.mul_(3)  # actions that differ
-            if algorithm == "PPO":
-                torch.nn.init.normal_(model.policy.action_net.weight)
+                torch.nn.init.normal_(parameter, std=0.5)  # actions that differ
         model.save(f"{sys.argv[1]}/{algorithm}_{name}.zip")
         scores, _ = evaluate_policy(model, env, 2, return_episode_rewards=True, warn=False)
         found[f"{algorithm}_{name}"] = scores
@@ -109,7 +107,25 @@ def test_rescaled_spaces_are_refused_and_the_hint_plays_as_in_training(
     for _ in range(2 if wrapper == "both" else 1):
         ran = follow(ran)
     assert ran.status == 0, ran.err
-    np.testing.assert_allclose(ran.json()["returns"], returns[f"{algorithm}_{wrapper}"], rtol=1e-4)
+    expected = returns[f"{algorithm}_{wrapper}"]
+    np.testing.assert_allclose(ran.json()["returns"], expected, rtol=1e-4)
+    without = play(folder / f"{algorithm}_{wrapper}.zip", "--wrapper", "none").json()["returns"]
+    assert np.abs(np.array(without) - expected).min() > 1
+
+
+@pytest.mark.parametrize("wrapper", ["action", "observation"])
+def test_an_exported_graph_is_not_played_in_the_raw_environment(
+    made: Any, wrapper: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx")
+    folder, returns = made
+    target = tmp_path / "agent.onnx"
+    assert in_process("convert", folder / f"SAC_{wrapper}.zip", target, "--to", "onnx").status == 0
+    ran = play(target)
+    assert ran.status == 2
+    words = shlex.split(ran.json()["error"]["hint"])[1:]
+    found = in_process(*words, *(["--episodes", EPISODES, "--json"] if "--json" not in words else []))
+    np.testing.assert_allclose(found.json()["returns"], returns[f"SAC_{wrapper}"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["zip", "pt"])

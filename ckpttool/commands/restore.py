@@ -1119,7 +1119,7 @@ class VerifiedSidecar:
 
 
 def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
-    """Return what an ONNX model's sidecar adds to its graph: the environment.
+    """Return what an ONNX model's sidecar adds to its graph: the environment and its observations' bounds.
 
     The graph computes what the other facts describe. The digest recorded by an export is the file's.
     """
@@ -1129,8 +1129,10 @@ def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSid
     digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_checkpoint(checkpoint).sha256)
     if found.target_sha256 not in digests:
         raise _foreign_sidecar_error(checkpoint, found, digests[0])
-    recorded = {name: text for name, text in found.provenance.items() if name == "env"}
-    return VerifiedSidecar(Sidecar(found.target_sha256, env=found.env, provenance=recorded), digests[1])
+    names = ("env", "observation_space")
+    kept = {name: getattr(found, name) for name in names}
+    provenance = {name: found.provenance[name] for name in names if name in found.provenance}
+    return VerifiedSidecar(Sidecar(found.target_sha256, **kept, provenance=provenance), digests[1])
 
 
 def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> VerifiedSidecar:
