@@ -112,7 +112,7 @@ def settings(policy: type, **more: Any) -> dict[str, Any]:
     return {
         "policy_class": policy,
         "policy_kwargs": {"net_arch": [5, 4]},
-        "observation_space": box([-1.0] * OBS, [1.0] * OBS),
+        "observation_space": box((-1.0, -1.0, -8.0), (1.0, 1.0, 8.0)),  # Pendulum's
         "action_space": box(LOW, HIGH),
         "num_timesteps": 1_000,
         "_n_updates": 250,

@@ -286,10 +286,9 @@ def agent(folder: Path, obs: int, config: str, args: str = "", *, norm: bool = F
     }
     made.mlp_extractor = sb3.owner(**hidden)
     made.action_net, made.value_net = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
-    data = sb3.settings(sb3.ON_POLICY, policy_kwargs={}) | {
-        "observation_space": sb3.box([-8.0] * obs, [8.0] * obs),
-        "action_space": sb3.box([-2.0], [2.0]),
-    }
+    data = sb3.settings(sb3.ON_POLICY, policy_kwargs={}, action_space=sb3.box([-2.0], [2.0]))
+    if obs != sb3.OBS:
+        del data["observation_space"]
     file = sb3.put(folder / f"{PENDULUM}.zip", sb3.members({"policy": made.state_dict()}, data))
     beside = folder / PENDULUM
     beside.mkdir()

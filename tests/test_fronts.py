@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.evaluate import Protocol, choose_environment, prepare_agent
+from ckpttool.commands.evaluate import Protocol, SpaceComparison, choose_environment, prepare_agent
+from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, plugins
 from ckpttool.evaluation import EnvSpec
 from tests import sb3_files as sb3
+from tests import warm_sb3
 from tests.conftest import ckpttool, in_process
 from tests.golden_texts import Golden
 
@@ -133,8 +137,9 @@ def policy_of(
 ) -> Any:
     how = Protocol(network=network)
     agent = restore_agent(path)
+    low, high = agent.known.action_low or [-1, -2], agent.known.action_high or [1, 3]
     entrant = prepare_agent(
-        agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3])
+        agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [*low], [*high])
     )
     module: Any = plugins.find("backends", backend).load()
     return module.build(entrant.network)
@@ -360,6 +365,20 @@ def test_batch_renormalisation(tmp_path: Path, told: dict[str, float]) -> None:
     )
 
 
+def test_an_encoder_does_not_answer_how_observations_were_normalised(tmp_path: Path, made: Any) -> None:
+    data = sb3.settings(sb3.SAC_POLICY, policy_kwargs={"net_arch": [5, 4]})
+    paths = {
+        "recurrent": recurrent_agent(tmp_path / "recurrent.zip", recurrent(1)),
+        "crossq": sb3.put(tmp_path / "crossq.zip", sb3.members({"policy": crossq().state_dict()}, data)),
+        "dict": made("SAC", "Mixed")[1],
+    }
+    for path in paths.values():
+        agent = restore_agent(path)
+        assert "actor" in agent.binding.fronts
+        assert any(each.what == "observation statistics" for each in agent.ledger)
+        assert all(each.what != "architecture" for each in agent.binding.facts.lacks)
+
+
 def test_a_norm_in_another_place_is_refused(tmp_path: Path) -> None:
     module = crossq()
     chain = module.actor.latent_pi
@@ -467,3 +486,95 @@ def test_each_episode_of_a_recurrent_policy_begins_anew(tmp_path: Path) -> None:
         assert ran.status == 0, ran.err
         returns.append(ran.json()["returns"])
     np.testing.assert_allclose(*returns, rtol=1e-6)
+
+
+# --- Statistics of the parts of a Dict -------------------------------------------------------------------
+
+PARTS = """
+import json, sys
+import gymnasium, numpy as np, torch
+from gymnasium import spaces
+from stable_baselines3 import SAC
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+class Parts(gymnasium.Env):
+    observation_space = spaces.Dict({
+        "far": spaces.Box(-np.inf, np.inf, (5,)), "grid": spaces.Box(-np.inf, np.inf, (2, 3)),
+        "near": spaces.Box(-np.inf, np.inf, (2,)),
+    })
+    action_space = spaces.Box(np.float32([-1, -2]), np.float32([1, 3]))
+    def seen(self):
+        draw = self.np_random.standard_normal
+        rows = {"far": 7 + 3 * draw(5), "grid": draw((2, 3)) - 2, "near": 9 * draw(2)}
+        return {name: row.astype("f4") for name, row in rows.items()}
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen(), {}
+    def step(self, action):
+        return self.seen(), 0.0, False, False, {}
+
+folder, keys = sys.argv[1], json.loads(sys.argv[2])
+torch.manual_seed(0)
+env = VecNormalize(DummyVecEnv([Parts]), norm_obs_keys=keys, clip_obs=1.5)
+model = SAC("MultiInputPolicy", env, policy_kwargs={"net_arch": [8]}, buffer_size=2, device="cpu")
+env.reset()
+for _ in range(50):
+    env.step(np.zeros((1, 2), "f4"))
+model.save(folder + "/agent.zip")
+env.save(folder + "/vecnormalize.pkl")
+obs = [Parts().reset(seed=seed)[0] for seed in range(20)]
+obs = {name: np.stack([each[name] for each in obs]) for name in obs[0]}
+found = model.predict(env.normalize_obs(obs), deterministic=True)[0]
+print(json.dumps([{name: each.tolist() for name, each in obs.items()}, found.tolist()]))
+"""
+
+
+@pytest.mark.parametrize("keys", [None, ["far"], ["near", "grid"], ["grid", "far"]])
+def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    drawn, expected = warm_sb3.asked(PARTS, str(tmp_path), json.dumps(keys))
+    obs = {name: np.array(each, "f4") for name, each in drawn.items()}
+    path = str(tmp_path / "agent.zip")
+    found, _ = policy_of(path, obs).step(obs)
+    assert np.ptp(expected, axis=0).min() > 0.05
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    beside = restore_agent(path).known.obs_norm
+    (tmp_path / "vecnormalize.pkl").rename(tmp_path / "statistics.pkl")
+    given = restore_agent(path, facts=AgentFacts(obs_norm=str(tmp_path / "statistics.pkl"))).known.obs_norm
+    assert beside is not None
+    assert given is not None
+    assert given["parts"].items() == beside["parts"].items()
+
+
+def test_statistics_of_parts_that_the_policy_lacks_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    warm_sb3.asked(PARTS, str(tmp_path), "null")
+    (tmp_path / "vecnormalize.pkl").unlink()
+    norm = {"mean": [0.0] * 3, "var": [1.0] * 3, "parts": {"other": 3}}
+    agent = restore_agent(str(tmp_path / "agent.zip"), facts=AgentFacts(obs_norm=norm))
+    how = Protocol()
+    seen = {"far": np.zeros((1, 5), "f4"), "grid": np.zeros((1, 2, 3), "f4"), "near": np.zeros((1, 2), "f4")}
+    with pytest.raises(UnsupportedError):
+        prepare_agent(agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3]))
+
+
+def test_the_bounds_of_each_part_are_compared(made: Any) -> None:
+    _, path = made("SAC", "Mixed")
+    seen = observations("Mixed")
+    agent = restore_agent(path)
+    assert agent.known.observation_space is not None
+    assert {*agent.known.observation_space["parts"]} == {"vector", "grid", "image"}
+    shapes = {name: array.shape[1:] for name, array in seen.items()}
+    own = {name: (np.full(shape, -1, "f4"), np.full(shape, 1, "f4")) for name, shape in shapes.items()}
+    own["image"] = np.zeros(shapes["image"], "u1"), np.full(shapes["image"], 255, "u1")
+    given = spec(seen, list(agent.known.action_low or ()), list(agent.known.action_high or ()))
+    place = choose_environment(agent, "Given-v0", Protocol())
+
+    def entries(**bounds: Any) -> list[Any]:
+        there = replace(given, observation_bounds={**own, **bounds})
+        return list(SpaceComparison(agent, place, Protocol(), there).observation_entries())
+
+    assert entries() == []
+    (entry,) = entries(vector=(np.full(5, -9, "f4"), np.full(5, 9, "f4")))
+    assert ("vector" in entry.value, entry.decides) == (True, True)
+    assert entries(image=(np.zeros(shapes["image"], "f4"), np.ones(shapes["image"], "f4")))

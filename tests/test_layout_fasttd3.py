@@ -13,7 +13,7 @@ from torch import nn
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.commands.verify import verify
 from ckpttool.core import UnsupportedError, display
-from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.sidecar import NO_BOUNDS, NO_STATISTICS
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, td3
 from ckpttool.mapping import apply_plan
@@ -104,6 +104,19 @@ def test_it_acts_by_tanh_within_one(gaussian: bool, norm: bool, tmp_path: Path) 
     found = restore_agent(path)
     assert (found.binding.layout, found.binding.facts.env) == ("fasttd3", "h1hand-stand-v0")
     assert not found.binding.facts.lacks
+
+
+@pytest.mark.parametrize("stated", [False, True, None])
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_arguments_state_whether_observations_are_normalised(
+    norm: bool, stated: bool | None, tmp_path: Path
+) -> None:
+    file, actor, _ = agent(norm=norm, **({} if stated is None else {"obs_normalization": stated}))
+    path = saved(tmp_path, "x.pt", file)
+    obs = observed()
+    close(actions(path, obs), actor(normalised(obs) if norm and stated is not False else seen(obs)))
+    lacks = restore_agent(path).binding.facts.lacks
+    assert (NO_STATISTICS in lacks) == (stated is True and not norm)
 
 
 def test_in_isaac_lab_an_action_is_scaled(tmp_path: Path) -> None:

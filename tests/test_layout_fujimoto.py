@@ -357,3 +357,43 @@ def test_split_critics_of_other_people_are_one_agent(corpus: Path, env: str) -> 
     whole = restore_agent(path.removesuffix("_actor.pth"))
     assert {part.title for part in whole.binding.parts} >= {"actor", "critic/q1", "critic_target/q2"}
     assert derive_network_settings(whole, ActionBounds((-1.0,), (1.0,), "x"))[0].head == "tanh"
+
+
+# --- Buffers with the action map --------------------------------------------------------------------------
+
+MAPS: dict[str, dict[str, list[float]]] = {
+    "scale and bias": {"action_scale": [2.0, 0.5], "action_bias": [0.25, -0.5]},
+    "one scale": {"action_scale": [1.5]},
+    "largest action": {"max_action": [1.5]},
+    "limit per action": {"action_limit": [2.0, 0.5]},
+}
+
+
+@pytest.mark.parametrize("form", ["one dict", "one dict without targets", "set of files"])
+@pytest.mark.parametrize("case", MAPS)
+def test_buffers_with_the_action_map_are_taken(case: str, form: str, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    actor, critic = Actor(), Critic()
+    for name, values in MAPS[case].items():
+        actor.register_buffer(name, torch.tensor(values))
+    path = tmp_path / "agent.pt"
+    if form == "set of files":
+        path = tmp_path / "agent"
+        torch.save(actor.state_dict(), tmp_path / "agent_actor")
+        torch.save(critic.state_dict(), tmp_path / "agent_critic")
+    else:
+        whole = {"actor": actor.state_dict(), "critic": critic.state_dict(), "total_it": 7}
+        if form == "one dict":
+            whole |= {"actor_target": actor.state_dict(), "critic_target": critic.state_dict()}
+        torch.save(whole, path)
+    agent = restore_agent(str(path))
+    scale, bias = (np.array(MAPS[case].get(name, [0.0])) for name in (next(iter(MAPS[case])), "action_bias"))
+    np.testing.assert_allclose(agent.known.action_low, np.broadcast_to(bias - scale, 2), atol=1e-6)
+    np.testing.assert_allclose(agent.known.action_high, np.broadcast_to(bias + scale, 2), atol=1e-6)
+    with torch.no_grad():
+        expected = Actor.forward(actor, torch.from_numpy(observations())).numpy() / MAX * scale + bias
+    same(actions(path), expected)
+    target = tmp_path / "converted.pt"
+    convert(str(path), str(target), to="tf" if form == "one dict" else "torch")
+    again = tmp_path / "converted" if form == "one dict" else target
+    same(actions(again if again.exists() else target), expected)

@@ -525,12 +525,50 @@ def test_the_place_of_norms_and_activations_is_that_of_the_file(
     restored.same(acts(path, facts), actions)
 
 
-@pytest.mark.parametrize("name", ["res1", "residual_block", "skip"])
-def test_names_of_residual_connections_decide(name: str, tmp_path: Path) -> None:
-    layers = {"inp": nn.Linear(3, 16), name: nn.Linear(16, 16), "out": nn.Linear(16, 1)}
-    content = {f"{key}.{tensor}": v for key, layer in layers.items() for tensor, v in states(layer).items()}
-    for each in (content, {**agent(), "actor": content}):
-        assert sidecar.has_open_entries(restore_agent(saved(tmp_path / "a.pt", each), facts=GIVEN).ledger)
+def state_of_layers(**sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Return the state_dict of dense layers with these names and sizes."""
+    rows = ((name.replace("__", "."), nn.Linear(*each)) for name, each in sizes.items())
+    return {f"{name}.{tensor}": value for name, layer in rows for tensor, value in states(layer).items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["res1", "residual_block", "skip", "gate", "shortcut_2", "attn", "skipLayer"]
+)
+def test_names_of_joined_layers_decide(name: str, tmp_path: Path) -> None:
+    content = state_of_layers(**{"inp": (3, 16), name: (16, 16), "out": (16, 1)})
+    agent_ = restore_agent(saved(tmp_path / "a.pt", {**agent(), "actor": content}), facts=GIVEN)
+    assert sidecar.has_open_entries(agent_.ledger)
+    # Of a policy alone no file records the order of the layers.
+    with pytest.raises(UnsupportedError):
+        restore_agent(saved(tmp_path / "lone.pt", content), facts=GIVEN)
+
+
+BRANCHES = {
+    "a block of two layers": {
+        "inp": (3, 8),
+        "blocks__0__fc1": (8, 8),
+        "blocks__0__fc2": (8, 8),
+        "out": (8, 1),
+    },
+    "a wide block": {"inp": (3, 8), "block1__fc1": (8, 32), "block1__fc2": (32, 8), "out": (8, 1)},
+    "a projection between": {"inp": (3, 8), "fc1": (8, 8), "proj": (8, 4), "branch": (4, 4), "out": (4, 1)},
+}
+CHAINS = {
+    "blocks of one layer": {"block1": (3, 8), "block2": (8, 8), "out": (8, 1)},
+    "projections at the ends": {"in_proj": (3, 8), "fc1": (8, 8), "out_proj": (8, 1)},
+    "one width": {"fc1": (3, 8), "fc2": (8, 8), "fc3": (8, 8), "out": (8, 1)},
+}
+
+
+@pytest.mark.parametrize("case", [*BRANCHES, *CHAINS])
+def test_blocks_and_projections_of_one_width_are_no_chain(case: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "lone.pt", state_of_layers(**(BRANCHES | CHAINS)[case]))
+    if case in CHAINS:
+        assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
+        return
+    with pytest.raises(UnsupportedError) as refused_:
+        restore_agent(path, facts=GIVEN)
+    assert refused_.value.found is not None
 
 
 def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:

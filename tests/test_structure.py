@@ -45,7 +45,7 @@ LAYER = {package: number for number, row in enumerate(LAYERS) for package in row
 REGISTRY = "core/plugins.py"
 TABLES = {REGISTRY: "formats", "cli/app.py": "cli", "__init__.py": "commands"}
 
-KEPT = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+KEPT = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Call)
 # The nodes of each file, the module first.
 Sources = dict[str, tuple[ast.AST, ...]]
 Rule = Callable[[Sources], set[str]]
@@ -356,6 +356,20 @@ def eager_imports(sources: Sources) -> set[str]:
     return found
 
 
+def replaced_unknown_facts(sources: Sources) -> set[str]:
+    """Unknown facts are added and removed by topic (lacking, without_lack), never all at once."""
+    return {
+        f"{file}:{node.lineno}"
+        for file, nodes in sources.items()
+        if file != "libraries/schema.py"
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "_replace"
+        and any(each.arg == "lacks" for each in node.keywords)
+    }
+
+
 def names_of_formats(sources: Sources) -> set[str]:
     """Find files of mapping and networks that name a format."""
     return {
@@ -395,6 +409,7 @@ RULES: tuple[Rule, ...] = (
     library_imports,
     eager_imports,
     names_of_formats,
+    replaced_unknown_facts,
 )
 
 
@@ -407,6 +422,11 @@ def test_the_package_keeps_every_rule() -> None:
 LONG = "def f():\n" + "    x = 1\n" * MOST_LINES
 # One wrong package for each rule, and what the rule finds in it.
 WRONG: list[tuple[Rule, dict[str, str], set[str]]] = [
+    (
+        replaced_unknown_facts,
+        {"libraries/sb3.py": "facts = facts._replace(head='clip', lacks=())"},
+        {"libraries/sb3.py:1"},
+    ),
     (too_many_files, {f"core/f{n}.py": "" for n in range(MOST_FILES + 1)}, {f"{MOST_FILES + 1} files"}),
     (nested_folders, {"formats/tf/bundle.py": ""}, {"formats/tf/bundle.py"}),
     (relative_imports, {"core/tree.py": "from . import source"}, {"core/tree.py"}),

@@ -9,7 +9,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, cast, get_args
@@ -44,7 +45,7 @@ from ckpttool.core.errors import (
     abbreviate_list,
     suggest_choice,
 )
-from ckpttool.core.sidecar import LedgerEntries
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
@@ -528,6 +529,8 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     part = policy_part(agent, how.network)
     front = agent.front(part.title)
     settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
+    differing = SpaceComparison(agent, place, how, spec)
+    differing.require_same_actions()
     require_even_bounds(agent, settings)
     network = policy_network(agent.tree, part, settings, front, spec.shapes)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
@@ -539,11 +542,181 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     if how.wrappers is not None:
         own = tuple(each for each in own if each.what != "wrapper")
         more = (*more, *restore.wrapper_entries(wrappers.deserialize_wrappers(place.wrappers), "given"))
-    entries = sidecar.drop_known_bounds(sidecar.merge_entries(own, assumed, more))
+    entries = sidecar.drop_known_bounds(
+        sidecar.merge_entries(own, assumed, more, differing.observation_entries())
+    )
     if how.dtype != "float32":
         network = network.cast(how.dtype)
-    notes = (*agent.notes, *_wrapper_override_note(agent, how), *_environment_drift_notes(agent, spec))
+    drift = _environment_drift_notes(agent, spec)
+    notes = (*agent.notes, *_wrapper_override_note(agent, how), *drift, *differing.notes())
     return PlayableAgent(agent.checkpoint.path, place, network, entries, notes)
+
+
+# The spaces that an agent's files store, compared with those of the environment as it is played.
+#
+# Sources: stable_baselines3/common/utils.py, check_for_correct_spaces (which refuses other spaces);
+# gymnasium/wrappers/{transform_action,transform_observation,stateful_observation}.py.
+
+Bounds = tuple[np.ndarray, np.ndarray]
+# Spaces are float32.
+_ROUNDED, _NEAR_ZERO = 1e-5, 1e-6
+_UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceComparison:
+    """The stored action and observation bounds that contradict those of the environment.
+
+    They mean that training used a wrapper which is not played, or another version of the task. That
+    `--wrapper none` is given states that training used no wrapper.
+    """
+
+    agent: Agent
+    place: EvaluationEnvironment
+    how: Protocol
+    spec: EnvSpec
+
+    @property
+    def _no_wrapper(self) -> bool:
+        given = self.how.wrappers
+        return given is not None and all(each == wrappers.NONE for each in given)
+
+    @property
+    def _other_version(self) -> bool:
+        """Return whether the files record that training used another version or library of the task."""
+        known, library = self.agent.known, (self.agent.known.observation_space or {}).get("library")
+        trained = known.env.get("id") if known.env and known.is_read("env") else None
+        return library == "gym" or (trained is not None and trained != self.spec.id)
+
+    def _actions(self) -> Bounds | None:
+        """Return the stored action bounds if they contradict the environment's."""
+        known = self.agent.known
+        low, high = known.action_low, known.action_high
+        origin = known.origin("action_low")
+        if low is None or high is None or not known.is_read("action_low"):
+            return None
+        own, stored = (self.spec.action_low, self.spec.action_high), (np.asarray(low), np.asarray(high))
+        if _are_close(stored, own) or origin.endswith(sidecar.OUTPUT_RANGE):
+            return None
+        # Programs that scale by one number take the first upper bound (Spinning Up, TD3).
+        one = "action_space" not in origin and np.all(stored[1] == high[0]) and np.all(stored[0] == -high[0])
+        return None if one and np.isclose(high[0], own[1][0], _ROUNDED, _NEAR_ZERO) else stored
+
+    def _observations(self) -> Iterator[tuple[str, Bounds, Bounds]]:
+        """Yield each input whose stored bounds contradict the environment's: its name, stored, own."""
+        known = self.agent.known
+        space = known.observation_space if known.is_read("observation_space") else None
+        for name, part in ({} if space is None else space["parts"]).items():
+            own, sizes = self.spec.observation_bounds.get(name), {len(part["low"]), len(part["high"])}
+            # The axes of images may have another order: only one bound for all values can be compared.
+            if own is None or not sizes <= {1, own[0].size if own[0].ndim == 1 else 1}:
+                continue
+            low, high = (_to_infinite(each.reshape(-1)) for each in own)
+            stored = (
+                np.array([-np.inf if each is None else each for each in part["low"]]),
+                np.array([np.inf if each is None else each for each in part["high"]]),
+            )
+            # Statistics in use explain unbounded observations: NormalizeObservation's space has no bounds.
+            explained = known.obs_norm is not None and bool(
+                np.isinf(stored[0]).all() and np.isinf(stored[1]).all()
+            )
+            if not explained and not _are_close(stored, (low, high)):
+                yield name, stored, (low, high)
+
+    def require_same_actions(self) -> None:
+        """Raise EnvironmentMismatchError if the stored action bounds contradict the environment's."""
+        stored = self._actions()
+        if stored is None or self._no_wrapper:
+            return
+        own = (self.spec.action_low, self.spec.action_high)
+        wrapper = WrapperSpec(
+            "RescaleAction", {"min_action": _short(stored[0]), "max_action": _short(stored[1])}
+        )
+        possible = np.isfinite(own).all() and self.how.engine != DEVICE_ENGINE
+        raise EnvironmentMismatchError(
+            f"the action bounds of {self.spec.id} are not those of training",
+            file=self.agent.checkpoint.path,
+            expected=_format_range(own),
+            found=f"{_format_range(stored)} ({self.agent.known.origin('action_low')})",
+            hint=self._hint(wrapper) if possible else _NO_WRAPPER,
+        )
+
+    def observation_entries(self) -> Iterator[LedgerEntry]:
+        """Yield an entry for each input whose stored bounds no wrapper explains.
+
+        Raise EnvironmentMismatchError if RescaleObservation explains them.
+        """
+        if self._no_wrapper or self._other_version:
+            return
+        origin = self.agent.known.origin("observation_space")
+        for name, stored, own in self._observations():
+            low, high = _short(stored[0]), _short(stored[1])
+            rescaled = self._hint(WrapperSpec("RescaleObservation", {"min_obs": low, "max_obs": high}))
+            finite = np.isfinite([*stored[0], *stored[1], *own[0], *own[1]]).all()
+            if finite and len(stored[0]) == len(stored[1]) == 1 and list(self.spec.shapes) == [OBS]:
+                raise EnvironmentMismatchError(
+                    f"the observation bounds of {self.spec.id} are not those of training",
+                    file=self.agent.checkpoint.path,
+                    expected=_format_range(own),
+                    found=f"{_format_range(stored)} ({origin})",
+                    hint=rescaled,
+                )
+            cause = "RescaleObservation" if finite else "NormalizeObservation"
+            value = (
+                f"why {name} had bounds {_format_range(stored)} in training, and has {_format_range(own)} in "
+                f"{self.spec.id}: a wrapper ({cause}), or another version of the task"
+            )
+            first = rescaled if finite else "--obs-norm FILE (the wrapper's statistics)"
+            hint = f"{first}; {_NO_WRAPPER}"
+            yield LedgerEntry("cannot be known", "wrapper", value, origin, decides=True, hint=hint)
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence for each contradiction that the user or the files explain."""
+        stored = self._actions()
+        if stored is not None:
+            own = _format_range((self.spec.action_low, self.spec.action_high))
+            yield f"action bounds {_format_range(stored)} as stored; those of {self.spec.id} are {own}"
+        if self._no_wrapper or self._other_version:
+            for name, bounds, other in self._observations():
+                ranges = f"{_format_range(bounds)} in training, {_format_range(other)} in {self.spec.id}"
+                yield f"bounds of {name}: {ranges}"
+
+    def _hint(self, wrapper: WrapperSpec) -> str:
+        """Return the command that plays inside one more wrapper; the option alone if facts were given."""
+        around = (*wrappers.deserialize_wrappers(self.place.wrappers), wrapper)
+        options = [word for each in around for word in ("--wrapper", wrappers.format_wrapper(each))]
+        if any(self.agent.known.is_given(name) for name in restore.FACTS if name != "env"):
+            return shlex.join(("add", *options))
+        if self.how.network != "actor":
+            options += ["--network", self.how.network]
+        if self.how.adapter is not None:
+            options += ["--adapter", self.how.adapter]
+        return format_command("eval", self.agent.checkpoint.path, "--env", self.place.env, *options)
+
+
+_NO_WRAPPER = "--wrapper none if training used no wrapper"
+
+
+def _to_infinite(bound: np.ndarray) -> np.ndarray:
+    wide = np.asarray(bound, np.float64)
+    return np.where(np.abs(wide) < _UNBOUNDED, wide, np.copysign(np.inf, wide))
+
+
+def _are_close(ones: Bounds, others: Bounds) -> bool:
+    return all(np.allclose(a, b, _ROUNDED, _NEAR_ZERO) for a, b in zip(ones, others, strict=True))
+
+
+def _short(bound: np.ndarray) -> float | list[float]:
+    """Return one number if all are equal, as short as float32 permits."""
+    row = [
+        int(value) if value.is_integer() else value for value in (float(f"{n:.7g}") for n in bound.tolist())
+    ]
+    return row[0] if len(set(row)) == 1 else row
+
+
+def _format_range(bounds: Bounds) -> str:
+    ends = (each[:1] if len(set(each.tolist())) == 1 else each for each in bounds)
+    return " to ".join(restore.format_numbers([f"{number:g}" for number in each]) for each in ends)
 
 
 def play_stacked(

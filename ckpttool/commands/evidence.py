@@ -275,7 +275,8 @@ def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
     if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
         raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
     limit = None if clip is None else float(clip)
-    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit}
+    parts = {"parts": dict(found["parts"])} if found.get("parts") else {}
+    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
 
 
 def _as_array(value: Any) -> np.ndarray | Any:
@@ -284,9 +285,22 @@ def _as_array(value: Any) -> np.ndarray | Any:
     return value.array() if isinstance(value, Leaf) else value
 
 
+def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of a Dict observation's parts as one, with the size of each."""
+    import numpy as np
+
+    rows = {
+        name: [_as_array(group.get(what)).reshape(-1) for what in ("mean", "var")]
+        for name, group in groups.items()
+    }
+    mean, var = (np.concatenate(each) for each in zip(*rows.values(), strict=True))
+    return {"mean": mean, "var": var, "parts": {name: row[0].size for name, row in rows.items()}}
+
+
 def _read_statistics_file(file: str) -> dict[str, Any]:
     from ckpttool.core.tree import Leaf
     from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.libraries.sb3 import read_default_clip
 
     if file.endswith(".json"):
         return _read_statistics_json(file)
@@ -299,6 +313,9 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
                 groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
     whole = {at: g for at, g in groups.items() if "mean" in g and ("var" in g or "std" in g)}
     ours = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
+    wrapped = any(str(each.name).endswith(".VecNormalize") for each in tree.containers.values())
+    if (wrapped or len(ours) > 1) and {at[:-1] for at in ours} == {("obs_rms",)}:
+        ours = {("obs_rms",): _join_parts({at[-1]: group for at, group in ours.items()})}
     if len(ours) != 1:
         raise UsageError(
             "the file contains no mean and var of observations"
@@ -325,7 +342,7 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
         ),
         None,
     )
-    return {**group, "epsilon": epsilon, "clip": clip}
+    return {**group, "epsilon": epsilon, "clip": read_default_clip(tree) if clip is None else clip}
 
 
 def _read_statistics_json(file: str) -> dict[str, Any]:
@@ -427,6 +444,10 @@ _NORMALISER_FILE = re.compile(
     r"^(vec_?normalize\w*|(obs_?|observation_?|state_?)?normali[sz]er\w*|(obs|observation|state)_?(rms|norm|stats?"
     r"|statistics|mean_?std|scaler)\w*|running_mean_std\w*|norm(alization)?_?(stats?|params)\w*|rms)\."
 )
+_RUN_PART = re.compile(
+    r"(best|final|last|latest|check_?points?|ckpts?|models?|policy|policies|weights|saves?|saved|evals?|env(ironment)?s?)"
+    r"(_(models?|policy|check_?points?|ckpts?|weights))?"
+)
 _STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|safetensors|csv|txt)")
 _SETTINGS_WORDS = re.compile(
     r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
@@ -486,6 +507,7 @@ _NO_ROLE = re.compile(
 )
 _OF_OBSERVATIONS: Topic = "observation statistics"
 _MOST_OPENED, _LARGEST = 40, 1 << 20
+_MOST_NEIGHBOURS = 100
 _SETTLED_NS = 2_000_000_000  # resolution of the times of FAT, the coarsest file system
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # maximum number of entries per topic
@@ -719,19 +741,24 @@ class _PolicyUsage(NamedTuple):
     def normalised(self) -> bool:
         """Whether a file or a person specifies how observations are normalised, or that they are not."""
         stated = "norm" in self.binding.facts.origins or "obs_norm" in self.known.provenance
-        # Statistics that a layout certainly lacks are in the ledger already.
-        missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
-        return stated or missing or self.known.obs_norm is not None
+        return stated or self.known.obs_norm is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether settings and tensors decide nothing more: the ledger has the statistics already."""
+        lacks = self.binding.facts.lacks
+        return self.normalised or any(each.decides and each.what == _OF_OBSERVATIONS for each in lacks)
 
     @property
     def observed(self) -> Collection[int]:
-        """The observation size of the policy."""
-        return (self.widths[0],)
+        """The size of the policy's observation, and those of its parts."""
+        streams = (stream for front in self.binding.fronts.values() for stream in front.streams)
+        return (self.widths[0], *(stream.size for stream in streams))
 
     @property
     def files(self) -> Collection[str]:
         """The names of files beside the checkpoint that are used."""
-        return self.binding.facts.origins.values()
+        return {origin.partition(" (")[0] for origin in self.binding.facts.origins.values()}
 
     def hint(self, file: str | None) -> str:
         """Return the fix for unused statistics."""
@@ -770,11 +797,11 @@ class _PolicyUsage(NamedTuple):
             if found.leaf.size < 2 or "int" in found.leaf.dtype:
                 return None
             fits = self.widths[0] in (found.leaf.size, *found.leaf.shape) and not _is_limit(found)
-            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
+            return _entry(found, where, decides=fits and not self.settled, hint=self.hint(file))
         value = found.plain
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self._scale(found, float(value), where)
-        if self.normalised or _is_empty(value) or not isinstance(value, bool | str):
+        if self.settled or _is_empty(value) or not isinstance(value, bool | str):
             return None
         # A boolean or a filter's name; other texts are names of files and columns.
         if isinstance(value, str) and not re.search(r"filter|norm|true", value, re.IGNORECASE):
@@ -1012,7 +1039,7 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsa
         if entry is not None:
             modules.add(path[:-1])
             yield entry
-    if not facts.normalised:
+    if not facts.settled:
         yield from _per_observation(tree, taken | seen, stated, facts.widths)
 
 
@@ -1169,7 +1196,7 @@ def _used_tensors(binding: RecognizedAgent) -> Collection[str]:
 
 
 def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
-    """Yield evidence in files in the checkpoint's folder: statistics and settings."""
+    """Yield evidence in files of the checkpoint's run: statistics, and settings in its folder."""
     if filesystem.find_store(checkpoint.path) is not None:
         return
     folder = os.path.dirname(filesystem.abspath(checkpoint.path))
@@ -1183,12 +1210,13 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
         if os.path.isdir(os.path.join(folder, name))
         for each in _list_side_files(folder, name, unread)[0]
     ]
+    stem = tuple(_WORDS.findall(os.path.basename(checkpoint.path).lower()))
+    found = [each for each in (*beside, *below) if each.name not in own and each.belongs_to(stem)]
+    found += _list_run_statistics(folder, unread)
     for problem in unread:
         yield LedgerEntry(
             "cannot be known", "observation statistics", "files in a folder that cannot be listed", problem
         )
-    stem = tuple(_WORDS.findall(os.path.basename(checkpoint.path).lower()))
-    found = [each for each in (*beside, *below) if each.name not in own and each.belongs_to(stem)]
     files = [each for each in found if _is_plain_file(os.path.join(folder, each.name))]
     # Statistics change the observations: they are read first.
     files.sort(key=lambda each: not each.is_statistics)
@@ -1221,6 +1249,30 @@ class _SideFile(NamedTuple):
         return self.is_statistics or self.is_settings or self.words[:-1] == stem[: len(self.words) - 1]
 
 
+def _list_run_statistics(folder: str, unread: list[str]) -> Iterator[_SideFile]:
+    """Yield files of normalisers in the folder above a checkpoint's, and in the folders beside it.
+
+    Other runs may be in those: a folder belongs to the same run if its name or the checkpoint's is one of a
+    run's parts (`best`, `checkpoints`, `stats`).
+    """
+    part = _RUN_PART.fullmatch(os.path.basename(folder).lower())
+    above, _ = _list_side_files(folder, os.pardir, unread)
+    try:
+        with os.scandir(os.path.dirname(folder)) as listed:
+            names = sorted(each.name for each in listed if each.is_dir(follow_symlinks=False))
+    except OSError:
+        names = []  # `unread` has the folder
+    for name in names[:_MOST_NEIGHBOURS]:
+        lower = name.lower()
+        if name != os.path.basename(folder) and (
+            part or _RUN_PART.fullmatch(lower) or _STATISTICS_WORDS.fullmatch(lower)
+        ):
+            above = (*above, *_list_side_files(folder, os.path.join(os.pardir, name), unread)[0])
+    for each in above:
+        if each.is_statistics and _NORMALISER_FILE.search(os.path.basename(each.name).lower()):
+            yield each
+
+
 def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequence[_SideFile], Sequence[str]]:
     """Return the files of statistics and settings in a folder, and the subfolders that may contain some.
 
@@ -1240,7 +1292,7 @@ def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequen
         return (), ()
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def _side_files(
     folder: str,
     below: str,
@@ -1268,8 +1320,8 @@ def _statistics_file(
     file: str, name: str, checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage
 ) -> Iterator[LedgerEntry]:
     """Yield the entry for a statistics file; one that belongs to this policy has its number of values."""
-    sizes = _statistics_sizes(file)
-    if facts.normalised or sizes is None:
+    sizes = None if facts.normalised else _statistics_sizes(file)
+    if sizes is None:
         return  # the statistics in use come from another file or from the command line
     observed = set(facts.observed)
     fits = not observed.isdisjoint(sizes)
@@ -1289,7 +1341,7 @@ def _statistics_file(
         if fits
         else ""
     )
-    hint = facts.hint(os.path.join(os.path.dirname(checkpoint.path), name))
+    hint = facts.hint(os.path.normpath(os.path.join(os.path.dirname(checkpoint.path), name)))
     yield LedgerEntry(
         "not used", "observation statistics", value, name, decides=fits, hint=None if other else hint
     )
@@ -1311,7 +1363,7 @@ def _statistics_sizes(file: str) -> Sequence[int] | None:
         tree = open_checkpoint(file).tree
         stated = {path[-1].value: leaf.value for path, leaf in tree.plain()}
         if stated.get("norm_obs") is False:
-            return ()
+            return None
         tensors = [leaf for _, leaf in tree.tensors()]
         if any(sum(extent > 1 for extent in leaf.shape) > 1 for leaf in tensors):
             return None  # a matrix means another checkpoint

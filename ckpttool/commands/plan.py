@@ -855,11 +855,12 @@ def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
 
 
 def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAgent:
-    """Return the binding with the known action map, activations, epsilon and statistics, from any origin."""
+    """Return the binding with all known facts that a target can store, from any origin."""
     layer_facts = binding.facts
     facts = layer_facts._replace(
         head=str(known.head or layer_facts.head),
         activations=tuple(known.activations) if known.activations else layer_facts.activations,
+        observation_space=known.observation_space,
         norm=restore.known_statistics(known) or layer_facts.norm,
         epsilon=(known.epsilon or {}).get("layer_norm", layer_facts.epsilon),
     )

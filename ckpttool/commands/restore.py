@@ -61,7 +61,17 @@ if TYPE_CHECKING:
 # Facts of an agent besides its weights: read from its files, from its sidecar, or a default.
 
 # The facts of the action map, and those of the observations.
-FACTS = ("head", "activations", "action_low", "action_high", "choices", "obs_norm", "env", "epsilon")
+FACTS = (
+    "head",
+    "activations",
+    "action_low",
+    "action_high",
+    "choices",
+    "observation_space",
+    "obs_norm",
+    "env",
+    "epsilon",
+)
 
 _TEXT = "args.txt"
 _ROUNDED = 1e-5
@@ -89,29 +99,31 @@ def with_companions(
 
 
 def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerEntries:
-    """Return the facts recorded neither in the agent's own files nor in its sidecar, or not understood.
-
-    A sidecar is complete except for observation statistics: where it has none, its provenance must
-    record that there are none.
-    """
+    """Return the facts recorded neither in the agent's own files nor in its sidecar, or not understood."""
     unclear = list_not_understood(binding, recorded)
     stated = tuple(binding.facts.stated[name].entry(_TOPIC_OF[name]) for name in unclear)
-    return (*stated, *_missing_entries(binding, recorded))
+    lacks = binding.facts.lacks
+    return (*stated, *(each for each in lacks if recorded is None or not _is_answered(each, recorded)))
 
 
-def _missing_entries(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerEntries:
-    if recorded is None:
-        return binding.facts.lacks
-    if not recorded.target_sha256:
-        # Given facts alone are not a sidecar: each stands for itself.
-        given = {
-            _TOPICS[names]
-            for names in _TOPICS
-            if names[0] in _ANSWERS and getattr(recorded, names[0]) is not None
-        }
-        return tuple(each for each in binding.facts.lacks if each.what not in given)
-    known = recorded.obs_norm is not None or "obs_norm" in recorded.provenance
-    return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
+def _is_answered(lack: LedgerEntry, recorded: Sidecar) -> bool:
+    """Return whether a sidecar or given facts answer what the checkpoint leaves open.
+
+    A default that a conversion assumed is an answer only where the source's library does not leave it open.
+    For observation statistics the provenance may record that there are none.
+    """
+    if lack == sidecar.NO_ENVIRONMENT:
+        return bool((recorded.env or {}).get("id"))
+    name = next((name for name in _ANSWERS if _TOPIC_OF[name] == lack.what), None)
+    if name is None:
+        return False
+    if getattr(recorded, name) is None:
+        return name == "obs_norm" and name in recorded.provenance
+    if not recorded.is_assumed(name):
+        return True
+    layouts = {each.name: each for each in plugins.installed("layouts")}
+    source = layouts.get(str((recorded.source or {}).get("layout")))
+    return source is not None and all(each.what != lack.what for each in source.load().TABLE.facts.lacks)
 
 
 def list_not_understood(binding: RecognizedAgent, known: Sidecar | None) -> tuple[str, ...]:
@@ -153,7 +165,9 @@ def build_ledger(
     (an environment's bounds, settings of a target's optimizers).
     """
     unknown = missing_facts(binding, own)
-    left = evidence.unused_entries(checkpoint, binding, known, sizes)
+    left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
+    if any(each.decides and each.what == _STATISTICS for each in (*unknown, *left)):
+        unknown = tuple(each for each in unknown if each != sidecar.STATISTICS_UNKNOWN)
     where = binding.facts.origins.get("wrappers", known.origin("env"))
     named = wrapper_entries(training_wrappers(known), where)
     assumed = assumed_entries(binding, known, own)
@@ -345,7 +359,7 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
         return f"of {len(value['mean'])} values{clip}"
     if name == "action_low":
         low, high = ([f"{number:g}" for number in dict.fromkeys(each)] for each in values)
-        return f"{_format_numbers(low)} to {_format_numbers(high)}"
+        return f"{format_numbers(low)} to {format_numbers(high)}"
     if name == "choices":
         return schema.Choices.read(value).title
     if name == "env":
@@ -355,7 +369,8 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
     return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _format_numbers(numbers: Sequence[str]) -> str:
+def format_numbers(numbers: Sequence[str]) -> str:
+    """Return one number, or the first of a list."""
     return numbers[0] if len(numbers) == 1 else f"[{abbreviate_list(numbers, 4)}]"
 
 
@@ -421,6 +436,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         else None,
         **_file_bounds(facts, agent, policy),
         "choices": None if facts.choices is None else facts.choices.document(),
+        "observation_space": facts.observation_space,
         "obs_norm": _statistics_fact(facts.norm or _canonical_statistics(agent)),
     }
     found |= dict.fromkeys(facts.stated)
@@ -508,6 +524,7 @@ def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | Non
         "var": var.tolist(),
         "epsilon": epsilon,
         "clip": norm.clip,
+        **({"parts": dict(norm.parts)} if norm.parts else {}),
     }
 
 
@@ -522,7 +539,11 @@ def known_statistics(known: Sidecar) -> ObservationNormalizer | None:
         for name in ("mean", "var")
     )
     return ObservationNormalizer(
-        mean, var, epsilon=float(statistics.get("epsilon", 1e-8)), clip=None if clip is None else float(clip)
+        mean,
+        var,
+        epsilon=float(statistics.get("epsilon", 1e-8)),
+        clip=None if clip is None else float(clip),
+        parts=statistics.get("parts") or {},
     )
 
 
@@ -1110,7 +1131,7 @@ class VerifiedSidecar:
 
 
 def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
-    """Return what an ONNX model's sidecar adds to its graph: the environment.
+    """Return what an ONNX model's sidecar adds to its graph: the environment and its observations' bounds.
 
     The graph computes what the other facts describe. The digest recorded by an export is the file's.
     """
@@ -1120,8 +1141,10 @@ def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSid
     digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_checkpoint(checkpoint).sha256)
     if found.target_sha256 not in digests:
         raise _foreign_sidecar_error(checkpoint, found, digests[0])
-    recorded = {name: text for name, text in found.provenance.items() if name == "env"}
-    return VerifiedSidecar(Sidecar(found.target_sha256, env=found.env, provenance=recorded), digests[1])
+    names = ("env", "observation_space")
+    kept = {name: getattr(found, name) for name in names}
+    provenance = {name: found.provenance[name] for name in names if name in found.provenance}
+    return VerifiedSidecar(Sidecar(found.target_sha256, **kept, provenance=provenance), digests[1])
 
 
 def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> VerifiedSidecar:

@@ -33,8 +33,10 @@ class Sidecar:
 
     `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
     `action_low` and `action_high` are per dimension, `choices` are discrete actions
-    (libraries/schema.py, Choices); `head` turns the policy's last layer into an
-    action; `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`;
+    (libraries/schema.py, Choices); `observation_space` has the `library` of the space in training, and in
+    `parts` the `low` and `high` of each input; `head` turns the policy's last layer into an action;
+    `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and with several
+    inputs the sizes of the normalised ones by name in `parts`;
     `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
     optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
     checkpoint identifies by name alone (libraries/tf_names.py); `stripped` the parts removed from
@@ -54,6 +56,7 @@ class Sidecar:
     action_low: Sequence[float] | None = None
     action_high: Sequence[float] | None = None
     choices: Mapping[str, Any] | None = None
+    observation_space: Mapping[str, Any] | None = None
     head: str | None = None
     activations: Sequence[str] | None = None
     obs_norm: Mapping[str, Any] | None = None
@@ -99,6 +102,7 @@ class Sidecar:
             "action_low": self.action_low,
             "action_high": self.action_high,
             **({} if self.choices is None else {"choices": dict(self.choices)}),
+            **({} if self.observation_space is None else {"observation_space": dict(self.observation_space)}),
             "head": self.head,
             "activations": self.activations,
             "obs_norm": self.obs_norm,
@@ -287,10 +291,28 @@ def _is_choices(value: object) -> bool:
     )
 
 
+def _is_space(value: object) -> bool:
+    parts = value.get("parts") if isinstance(value, dict) and isinstance(value.get("library"), str) else None
+    return isinstance(parts, dict) and all(
+        isinstance(part, dict)
+        and {*part} == {"low", "high"}
+        and all(
+            isinstance(row, list) and row and all(each is None or _is_number(each) for each in row)
+            for row in part.values()
+        )
+        for part in parts.values()
+    )
+
+
 def _is_norm(value: object) -> bool:
     if not isinstance(value, dict) or not _is_numbers(value.get("mean")) or not _is_numbers(value.get("var")):
         return False
     if any(variance < 0 for variance in value["var"]) or len(value["mean"]) != len(value["var"]):
+        return False
+    parts = value.get("parts", {})
+    if not isinstance(parts, dict) or not all(type(size) is int and size > 0 for size in parts.values()):
+        return False
+    if parts and sum(parts.values()) != len(value["mean"]):
         return False
     if value.get("clip") is not None and not (_is_number(value["clip"]) and value["clip"] > 0):
         return False
@@ -306,6 +328,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "action_low": _is_numbers,
     "action_high": _is_numbers,
     "choices": _is_choices,
+    "observation_space": _is_space,
     "head": lambda v: isinstance(v, str),
     "activations": _is_texts,
     "obs_norm": _is_norm,
@@ -439,13 +462,30 @@ class NotUnderstood:
         )
 
 
-# Facts that several libraries store in no file. An environment or the command line provides the bounds.
+# Facts that no file of an agent contains. One rule holds for all libraries; libraries/schema.py, LEFT_OPEN,
+# lists what each of them leaves open (docs/evaluation.md).
+#
+# fact                     evidence                                              consequence
+# action bounds            the environment has them                              they are used
+# activations, action map  the library's code and its examples have one          the default is assumed
+#                          users write it, or set it for each run                NO_ACTIVATIONS, ... (decides)
+# observation statistics   a file of the run has them, or a setting states that  NO_STATISTICS, or the file as
+#                          training normalised                                   evidence not used (decides)
+#                          none, and training often keeps them in another file   STATISTICS_UNKNOWN
+#                          none, and the library's file would contain them       nothing
 NO_BOUNDS = unknown_fact("action bounds", "the action bounds")
 NO_ENVIRONMENT = unknown_fact("environment", "the environment")
-# Settings chosen by a library's users: its default is only one of several values.
 NO_ACTIVATIONS = unknown_fact("activation", "the activations", decides=True)
+NO_ACTION_MAP = unknown_fact("action map", "how the policy maps its last layer to actions", decides=True)
+STATISTICS_UNKNOWN = unknown_fact(
+    "observation statistics",
+    "whether observations were normalised in training (no file of the run has statistics)",
+)
 NO_STATISTICS = unknown_fact("observation statistics", "the observation statistics", decides=True)
 
+
+# Ending of the origin of action bounds that are no space's: an environment's own may differ.
+OUTPUT_RANGE = "(range of the policy's outputs)"
 
 # Beginnings of assumptions on the position of layers; a wrong one changes every action.
 NORMS_BEFORE = "layer norms before the activations"

@@ -250,7 +250,8 @@ class AdaptedVector:
         self.num_envs, self.engine = inner.num_envs, inner.engine
         ((_, _, dtype),) = inner.spec.observation
         assumed = (adapter.sentence,) if adapter.assumed else ()
-        self.spec = replace(inner.spec, observation=((OBS, adapter.columns.shape, dtype),), assumed=assumed)
+        observation = ((OBS, adapter.columns.shape, dtype),)
+        self.spec = replace(inner.spec, observation=observation, assumed=assumed, observation_bounds={})
         self.obs: np.ndarray = np.zeros((self.num_envs, len(adapter.columns)), dtype)
 
     @property

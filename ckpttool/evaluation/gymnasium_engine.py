@@ -166,6 +166,8 @@ class EnvSpec:
     assumed: tuple[str, ...] = ()
     """assumptions about the environment that rest on the number of observations alone"""
     choices: tuple[tuple[int, int], ...] = ()
+    observation_bounds: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """low and high of each input, in its shape; empty if they are unknown"""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -439,6 +441,7 @@ def describe_env(env: Any) -> EnvSpec:
         float(fps) if fps else None,
         _env_arguments(env),
         choices=choices,
+        observation_bounds={str(key): (space.low.copy(), space.high.copy()) for key, space in spaces.items()},
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -39,6 +40,9 @@ LIBRARIES: Final = (
 
 NONE: Final = "none"
 """Placeholder for "no wrapper" in a list of wrappers."""
+
+Bounds = tuple[np.ndarray, np.ndarray]
+"""The lowest and the highest observation, [n] each."""
 
 _MOST: Final = {
     "horizon": 1000,
@@ -92,8 +96,11 @@ class Wrapper:
         """Return the observations [len(rows), n] and outcome of a step; `actions` came from outside."""
         return obs, outcome
 
-    def _sized(self, obs: int) -> None:
-        self.spec = _resize_observation(self.spec, obs)
+    def _sized(self, obs: int, bounds: Bounds | None = None) -> None:
+        """Set the size of observations and their bounds, None if those are unknown."""
+        ((name, _, dtype),) = self.spec.observation
+        known = {} if bounds is None else {name: bounds}
+        self.spec = replace(self.spec, observation=((name, (obs,), dtype),), observation_bounds=known)
 
 
 class StepCounter(Wrapper):
@@ -127,7 +134,7 @@ class TimeFeature(StepCounter):
         super().__init__(spec, rows)
         self._limit = spec.max_episode_steps or max_steps
         self._test_mode = test_mode
-        self._sized(spec.obs_dim + 1)
+        self._sized(spec.obs_dim + 1, self._bounds(spec))
 
     @staticmethod
     def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
@@ -148,6 +155,11 @@ class TimeFeature(StepCounter):
     def _seen(self, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
         left = np.ones(len(rows)) if self._test_mode else self._time(self._steps[rows])
         return np.concatenate([obs, left[:, None].astype(obs.dtype)], axis=1)
+
+    @staticmethod
+    def _bounds(spec: EnvSpec) -> Bounds | None:
+        found = spec.observation_bounds.get(OBS)
+        return None if found is None else (np.append(found[0], 0.0), np.append(found[1], 1.0))
 
     def _time(self, steps: np.ndarray) -> np.ndarray:
         return np.asarray(1 - steps / self._limit)
@@ -171,6 +183,10 @@ class TimeAware(TimeFeature):
             )
         self._share = normalize_time
 
+    @staticmethod
+    def _bounds(spec: EnvSpec) -> Bounds | None:  # noqa: ARG004  # they differ between versions
+        return None
+
     def _time(self, steps: np.ndarray) -> np.ndarray:
         return np.asarray((steps / self._limit).astype(np.float32) if self._share else steps)
 
@@ -182,7 +198,15 @@ class HistoryWrapper(Wrapper):
         super().__init__(spec, rows)
         self._obs = np.zeros((rows, horizon * spec.obs_dim))
         self._actions = np.zeros((rows, horizon * spec.action_dim), spec.action_low.dtype)
-        self._sized(self.size(spec.obs_dim, spec.action_dim, horizon=horizon))
+        found = spec.observation_bounds.get(OBS)
+        low, high = (
+            None
+            if found is None
+            else np.concatenate([np.tile(found[end], horizon), np.tile(action, horizon)])
+            for end, action in enumerate((spec.action_low, spec.action_high))
+        )
+        bounds = None if low is None or high is None else (low, high)
+        self._sized(self.size(spec.obs_dim, spec.action_dim, horizon=horizon), bounds)
 
     @staticmethod
     def size(obs: int, act: int, horizon: int = 2, **_: Any) -> int:
@@ -219,6 +243,7 @@ class FrameStack(Wrapper):
         *,
         padding: Sequence[float] | None = None,
         repeat_first: bool = False,
+        repeat_bounds: bool = False,
     ) -> None:
         super().__init__(spec, rows)
         blank = np.zeros(spec.obs_dim) if padding is None else np.asarray(padding, np.float64)
@@ -231,7 +256,10 @@ class FrameStack(Wrapper):
         self._count, self._repeat = n_stack, repeat_first
         self._blank = np.tile(blank, n_stack)
         self._frames: np.ndarray = np.zeros((rows, n_stack * spec.obs_dim))
-        self._sized(n_stack * spec.obs_dim)
+        found = spec.observation_bounds.get(OBS)
+        stack = np.repeat if repeat_bounds else np.tile
+        bounds = None if found is None else (stack(found[0], n_stack), stack(found[1], n_stack))
+        self._sized(n_stack * spec.obs_dim, bounds)
 
     @staticmethod
     def size(obs: int, act: int, n_stack: int = 1, **_: Any) -> int:  # noqa: ARG004
@@ -329,6 +357,56 @@ class RescaleAction(Wrapper):
         return np.asarray(np.clip(moved, low, high), low.dtype)
 
 
+class RescaleObservation(Wrapper):
+    """Rescale observations from the environment's bounds to [min_obs, max_obs]; infinite ones stay."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        rows: int,
+        min_obs: float | Sequence[float],
+        max_obs: float | Sequence[float],
+    ) -> None:
+        super().__init__(spec, rows)
+        found = spec.observation_bounds.get(OBS)
+        shape = (spec.obs_dim,)
+        if found is None or any(np.shape(end) not in ((), shape) for end in (min_obs, max_obs)):
+            raise UsageError(
+                "RescaleObservation requires an environment with observation bounds, and one bound of its "
+                "own for all observations or one each"
+            )
+        low, high = (np.full(shape, end, np.float64) for end in (min_obs, max_obs))
+        if (
+            not np.isfinite([*found, low, high]).all()
+            or not (low <= high).all()
+            or (found[0] == found[1]).any()
+        ):
+            raise UsageError(
+                "RescaleObservation requires finite bounds, its own and the environment's, with the "
+                "lower one first"
+            )
+        ((_, _, dtype),) = spec.observation
+        # gymnasium/wrappers/utils.py, rescale_box: quotients in long double, then the environment's type.
+        span = np.asarray(found[1], np.longdouble) - np.asarray(found[0], np.longdouble)
+        self._slope = ((high - low) / span).astype(dtype)
+        self._offset = (self._slope * -found[0] + low).astype(dtype)
+        self._sized(spec.obs_dim, (low.astype(dtype), high.astype(dtype)))
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Rescale the first observations."""
+        return np.asarray(self._slope * obs + self._offset)
+
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,  # noqa: ARG002
+        rows: np.ndarray,  # noqa: ARG002
+        outcome: Outcome,
+    ) -> tuple[np.ndarray, Outcome]:
+        """Rescale the observations."""
+        return np.asarray(self._slope * obs + self._offset), outcome
+
+
 class ActionNoise(Wrapper):
     """Add Gaussian noise to every action within the bounds; draws depend on the episode's seed."""
 
@@ -403,9 +481,11 @@ _PLAYED: Final[Mapping[str, tuple[type[Wrapper], Mapping[str, str], Mapping[str,
     "HistoryWrapper": (HistoryWrapper, {}, {}),
     "FrameStack": (FrameStack, {"num_stack": "n_stack"}, {"repeat_first": True}),
     "FrameStackObservation": (FrameStack, {"stack_size": "n_stack"}, {"repeat_first": True}),
-    "VecFrameStack": (FrameStack, {}, {}),
+    # stacked_observations.py repeats each bound, although it stacks whole observations.
+    "VecFrameStack": (FrameStack, {}, {"repeat_bounds": True}),
     "MaskVelocityWrapper": (MaskVelocity, {}, {}),
     "RescaleAction": (RescaleAction, {}, {}),
+    "RescaleObservation": (RescaleObservation, {}, {}),
     "ActionNoiseWrapper": (ActionNoise, {}, {}),
     "ActionSmoothingWrapper": (ActionSmoothing, {}, {}),
     "TimeLimit": (TimeLimit, {}, {}),
@@ -464,7 +544,8 @@ def parse_wrapper(text: str) -> WrapperSpec:
     """Return the wrapper of `NAME` or `NAME:argument=number,...`; raise UsageError for other text."""
     name, _, rest = text.partition(":")
     arguments: dict[str, Any] = {}
-    for pair in filter(None, rest.split(",")):
+    # A comma inside a list separates its numbers.
+    for pair in filter(None, re.split(r",(?![^\[]*\])", rest)):
         argument, equals, value = pair.partition("=")
         try:
             arguments[argument.strip()] = json.loads(value.lower()) if equals else None
@@ -477,6 +558,14 @@ def parse_wrapper(text: str) -> WrapperSpec:
                 hint=f"--wrapper {name}:name=1,other=2",
             )
     return WrapperSpec(name.strip(), arguments)
+
+
+def format_wrapper(wrapper: WrapperSpec) -> str:
+    """Return the text of the command line that `parse_wrapper` reads."""
+    pairs = [
+        f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in wrapper.arguments.items()
+    ]
+    return f"{wrapper.name}:{','.join(pairs)}" if pairs else wrapper.name
 
 
 def serialize_wrappers(wrappers: Iterable[WrapperSpec]) -> str:
@@ -660,11 +749,6 @@ def _wrapper_parameters(kind: Callable[..., Wrapper]) -> dict[str, bool]:
     """Return a wrapper's arguments, and whether each is required."""
     found = inspect.signature(kind).parameters
     return {name: p.default is p.empty for name, p in found.items() if name not in ("spec", "rows")}
-
-
-def _resize_observation(spec: EnvSpec, obs: int) -> EnvSpec:
-    ((name, _, dtype),) = spec.observation
-    return replace(spec, observation=((name, (obs,), dtype),))
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:

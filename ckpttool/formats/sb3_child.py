@@ -98,6 +98,8 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
         low, high = (np.asarray([float(n) for n in each], dtype) for each in (least, most))
         if low.shape == high.shape == (request["obs_dim"],):
             model.observation_space = spaces.Box(low, high, dtype=low.dtype.type)
+    else:
+        model.unknown_observation_bounds = True  # libraries/sb3.py reads this: the infinite ones are no fact
     low, high = (np.asarray(request[end], np.float32) for end in ("low", "high"))
     model.action_space = spaces.Box(low, high, dtype=np.float32)
     model.n_envs = 1

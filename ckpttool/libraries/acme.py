@@ -18,12 +18,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
 from ckpttool.core.tree import Path, Tree
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.optimizers_write import SonnetOptimizerWriter
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
+    LEFT_OPEN,
     NETWORKS,
     AgentMetadata,
     DefaultSetting,
@@ -41,8 +41,6 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings
 
-_MAP = unknown_fact("action map", "how the policy maps its last layer to actions", decides=True)
-
 TABLE = LayoutTable(
     name="acme",
     title="Acme's TensorFlow agents (DDPG, D4PG, DMPO) with Sonnet networks: learner or snapshots",
@@ -55,7 +53,7 @@ TABLE = LayoutTable(
     },
     optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
     counters={"num_steps": "total_it", "save_counter": "save_counter"},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS, _MAP)),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["acme"]),
     optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
 from ckpttool.core.tree import Container, Tree, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
@@ -45,17 +44,7 @@ TABLE = LayoutTable(
 _PPO = replace(
     TABLE,
     components={"actor_mean": "actor", "critic": "value"},
-    facts=AgentMetadata(
-        head="clip",
-        hidden="tanh",
-        epsilon=1e-5,
-        lacks=(
-            NO_BOUNDS,
-            unknown_fact(
-                "observation statistics", "the observation statistics of NormalizeObservation", decides=True
-            ),
-        ),
-    ),
+    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["cleanrl ppo"]),
     branches={},
     tensors={"actor_logstd": "actor/log_std"},
 )

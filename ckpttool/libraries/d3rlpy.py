@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core.errors import UnsupportedError, UsageError
-from ckpttool.core.sidecar import NO_ACTIVATIONS, LedgerEntry, unknown_fact
+from ckpttool.core.sidecar import NO_ACTIVATIONS, OUTPUT_RANGE, LedgerEntry
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
@@ -73,13 +73,14 @@ def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, w
 
 def _add_bounds(facts: AgentMetadata, configuration: ConfigValues, size: object, where: str) -> AgentMetadata:
     kind = configuration.get("action_scaler/type", "none")
+    outputs = f"{where} {OUTPUT_RANGE}"  # of an action scaler those in a data set
     if kind == "none" and isinstance(size, int) and 0 < size < 1 << 16:
         # Without scaling, an action is tanh itself.
-        return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
+        return facts.read(outputs, action_low=(-1.0,) * size, action_high=(1.0,) * size)
     low, high = (_numbers(configuration, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
     if kind != "min_max" or not low or len(low) != len(high):
         return facts.not_understood("head", f"an action scaler ({kind})", where)
-    return facts.read(where, action_low=low, action_high=high)
+    return facts.read(outputs, action_low=low, action_high=high)
 
 
 def _add_normalizer(
@@ -379,11 +380,6 @@ def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, 
 # (norms come after the activation), d3rlpy/algos/qlearning/base.py (`predict`: observation scaler before,
 # action scaler after), d3rlpy/preprocessing/action_scalers.py and observation_scalers.py.
 
-_LACKS = (
-    unknown_fact("action map", "the action scaler", decides=True),
-    unknown_fact("observation statistics", "the observation scaler", decides=True),
-)
-
 TABLE = LayoutTable(
     name="d3rlpy",
     title="d3rlpy's agents with continuous actions: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ...",
@@ -399,7 +395,7 @@ TABLE = LayoutTable(
         "temp_optim": "temperature_optimizer",
     },
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["d3rlpy"]),
     optimizer=optimizers_read.from_torch,
     rooted=True,
     seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ...",

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, attr, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
-from ckpttool.libraries.schema import DISCRETE_CHOICE, AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import DISCRETE_CHOICE, LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -34,7 +33,7 @@ TABLE = LayoutTable(
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["elegantrl"]),
     optimizer=optimizers_read.from_torch,
     tensors={
         **{

@@ -12,11 +12,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ckpttool.core.sidecar import NO_ACTIVATIONS, unknown_fact
 from ckpttool.core.tree import Path, Tree, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     KERAS,
     LayerNames,
@@ -38,10 +37,7 @@ TABLE = LayoutTable(
         head="identity",
         hidden="relu",
         epsilon=1e-3,
-        lacks=(
-            NO_ACTIVATIONS,
-            unknown_fact("action map", "how the model maps its last layer to actions", decides=True),
-        ),
+        lacks=LEFT_OPEN["keras_rl"],
     ),
     optimizer=optimizers_read.from_keras,
     seen="DDPG on Pendulum from a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",

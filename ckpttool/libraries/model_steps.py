@@ -521,10 +521,7 @@ def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
             "the TorchScript code is not a single chain of supported operations",
             file=checkpoint.path,
             found=", ".join(sorted(cells)) or word or None,
-            hint=None
-            if cells
-            else "if its layers do form a chain, run ckpttool convert --to torch to write them without "
-            "the code, then pass that file to eval with --activation",
+            hint=None if cells else "export the model to ONNX, which eval plays as its graph computes it",
         ) from None
 
 

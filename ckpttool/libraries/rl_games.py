@@ -15,11 +15,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
+from ckpttool.core.sidecar import NO_STATISTICS
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import DICT_UNKNOWN, AgentMetadata, ObservationNormalizer, RecognizedAgent
+from ckpttool.libraries.schema import (
+    DICT_UNKNOWN,
+    LEFT_OPEN,
+    AgentMetadata,
+    ObservationNormalizer,
+    RecognizedAgent,
+)
 
 _MODEL = "model/a2c_network"
 # Inside the model; before 1.5, beside it.
@@ -33,7 +39,7 @@ TABLE = LayoutTable(
     components={},
     optimizers={},
     counters={"epoch": "iter", "frame": "num_timesteps"},
-    facts=AgentMetadata(head="clip_affine", hidden="elu", epsilon=1e-5, lacks=(NO_BOUNDS, NO_ACTIVATIONS)),
+    facts=AgentMetadata(head="clip_affine", hidden="elu", epsilon=1e-5, lacks=LEFT_OPEN["rl_games"]),
     optimizer=optimizers_read.from_torch,
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},

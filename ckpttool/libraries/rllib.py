@@ -240,11 +240,25 @@ def _text(recorded: Said, name: str) -> str | None:
 
 def _bounds(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
     space = f"{policy}policy_spec/action_space/space"
-    low, high = (
+    low, high = _array_bounds(recorded, space)
+    facts = facts.bounded(space, low, high) or facts.lacking(NO_BOUNDS)
+    space = f"{policy}policy_spec/observation_space/space"
+    return _with_observation_space(facts, space, _array_bounds(recorded, space))
+
+
+def _array_bounds(recorded: Said, space: str) -> tuple[tuple[float, ...], ...]:
+    return tuple(
         _array(_text(recorded, f"{space}/{end}"), _text(recorded, f"{space}/dtype"))
         for end in ("low", "high")
     )
-    return facts.bounded(space, low, high) or facts.lacking(NO_BOUNDS)
+
+
+def _with_observation_space(
+    facts: AgentMetadata, where: str, bounds: Sequence[tuple[float, ...]]
+) -> AgentMetadata:
+    """Return the facts with the bounds of observations that are a single array."""
+    space = schema.make_observation_space("gymnasium", {schema.OBSERVATION: (bounds[0], bounds[1])})
+    return facts if space is None else facts.read(where, observation_space=space)
 
 
 def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
@@ -333,14 +347,6 @@ _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS_FILE = "class_and_ctor_args.pkl"
 # First segments in a module's own folder: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
-_LACKS = (NO_ENVIRONMENT,)
-# In training, samples are tanh of a Gaussian; without noise the library's own code applies no tanh.
-_SQUASHED = unknown_fact(
-    "action map",
-    "whether tanh limits the mean (yes in training: --head affine; no where RLlib acts with "
-    "explore=False: --head clip_affine)",
-    decides=True,
-)
 _LAYER_NORM = 1e-3
 
 TABLE = LayoutTable(
@@ -350,7 +356,9 @@ TABLE = LayoutTable(
     components={},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=(*_LACKS, _SQUASHED)),
+    facts=AgentMetadata(
+        head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=schema.LEFT_OPEN["rllib sac"]
+    ),
     optimizer=optimizers_read.from_torch,
     seen="SAC and PPO as Ray 2.60 saves them",
     joined=True,
@@ -363,7 +371,7 @@ _NEUTRAL = re.compile(
     "|AgentToModuleMapping|BatchIndividualItems|NumpyToTensor|FlattenObservations|WriteObservationsToEpisodes"
 )
 _FILTER = "MeanStdFilter"
-_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=_LACKS)
+_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=schema.LEFT_OPEN["rllib"])
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name is no evidence
@@ -483,6 +491,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     facts = binding.facts
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
+    seen = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
+    facts = _with_observation_space(facts, _ARGUMENTS_FILE, seen)
     names = [_find_only(recorded, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
     inside, head = (None if leaf is None else _format_activation(leaf) for leaf in names)
     actor = next(part for part in binding.parts if part.acts)

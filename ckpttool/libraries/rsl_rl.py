@@ -15,7 +15,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.core.sidecar import NO_ACTIVATIONS
 from ckpttool.core.tree import PathStep, Tree, ValueLeaf, attr, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
@@ -48,7 +47,7 @@ TABLE = LayoutTable(
     },
     optimizers={"optimizer_state_dict": schema.JOINT},
     counters={"iter": "iter"},
-    facts=AgentMetadata(head="identity", hidden="elu", epsilon=1e-5, lacks=(NO_ACTIVATIONS,)),
+    facts=AgentMetadata(head="identity", hidden="elu", epsilon=1e-5, lacks=schema.LEFT_OPEN["rsl_rl"]),
     optimizer=optimizers_read.from_torch,
     tensors={
         f"{_MODEL}/std": "actor/std",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import unknown_fact
+from ckpttool.core.sidecar import STATISTICS_UNKNOWN, unknown_fact
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import sb3, schema, write
@@ -330,7 +330,9 @@ TABLE = LayoutTable(
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-12, lacks=(sb3.SETTINGS_UNKNOWN,)),
+    facts=AgentMetadata(
+        head="affine", hidden="relu", epsilon=1e-12, lacks=schema.LEFT_OPEN["stable_baselines"]
+    ),
     optimizer=_skip_optimizer,
     # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},
@@ -444,7 +446,9 @@ def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Pat
     kernels = [tree[move.source] for move in binding.moves.moves if move.target == first]
     ddpg = any(str(path[1].value) == "qf_output" for path in ours if len(path) > 1)
     if ddpg and kernels and isinstance(kernels[0], Leaf):
-        facts = add_ddpg_statistics(facts, tree, kernels[0].shape[0])
+        # They are the algorithm's own: VecNormalize may have been in use as well.
+        facts = add_ddpg_statistics(facts, tree, kernels[0].shape[0]).without_lack(STATISTICS_UNKNOWN)
+        facts = facts.lacking(STATISTICS_UNKNOWN)
     return facts
 
 

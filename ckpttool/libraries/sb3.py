@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntry, are_arguments, unknown_fact
+from ckpttool.core.sidecar import STATISTICS_UNKNOWN, LedgerEntry, are_arguments, unknown_fact
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.encodings import pickle_values
@@ -66,14 +66,18 @@ _ACTIVATIONS = {
     "softplus": "softplus",
 }
 _IMAGE_AXES = 3
+_MOST_PIXELS = 1 << 18
 IMAGES = "image observations"
 """Entry among a policy's unplaced tensors if the preprocessing of images is unknown."""
 
 
 def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
-    """Return the facts with the action bounds and the activation from the settings."""
+    """Return the facts with the spaces' bounds and the activation from the settings."""
     low, high = (read_bound(tree, end) for end in ("low", "high"))
     known = known.bounded("data/action_space", low or (), high or ()) or known
+    space = _read_observation_space(tree)
+    if space is not None:
+        known = known.read("data/observation_space", observation_space=space)
     name = read_activation(tree)
     if name is not None:
         known = known.read("data/policy_kwargs", hidden=name)
@@ -87,14 +91,33 @@ def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
 
 def read_bound(tree: Tree, end: str) -> tuple[float, ...] | None:
     """Return the actions' `low` or `high`; None if it is incomplete or infinite."""
-    found = _member(tree, "action_space", end)
-    if isinstance(found, Leaf):
-        numbers = schema.read_numbers(found)
-    elif isinstance(found, ValueLeaf) and isinstance(found.value, str) and "..." not in found.value:
-        numbers = _parse_numbers(found.value)
-    else:
-        return None
+    numbers = _read_space_bound(_member(tree, "action_space", end))
     return numbers if numbers and all(map(math.isfinite, numbers)) else None
+
+
+def _read_space_bound(found: Leaf | ValueLeaf | None) -> tuple[float, ...]:
+    """Return the numbers of a space's `low` or `high`; none if they are incomplete."""
+    if isinstance(found, Leaf) and found.dtype == "uint8" and found.size <= _MOST_PIXELS:
+        return tuple(map(float, bytes(found.read())))
+    if isinstance(found, Leaf):
+        return schema.read_numbers(found)
+    text = found.value if isinstance(found, ValueLeaf) else None
+    return _parse_numbers(text) if isinstance(text, str) and "..." not in text else ()
+
+
+def _read_observation_space(tree: Tree) -> schema.ObservationSpace | None:
+    """Return the bounds of the observations, by the names of a Dict's parts."""
+    library = _space_class(tree, "observation_space").partition(".")[0]
+    if (_DATA, key("unknown_observation_bounds")) in tree:
+        return None
+    parts = {
+        name or schema.OBSERVATION: (
+            _read_space_bound(tree.get((*place, attr("low"))) or tree.get((*place, key("low")))),
+            _read_space_bound(tree.get((*place, attr("high"))) or tree.get((*place, key("high")))),
+        )
+        for name, place in _list_space_parts(tree).items()
+    }
+    return schema.make_observation_space(library, parts)
 
 
 def _parse_numbers(text: str) -> tuple[float, ...]:
@@ -341,11 +364,7 @@ def _is_library_extractor(tree: Tree) -> bool:
 
 def _read_space_shapes(tree: Tree) -> dict[str, Shape]:
     """Return the shapes of a Dict's parts by name, or of a Box by ""; none if a part is not a Box."""
-    parts = (*_SPACE, attr("spaces"))
-    names = dict.fromkeys(str(p[3].value) for p in tree if p[:3] == parts and len(p) > len(parts))
-    if len(names) > _MOST_PARTS:
-        return {}
-    places: dict[str, Path] = {name: (*parts, key(name)) for name in names} or {"": _SPACE}
+    places = _list_space_parts(tree)
     boxes = {
         name: place
         for name, place in places.items()
@@ -354,6 +373,15 @@ def _read_space_shapes(tree: Tree) -> dict[str, Shape]:
     if len(boxes) < len(places):
         return {}
     return {name: _shape(tree, (*place, attr("_shape"))) for name, place in boxes.items()}
+
+
+def _list_space_parts(tree: Tree) -> dict[str, Path]:
+    """Return the places of a Dict's parts by name, or that of another space by ""."""
+    parts = (*_SPACE, attr("spaces"))
+    names = dict.fromkeys(str(p[3].value) for p in tree if p[:3] == parts and len(p) > len(parts))
+    if len(names) > _MOST_PARTS:
+        return {}
+    return {name: (*parts, key(name)) for name in names} or {"": _SPACE}
 
 
 def _shape(tree: Tree, place: Path) -> Shape:
@@ -427,15 +455,11 @@ _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
 STATISTICS_FILE = _STATISTICS[0]
 _VEC_ENV = "stable_baselines3.common.vec_env.vec_normalize"
 _MEAN_STD = Global("stable_baselines3.common.running_mean_std", "RunningMeanStd")
+_VEC_EPSILON, _VEC_CLIP = 1e-8, 10.0
 _UNLIMITED = 1e30  # stands for VecNormalize without clipping
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
-SETTINGS_UNKNOWN = unknown_fact(
-    "observation statistics",
-    "whether observations were normalised in training (VecNormalize stores statistics in a separate file)",
-)
-"""Unknown fact of an agent, unless a file beside it states it."""
 # Environment arguments that only affect rendering.
 _DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
 _MISSING = unknown_fact(
@@ -490,25 +514,66 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
     if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in found):
         mean, var = found.get("mean"), found.get("var")
     if _plain_value(found, "norm_obs") is False:
-        return _replace_metadata(binding, _drop_unknown_settings(binding.facts.read(name, norm=None)))
+        return _replace_metadata(binding, binding.facts.read(name, norm=None))
+    sizes: dict[str, int] = {}
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
-        if any(shown.startswith("obs_rms/") for shown in found):
-            return _replace_metadata(binding, _drop_unknown_settings(binding.facts).lacking(DICT_UNKNOWN))
-        return binding
+        parts = _read_dict_statistics(found)
+        if not parts:
+            return binding
+        mean, var = (
+            schema.make_float64_tensor([n for part in parts.values() for n in part[i]]) for i in (0, 1)
+        )
+        fronts = [front for component, front in binding.fronts.items() if component == "actor"]
+        rows = {each.name: each.size for front in fronts for each in front.streams if not each.image}
+        sizes = {part: len(numbers[0]) for part, numbers in parts.items()}
+        if any(rows.get(part) != size or len(parts[part][1]) != size for part, size in sizes.items()):
+            facts = binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)
+            return _replace_metadata(binding, facts)
     epsilon, clip = _plain_value(found, "epsilon"), _plain_value(found, "clip_obs")
+    limit = float(clip) if isinstance(clip, int | float) else read_default_clip(tree)
     norm = ObservationNormalizer(
         mean,
         var,
-        epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-8,
-        clip=_limit(clip),
+        epsilon=float(epsilon) if isinstance(epsilon, int | float) else _VEC_EPSILON,
+        clip=None if limit is None or limit >= _UNLIMITED else limit,
+        assumed=not isinstance(epsilon, int | float) or not isinstance(clip, int | float),
+        parts=sizes,
     )
-    return _replace_metadata(binding, _drop_unknown_settings(binding.facts.read(name, norm=norm)))
+    if norm.assumed:
+        shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
+        sentence = f"observations are normalised with {name}: epsilon {norm.epsilon:g}, {shown}"
+        moves = binding.moves
+        binding = replace(binding, moves=replace(moves, assumed=(*moves.assumed, sentence)))
+    return _replace_metadata(binding, binding.facts.read(name, norm=norm))
 
 
-def _limit(clip: object) -> float | None:
-    if not isinstance(clip, int | float):
-        return 10.0
-    return None if clip >= _UNLIMITED else float(clip)
+def _read_dict_statistics(
+    found: Mapping[str, Leaf | ValueLeaf],
+) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Return mean and variance of the parts of a Dict observation that VecNormalize normalises."""
+    names = [shown.split("/") for shown in found]
+    keys = dict.fromkeys(each[1] for each in names if each[0] == "obs_rms" and len(each) > 2)
+    chosen = [
+        leaf.value
+        for shown, leaf in found.items()
+        if shown.startswith("norm_obs_keys/") and isinstance(leaf, ValueLeaf)
+    ]
+    return {
+        part: (
+            schema.read_numbers(found.get(f"obs_rms/{part}/mean")),
+            schema.read_numbers(found.get(f"obs_rms/{part}/var")),
+        )
+        for part in (map(str, chosen) if chosen else keys)
+    }
+
+
+def read_default_clip(tree: Tree) -> float | None:
+    """Return the limit of normalised observations that a statistics file does not contain, None without one.
+
+    VecNormalize has one by default; the library's own RunningMeanStd may be saved alone.
+    """
+    names = {str(container.name) for container in tree.containers.values()}
+    return _VEC_CLIP if any(name.startswith("stable_baselines") for name in names) else None
 
 
 def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -516,7 +581,9 @@ def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     found = {shown: tree[path] for path, shown in tree.names.items()}
     # In another program's config.yml a missing key means nothing; the zoo's always names the policy.
     named = {shown.partition("/")[0] for shown in found}
-    facts = _drop_unknown_settings(binding.facts) if named & {"policy", "normalize"} else binding.facts
+    facts = (
+        binding.facts.without_lack(STATISTICS_UNKNOWN) if named & {"policy", "normalize"} else binding.facts
+    )
     if _needs_statistics(found) and "norm" not in binding.facts.origins:
         facts = facts.lacking(_MISSING)
     wrappers = tuple(
@@ -603,10 +670,6 @@ def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
 def _plain_value(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
     leaf = found.get(name)
     return leaf.value if isinstance(leaf, ValueLeaf) else None
-
-
-def _drop_unknown_settings(facts: AgentMetadata) -> AgentMetadata:
-    return facts._replace(lacks=tuple(what for what in facts.lacks if what != SETTINGS_UNKNOWN))
 
 
 def _replace_metadata(binding: RecognizedAgent, facts: AgentMetadata) -> RecognizedAgent:
@@ -770,12 +833,26 @@ def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | V
         (_DATA, key("action_space"), attr("high")): schema.make_float32_tensor(high),
         (*group, key("n_critics")): ValueLeaf(len(heads)),
     }
+    if binding.layout != TABLE.name:  # a file of this layout keeps its own, of any type
+        values |= _make_observation_bounds(binding.facts.observation_space, sizes["pi"][0])
     if module != _DEFAULT:  # the library's own default is not stored in its file
         values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
     for name, widths in sizes.items():
         for position, width in enumerate(widths[1:-1]):
             values[*group, key("net_arch"), key(name), index(position)] = ValueLeaf(width)
     return values
+
+
+def _make_observation_bounds(
+    space: schema.ObservationSpace | None, size: int
+) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
+    """Yield the bounds of `size` observations, if they are recorded."""
+    part = ({} if space is None else space["parts"]).get(schema.OBSERVATION, {})
+    if part and all(len(row) in (1, size) for row in part.values()):
+        for end, unbounded in (("low", -math.inf), ("high", math.inf)):
+            row = [unbounded if each is None else each for each in part[end]]
+            row *= size // len(row)
+            yield (*_SPACE, attr(end)), schema.make_float32_tensor(row)
 
 
 def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Sequence[float]]:
@@ -838,7 +915,9 @@ TABLE = LayoutTable(
         "ent_coef_optimizer": "temperature_optimizer",
     },
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(SETTINGS_UNKNOWN,)),
+    facts=AgentMetadata(
+        head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]
+    ),
     optimizer=optimizers_read.from_torch,
     branches={"log_std": "log_std"},
     tensors={
@@ -857,7 +936,7 @@ _ON_POLICY = replace(
     TABLE,
     components={"actor": "actor", "value": "value"},
     optimizers={"policy/optimizer": schema.JOINT},
-    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=(SETTINGS_UNKNOWN,)),
+    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]),
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
 )
@@ -866,7 +945,9 @@ _SEARCHED = replace(
     _ON_POLICY,
     components={"actor": "actor"},
     optimizers={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(SETTINGS_UNKNOWN,)),
+    facts=AgentMetadata(
+        head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]
+    ),
     tensors={},
     matrices=True,
 )

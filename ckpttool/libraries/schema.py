@@ -11,7 +11,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.sidecar import LedgerEntry, NotUnderstood, Topic, unknown_fact
+from ckpttool.core.sidecar import (
+    NO_ACTION_MAP,
+    NO_ACTIVATIONS,
+    NO_BOUNDS,
+    NO_ENVIRONMENT,
+    STATISTICS_UNKNOWN,
+    LedgerEntry,
+    NotUnderstood,
+    Topic,
+    unknown_fact,
+)
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index
 from ckpttool.mapping.rules import KEEP, Move, MoveList, Reshape
@@ -276,7 +286,8 @@ class ObservationNormalizer(NamedTuple):
 
     An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the
     square root) `(x - mean) / (sqrt(var) + epsilon)`, and is then clipped to `[-clip, clip]`. `assumed`
-    means that no file contains `epsilon` or `clip`.
+    means that no file contains `epsilon` or `clip`. `parts` are the names and sizes of the normalised
+    inputs, in the order of the statistics, if there are several inputs.
     """
 
     mean: Leaf
@@ -286,6 +297,7 @@ class ObservationNormalizer(NamedTuple):
     clip: float | None = None
     outside: bool = False
     assumed: bool = False
+    parts: Mapping[str, int] = MappingProxyType({})
 
 
 class Choices(NamedTuple):
@@ -333,14 +345,101 @@ StatedFact = Literal["activations", "head", "epsilon", "obs_norm"]
 _SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
 
 
+# What the files of each library leave open, by the rule in core/sidecar.py. Names with a suffix are those of
+# algorithms whose files differ.
+LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
+    # One activation and one action map in the library's code and all its examples.
+    **dict.fromkeys(("elegantrl", "fasttd3", "fujimoto", "spinningup", "tf2rl", "tf_agents"), (NO_BOUNDS,)),
+    "cleanrl ppo": (NO_BOUNDS, STATISTICS_UNKNOWN),  # NormalizeObservation; the statistics are not saved
+    "stable_baselines": (STATISTICS_UNKNOWN,),  # VecNormalize stores them in a separate file
+    "tianshou sac": (NO_BOUNDS, STATISTICS_UNKNOWN),  # VectorEnvNormObs, in the checkpoint of some examples
+    # Activations or action maps that users write, or set for each run.
+    "acme": (NO_BOUNDS, NO_ACTION_MAP),
+    "d3rlpy": (
+        unknown_fact("action map", "the action scaler", decides=True),
+        STATISTICS_UNKNOWN,  # a scaler in params.json
+    ),
+    "keras_rl": (NO_ACTIVATIONS, NO_ACTION_MAP),
+    "rl_games": (NO_BOUNDS, NO_ACTIVATIONS),
+    "rlgraph": (NO_BOUNDS, NO_ACTIVATIONS),
+    "rllib": (NO_ENVIRONMENT,),
+    # In training, samples are tanh of a Gaussian; without noise the library's own code applies no tanh.
+    "rllib sac": (
+        NO_ENVIRONMENT,
+        unknown_fact(
+            "action map",
+            "whether tanh limits the mean (yes in training: --head affine; no where RLlib acts with "
+            "explore=False: --head clip_affine)",
+            decides=True,
+        ),
+    ),
+    "rsl_rl": (NO_ACTIVATIONS,),
+    "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
+    "tianshou": (
+        NO_BOUNDS,
+        STATISTICS_UNKNOWN,
+        unknown_fact(
+            "action map",
+            "the actor's max_action (the first upper bound in Tianshou's examples; 1 by default: "
+            "--head affine)",
+            decides=True,
+        ),
+    ),
+    # examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) vs. highlevel/module/actor.py.
+    "tianshou ppo": (
+        NO_BOUNDS,
+        STATISTICS_UNKNOWN,
+        unknown_fact(
+            "activation",
+            "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation)",
+            decides=True,
+        ),
+        unknown_fact(
+            "action map",
+            "whether tanh limits the mean (no in its examples, yes in its high-level default: --head affine)",
+            decides=True,
+        ),
+    ),
+}
+
+OBSERVATION = "obs"
+"""Name of the input of agents whose observations are a single array."""
+ObservationSpace = Mapping[str, Any]
+"""The observations' space in sidecar form: `library` and, by input, `low` and `high` in `parts`."""
+_UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
+_MOST_BOUNDS = 4096
+
+
+def make_observation_space(
+    library: str, parts: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> ObservationSpace | None:
+    """Return the space with the bounds of each input; None if no input has them.
+
+    `library` is that of the space's class. One number stands for equal ones, None for no bound. Inputs
+    without bounds, or with thousands of different ones, are left out.
+    """
+    every = {
+        name: {"low": _shorten_bound(low), "high": _shorten_bound(high)}
+        for name, (low, high) in parts.items()
+        if low and len(low) == len(high)
+    }
+    found = {name: part for name, part in every.items() if max(map(len, part.values())) <= _MOST_BOUNDS}
+    return {"library": library, "parts": found} if found else None
+
+
+def _shorten_bound(numbers: Sequence[float]) -> list[float | None]:
+    row = [float(each) if abs(each) < _UNBOUNDED else None for each in numbers]
+    return row[:1] if len(set(row)) == 1 else row
+
+
 class AgentMetadata(NamedTuple):
     """Facts about an agent's networks besides their weights: library defaults, or read from a file.
 
     `head` maps the last layer to an action (see build.HEADS), `hidden` is the activation after every
     hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms. Bounds are
-    per action; `choices` are discrete actions, whose `head` is "argmax"; `env` is an environment's id,
-    `env_arguments` its arguments, and `wrappers` the names and arguments of its wrappers in training, the
-    innermost first. `stacked` is the number of
+    per action; `choices` are discrete actions, whose `head` is "argmax"; `observation_space` is as in a
+    sidecar; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names and
+    arguments of its wrappers in training, the innermost first. `stacked` is the number of
     normalised observations that the policy receives at once. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
     (`sidecar.unknown_fact`) for each fact that no file contains. `stated` are facts that a file states in
@@ -354,6 +453,7 @@ class AgentMetadata(NamedTuple):
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     choices: Choices | None = None
+    observation_space: ObservationSpace | None = None
     norm: ObservationNormalizer | None = None
     env: str | None = None
     env_arguments: Mapping[str, Any] = MappingProxyType({})
@@ -364,12 +464,13 @@ class AgentMetadata(NamedTuple):
     stated: Mapping[str, NotUnderstood] = MappingProxyType({})
 
     def read(self, where: str, **facts: Any) -> AgentMetadata:
-        """Return the facts with those read from the file at `where`."""
+        """Return the facts with those read from the file at `where`; `norm` may be None, for none."""
         names = dict.fromkeys(facts, where)
         understood = {_SIDECAR_NAMES.get(name, name) for name in facts}
         stated = {name: each for name, each in self.stated.items() if name not in understood}
         origins = MappingProxyType({**self.origins, **names})
-        return self._replace(**facts, origins=origins, stated=MappingProxyType(stated))
+        known = self.without_lack(STATISTICS_UNKNOWN) if "norm" in facts else self
+        return known._replace(**facts, origins=origins, stated=MappingProxyType(stated))
 
     def not_understood(self, name: StatedFact, text: str, where: str) -> AgentMetadata:
         """Return the facts with one that the file at `where` states as `text`, which is not understood."""
@@ -380,9 +481,11 @@ class AgentMetadata(NamedTuple):
         """Return the facts with one more unknown fact."""
         return self._replace(lacks=(*self.lacks, entry))
 
-    def without_lack(self, what: Topic) -> AgentMetadata:
-        """Return the facts without unknown facts about `what`."""
-        return self._replace(lacks=tuple(each for each in self.lacks if each.what != what))
+    def without_lack(self, *known: Topic | LedgerEntry) -> AgentMetadata:
+        """Return the facts without the unknown facts that are `known`: all of a topic, or single ones."""
+        return self._replace(
+            lacks=tuple(each for each in self.lacks if each not in known and each.what not in known)
+        )
 
     def bounded(self, where: str, low: Sequence[float], high: Sequence[float]) -> AgentMetadata | None:
         """Return the facts with the action bounds from the file at `where`, None if there are none."""

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, cast
 from ckpttool.core import plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import NORMS_BEFORE, NotUnderstood
+from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_tree, onnx
 from ckpttool.formats.common import Format
-from ckpttool.libraries import model_steps, onnx_policies, programs, schema, tf_graphs
+from ckpttool.libraries import model_steps, onnx_policies, programs, schema, tf_graphs, tf_names
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors, RecurrentCell
 from ckpttool.libraries.recognize import ComponentLayer, NamedLeaf, PickledModule, read_pickled_module
 from ckpttool.libraries.schema import (
@@ -312,6 +312,7 @@ def _bind_by_names(
         return _add_statistics(bounded, normalisers, layers, where)
     chain = _order_dense_layers(layers, file)
     _require_sequential(chain.layers, file)
+    _require_no_branches(chain.layers, file)
     facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
     more = _list_gaps(chain.layers)
     binding = _make_agent(
@@ -791,6 +792,12 @@ def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 _MEAN = re.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
+_RECORDED_ORDER = (
+    "use TorchScript, an ONNX model or a .keras file, which record the computation, or a whole module "
+    "(torch.save(model)) of layers in sequence"
+)
+
+
 def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerChain:
     """Return the dense layers as the only chain that sizes, and then numbers in names, allow."""
     dense = [module for module in layers if _is_dense(module)]
@@ -815,10 +822,7 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
                 "several layer orders fit, and it is unknown which one is right",
                 file=file,
                 found="; ".join(orders[:3]),
-                hint=(
-                    "use a whole module (torch.save(model)), TorchScript or a .keras file, which "
-                    "record the order"
-                ),
+                hint=_RECORDED_ORDER,
             )
         chain, why = by_number[0], "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
@@ -946,6 +950,21 @@ def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
             )
 
 
+def _require_no_branches(chain: Sequence[ComponentLayer], file: str) -> None:
+    """Raise UnsupportedError for layers that are no chain by their names, where no file records the order."""
+    dense = [layer for layer in chain if _is_dense(layer)]
+    widths = [(layer.width_in or 0, layer.width_out or 0) for layer in dense]
+    if found := tf_names.find_joined_layers([layer.name for layer in dense], widths):
+        raise UnsupportedError(
+            "the names suggest layers that are added to others, or multiplied (residual connections, gates), "
+            "and no file records the computation",
+            file=file,
+            expected="a chain of layers",
+            found=abbreviate_list(found, 4),
+            hint=_RECORDED_ORDER,
+        )
+
+
 def _is_numbered(layer: ComponentLayer) -> bool:
     """Return whether the layer is named like a part of torch's Sequential."""
     return bool(layer.name) and layer.name[-1].isdigit() and layer.kind.framework == "torch"
@@ -1011,7 +1030,7 @@ def _bind_steps(
     if listed.scale is not None:
         width_ = chain[-1].width_out if _is_dense(chain[-1]) else None
         low, high = listed.bounds(width_ or 1)
-        facts = facts.read(listed.origin, action_low=low, action_high=high)
+        facts = facts.read(f"{listed.origin} {OUTPUT_RANGE}", action_low=low, action_high=high)
     assumed, notes, title = lines
     return _make_agent(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, unknown_fact
 from ckpttool.core.tree import Leaf, Tree, attr, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
@@ -56,16 +55,7 @@ TABLE = LayoutTable(
         "optimizer": schema.JOINT,
     },
     counters={},
-    facts=AgentMetadata(
-        head="tanh",
-        hidden="relu",
-        epsilon=1e-5,
-        lacks=(
-            NO_ACTIVATIONS,
-            unknown_fact("action map", "how the model maps its last layer to actions", decides=True),
-            NO_BOUNDS,
-        ),
-    ),
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["skrl"]),
     optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={"policy/log_std_parameter": "actor/log_std"},

@@ -54,7 +54,7 @@ _TF1 = replace(
         "target/v": "value_target",
     },
     optimizer=optimizers_read.from_keras,
-    facts=TABLE.facts._replace(lacks=(NO_BOUNDS,)),
+    facts=TABLE.facts.lacking(NO_BOUNDS),
     tensors={},
 )
 _LARGEST = 1e30  # larger than any action bound
@@ -92,7 +92,7 @@ def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     head = _HIDDEN[hidden]
-    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], lacks=(NO_BOUNDS,))
+    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head]).lacking(NO_BOUNDS)
     unplaced = dict(binding.unplaced)
     if hidden == _DISCRETE:
         unplaced["actor"] = (*unplaced.get("actor", ()), DISCRETE_CHOICE)
@@ -106,7 +106,7 @@ def _has_tensors_below(names: tuple[str, ...], module: str, layer: str) -> bool:
 def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) -> RecognizedAgent:
     """Return the binding with the facts from the module's attributes and classes."""
     names = [module.activation(each) for each in module.children(hidden) if _is_function(module, each)]
-    facts = binding.facts._replace(head=_HIDDEN[hidden], lacks=())
+    facts = binding.facts._replace(head=_HIDDEN[hidden])
     if hidden != "pi.net":
         last = names.pop() if names else None
         if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
@@ -122,7 +122,7 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
         bounds = (float(limit),) * _count_actions(binding, module.tree)
         facts = facts.read("act_limit", action_low=tuple(-bound for bound in bounds), action_high=bounds)
     else:
-        facts = facts._replace(lacks=(NO_BOUNDS,))
+        facts = facts.lacking(NO_BOUNDS)
         strange = (
             (*strange, "an act_limit that is not a number") if module.has("pi", "act_limit") else strange
         )

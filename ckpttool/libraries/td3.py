@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
+from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOWN
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
@@ -72,7 +72,7 @@ FASTTD3_TABLE = LayoutTable(
     },
     optimizers={},
     counters={"global_step": "global_step"},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fasttd3"]),
     optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={
@@ -109,11 +109,8 @@ def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa:
     binding = binding.without({tree.names[path] for path in behind}).noted(
         *list_distribution_notes(binding, tree)
     )
-    return replace(
-        binding,
-        facts=_add_normalizer(_add_arguments(binding.facts, tree), tree),
-        consumed=binding.consumed | behind,
-    )
+    binding = replace(binding, facts=_add_arguments(binding.facts, tree), consumed=binding.consumed | behind)
+    return _add_normalizer(binding, tree)
 
 
 def _is_unused(path: Path) -> bool:
@@ -135,7 +132,7 @@ def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
             return facts
         high = float(given)
     facts = facts.without_lack("action bounds")
-    facts = facts.read("args", action_low=(-high,) * width, action_high=(high,) * width)
+    facts = facts.read(f"args {OUTPUT_RANGE}", action_low=(-high,) * width, action_high=(high,) * width)
     # HumanoidBench names are Gymnasium ids; other names belong to other suites.
     return facts.read("args", env=env) if env.startswith(("h1hand-", "h1-")) else facts
 
@@ -148,12 +145,25 @@ def _count_actions(tree: Tree) -> int | None:
     return None
 
 
-def _add_normalizer(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
-    where = "obs_normalizer_state"
+def _add_normalizer(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the statistics, if the arguments state no other (train.py: nn.Identity)."""
+    where, facts = "obs_normalizer_state", binding.facts
+    setting = tree.get((key("args"), key("obs_normalization")))
+    stated = setting.value if isinstance(setting, ValueLeaf) else None
     mean, std = (tree.get((key(where), key(name))) for name in ("_mean", "_std"))
-    if not isinstance(mean, Leaf) or not isinstance(std, Leaf):
-        return facts
-    return facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
+    if stated is False:
+        unused = {move.source for move in binding.moves.moves if move.target[0] == attr(schema.NORMALIZER)}
+        kept = tuple(move for move in binding.moves.moves if move.source not in unused)
+        return replace(
+            binding,
+            moves=replace(binding.moves, moves=kept),
+            facts=facts.read("args/obs_normalization", norm=None),
+            consumed=binding.consumed | unused,
+        )
+    if isinstance(mean, Leaf) and isinstance(std, Leaf):
+        norm = ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True)
+        return replace(binding, facts=facts.read(where, norm=norm))
+    return replace(binding, facts=facts.lacking(NO_STATISTICS)) if stated is True else binding
 
 
 def plan_fasttd3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -231,6 +241,33 @@ FASTTD3 = LibraryPlugin(FASTTD3_TABLE, recognize_fasttd3, plan_fasttd3)
 # `crtic` is the spelling in a widely copied program.
 _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for n in (1, 2)}
 
+# Buffers of an actor's class with the map from tanh to the action, as CleanRL's has them.
+_SCALES = ("action_scale", "max_action", "action_limit", "act_limit", "action_bound")
+_ACTION_MAP = {
+    **dict.fromkeys(
+        (
+            f"actor/{name}"
+            for name in ("action_scale", "max_action", "action_limit", "act_limit", "action_bound")
+        ),
+        "actor/action_scale",
+    ),
+    "actor/action_bias": "actor/action_bias",
+}
+
+
+def _add_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the action map in an actor's buffers, which a target actor repeats."""
+    targets = {move.target for move in binding.moves.moves}
+    if (attr("actor"), attr("action_scale")) not in targets:
+        return binding
+    names = {f"actor_target/{name.partition('/')[2]}" for name in _ACTION_MAP}
+    repeated = {
+        path for path, name in tree.names.items() if any(f"/{name}".endswith(f"/{each}") for each in names)
+    }
+    binding = binding.without({tree.names[path] for path in repeated})
+    return replace(binding, facts=binding.facts._replace(head="affine"), consumed=binding.consumed | repeated)
+
+
 FUJIMOTO_TABLE = LayoutTable(
     name="fujimoto",
     title="TD3 authors' files: PREFIX_actor, PREFIX_critic, ... (or only one of them)",
@@ -249,8 +286,9 @@ FUJIMOTO_TABLE = LayoutTable(
         **{f"{theirs}_optimizer": f"critic_optimizer/{q}" for theirs, q in _SPLIT.items()},
     },
     counters={},
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fujimoto"]),
     optimizer=optimizers_read.from_torch,
+    tensors=_ACTION_MAP,
     late=True,
     seen="TD3 on HalfCheetah, two seeds from a public run; split critics on BipedalWalker and LunarLander",
 )
@@ -260,9 +298,6 @@ _MORE = frozenset(
     ("total_it", "actor_target", "critic_target", "value", "value_target", "normalizer", "log_alpha")
 )
 _MEMBER = re.compile(r"actor|cri?tic")
-_FUJIMOTO_STATISTICS = unknown_fact(
-    "observation statistics", "the dataset's mean and std used to normalise observations"
-)
 
 
 def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
@@ -280,14 +315,15 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
         return None  # one dict with targets and further entries: td3_torch
-    return _add_file_metadata(bind(tree, FUJIMOTO_TABLE), name)
+    binding = bind(tree, FUJIMOTO_TABLE)
+    return None if binding is None else _add_file_metadata(_add_action_map(binding, tree), name)
 
 
 def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> RecognizedAgent | None:
     """Return the binding with the facts in the file's name: TD3_BC's agents need statistics."""
     if binding is None or not name.startswith("TD3_BC"):
         return binding
-    return replace(binding, facts=binding.facts.lacking(_FUJIMOTO_STATISTICS))
+    return replace(binding, facts=binding.facts.lacking(STATISTICS_UNKNOWN))
 
 
 def _component(stored: list[str], name: str) -> str:
@@ -386,6 +422,7 @@ TF_TABLE = LayoutTable(
     tensors={
         **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
         **{name: name for name in _SINGLE_TENSORS},
+        **_ACTION_MAP,
         **{name.partition("/")[2]: name for name in _SEEN},
     },
     seen="sample_ckpts/td3_pendulum_tf",
@@ -405,7 +442,7 @@ def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = bind(tree, TF_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    found = add_recurrent_layers(binding, tree, TF_TABLE.framework)
+    found = add_recurrent_layers(_add_action_map(binding, tree), tree, TF_TABLE.framework)
     return found if _is_agent(found, tree) else None
 
 
@@ -554,6 +591,7 @@ TORCH_TABLE = LayoutTable(
         "alpha": "temperature/alpha",
         **{f"normalizer/{n}": f"normalizer/{n}" for n in _TORCH_STATISTICS},
         **{name: name for name in _SINGLE_TENSORS},
+        **_ACTION_MAP,
     },
     seen="sample_ckpts/td3_pendulum_torch",
 )
@@ -578,7 +616,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    return add_recurrent_layers(binding, tree, TORCH_TABLE.framework)
+    return add_recurrent_layers(_add_action_map(binding, tree), tree, TORCH_TABLE.framework)
 
 
 def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -633,7 +671,8 @@ def _note_absent_networks(containers: Collection[Path]) -> tuple[str, ...]:
 
 def _move_named_tensors(agent: Tree) -> Iterator[Move]:
     """Yield the tensors outside layers: they become entries under their canonical names."""
-    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items()}
+    # A sidecar holds the action map.
+    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items() if theirs not in _ACTION_MAP}
     for path in agent:
         name = names.get(display(path))
         if name is not None:

@@ -8,12 +8,20 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
+from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import DISCRETE_CHOICE, AgentMetadata, ObservationNormalizer, RecognizedAgent
+from ckpttool.libraries.schema import (
+    DISCRETE_CHOICE,
+    LEFT_OPEN,
+    OBSERVATION,
+    AgentMetadata,
+    ObservationNormalizer,
+    RecognizedAgent,
+    make_observation_space,
+)
 from ckpttool.libraries.write import (
     KERAS,
     LayerNames,
@@ -84,26 +92,30 @@ def list_spec_files(location: str) -> Sequence[str]:
 
 
 def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the action bounds, unchanged if the specs do not contain them."""
-    found = [bounds for place in _list_action_specs(tree) if (bounds := _bounds(tree, place)) is not None]
-    if not found:
-        return binding
-    low, high = found[0]
-    facts = binding.facts.without_lack("action bounds")
-    name = os.path.basename(file)
-    return replace(binding, facts=facts.read(name, action_low=low, action_high=high))
+    """Return the binding with the bounds of actions and observations, as far as the specs contain them."""
+    name, facts = os.path.basename(file), binding.facts
+    action, seen = (
+        next(filter(None, (_bounds(tree, place) for place in _list_specs(tree, each))), None)
+        for each in ("action", "observation")
+    )
+    if action is not None:
+        facts = facts.without_lack("action bounds").read(name, action_low=action[0], action_high=action[1])
+    # tf_agents/environments/suite_gym.py
+    if seen is not None and (space := make_observation_space("gym", {OBSERVATION: seen})):
+        facts = facts.read(name, observation_space=space)
+    return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
 def has_discrete_action(tree: Tree) -> bool:
     """Return whether the specs' action is an integer, i.e. a choice."""
-    kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_action_specs(tree)]
+    kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_specs(tree, "action")]
     return any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds)
 
 
-def _list_action_specs(tree: Tree) -> Iterator[Path]:
-    """Yield the specs named `action`."""
+def _list_specs(tree: Tree, name: str) -> Iterator[Path]:
+    """Yield the bounded specs of that name."""
     for path, leaf in tree.items():
-        if path[-2:] == (key("key"), index(0)) and isinstance(leaf, ValueLeaf) and leaf.value == "action":
+        if path[-2:] == (key("key"), index(0)) and isinstance(leaf, ValueLeaf) and leaf.value == name:
             yield (*path[:-2], *_steps("value"), *_steps("bounded_tensor_spec_value"))
 
 
@@ -229,7 +241,7 @@ TABLE = LayoutTable(
         "_alpha_optimizer": "temperature_optimizer",
     },
     counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=(NO_BOUNDS,)),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf_agents"]),
     optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO saved by the library: checkpoints and exported policies",

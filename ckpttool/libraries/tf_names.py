@@ -58,6 +58,12 @@ from ckpttool.mapping.rules import (
 _RESIDUAL = re.compile(
     r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
 )
+# Names of layers whose output is multiplied or added to that of another.
+_JOINING = re.compile(
+    rf"{_RESIDUAL.pattern}|(^|_)(gate|gated|gates|gating|highway|bypass|film|glu|swiglu|geglu|attn|attention|carry)"
+    r"(_?\d+)?(_|$)"
+)
+_PROJECTION = re.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
 _BLOCK = re.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
 # Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
@@ -84,14 +90,44 @@ def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
     return binding.entered(*_note_residuals(binding))
 
 
+def _is_named(pattern: re.Pattern[str], name: tuple[str, ...]) -> bool:
+    """Return whether a part of a layer's name has a word of the pattern, in any spelling."""
+    return any(pattern.search(word) for each in name for word in _split_words(each))
+
+
+def find_joined_layers(layers: Sequence[tuple[str, ...]], widths: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the dense layers of a chain that names and widths suggest to be added to others, or multiplied.
+
+    `widths` are their inputs and outputs. Layers of one width may be branches: a projection between two
+    others, or a block of several layers that ends in the width it begins with.
+    """
+    found = {
+        "/".join(name): None
+        for number, (name, (inputs, outputs)) in enumerate(zip(layers, widths, strict=True))
+        if _is_named(_JOINING, name)
+        or (0 < number < len(layers) - 1 and inputs == outputs and _is_named(_PROJECTION, name))
+    }
+    blocks: dict[tuple[str, ...], list[int]] = {}
+    for number, name in enumerate(layers):
+        ends = [at for at, word in enumerate(name[:-1]) if _BLOCK.search(word.lower())]
+        for end in ends[:1]:
+            # blocks/0/fc1: the number belongs to the block's name.
+            end += bool(name[end + 1 : end + 2] and name[end + 1].isdigit() and end + 2 < len(name))
+            blocks.setdefault(name[: end + 1], []).append(number)
+    for numbers in blocks.values():
+        if len(numbers) > 1 and widths[numbers[0]][0] == widths[numbers[-1]][1]:
+            found |= dict.fromkeys("/".join(layers[number]) for number in numbers)
+    return list(found)
+
+
 def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
-    """Yield an entry if layer names of a policy suggest residual connections."""
+    """Yield an entry if layer names of a policy suggest residual connections or gates."""
     layers = [layer for part in binding.parts if part.acts for layer in part.layers]
-    named = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_RESIDUAL.search, layer.name)))
+    named = dict.fromkeys("/".join(layer.name) for layer in layers if _is_named(_JOINING, layer.name))
     if named:
         value = (
-            f"whether {abbreviate_list(list(named), 3)} add their input to their output (residual "
-            "connections)"
+            f"whether the output of {abbreviate_list(list(named), 3)} is added to another, or multiplied "
+            "(residual connections, gates)"
         )
         yield LedgerEntry("cannot be known", "architecture", value, decides=True)
         return

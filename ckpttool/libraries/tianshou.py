@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
@@ -42,27 +41,6 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import KEEP, Move, Plan, Settings, ToTensor
 
-_LACKS = (
-    NO_BOUNDS,
-    unknown_fact(
-        "action map",
-        "the actor's max_action (the first upper bound in Tianshou's examples; 1 by default: --head affine)",
-        decides=True,
-    ),
-)
-# examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) vs. highlevel/module/actor.py.
-_PROBABILISTIC = (
-    unknown_fact(
-        "activation",
-        "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation)",
-        decides=True,
-    ),
-    unknown_fact(
-        "action map",
-        "whether tanh limits the mean (no in its examples, yes in its high-level default: --head affine)",
-        decides=True,
-    ),
-)
 _SIGMA = {"sigma/model/0": "log_std"}
 _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 
@@ -85,14 +63,19 @@ TABLE = LayoutTable(
         "_optimizers/2": "critic_optimizer/q2",
     },
     counters={},
-    facts=AgentMetadata(head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
+    facts=AgentMetadata(
+        head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou"]
+    ),
     optimizer=optimizers_read.from_torch,
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1",
     branches=_SIGMA,
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
-_SAC = replace(TABLE, facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]))
+_SAC = replace(
+    TABLE,
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou sac"]),
+)
 # PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` has observation and action as inputs: the critic is a state
 # value, the mean is clipped to [-1, 1].
 _ON_POLICY = replace(
@@ -100,7 +83,7 @@ _ON_POLICY = replace(
     components={"policy/actor": "actor", "actor": "actor", "critic": "value", "disc_net": "discriminator"},
     optimizers={"_optimizers/0": schema.JOINT},
     facts=AgentMetadata(
-        head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=(*_LACKS[:1], *_PROBABILISTIC)
+        head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou ppo"]
     ),
     branches={},
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
@@ -177,9 +160,8 @@ def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     else:
         reason = f"an action map with max_action {limit} and action_bound_method {method}"
         return replace(binding, facts=facts).refused("actor", reason)
-    left = (*_LACKS, *_PROBABILISTIC[1:])
-    facts = facts._replace(lacks=tuple(what for what in facts.lacks if what not in left))
-    return replace(binding, facts=facts.read("action_bound_method", head=head))
+    facts = facts.without_lack("action bounds", "action map").read("action_bound_method", head=head)
+    return replace(binding, facts=facts)
 
 
 def _count_inputs(tree: Tree, component: str) -> int | None:
@@ -203,10 +185,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
     mean, var = (tree.get(places[name]) for name in ("mean", "var"))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
-        lacks = unknown_fact(
-            "observation statistics", "the observation statistics, if training used VectorEnvNormObs"
-        )
-        return replace(binding, facts=binding.facts.lacking(lacks))
+        return binding
     epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
     norm = ObservationNormalizer(
         mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None

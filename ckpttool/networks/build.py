@@ -235,11 +235,11 @@ def add_encoder(
     agent: Tree,
     component: str,
     front: PolicyEncoder,
-    normalise: Callable[[int], None],
+    normalise: Callable[[EncoderInput], None],
 ) -> int:
     """Add an encoder on its inputs; return the number of its output, [batch, features].
 
-    `normalise` adds the statistics of a single non-image input; its argument is the width.
+    `normalise` adds the statistics of an input that is not an image.
     """
     joined = []
     for number, stream in enumerate(front.streams):
@@ -248,8 +248,8 @@ def add_encoder(
             _add_image_layers(builder, agent, component, stream)
         elif len(stream.shape) > 1:
             builder.add(Flatten())
-        if len(front.streams) == 1 and not stream.image:
-            normalise(stream.size)
+        if not stream.image:
+            normalise(stream)
         joined.append(builder.last)
     if len(joined) > 1:
         builder.add(Concat(), *joined)
@@ -443,13 +443,17 @@ def policy_network(
         )
     if wiring.choices is None and wiring.head not in HEADS:
         raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
+    _require_rows(front, wiring)
     if part.program is not None:
         builder = _start_from_program(part.program, wiring, seen)
     elif front is not None:
-        _require_rows(front, wiring)
         builder = start_network(agent, part.component, front, seen)
         add_encoder(
-            builder, agent, part.component, front, lambda width: _add_normalization(builder, wiring, width)
+            builder,
+            agent,
+            part.component,
+            front,
+            lambda each: _add_normalization(builder, wiring, each.size, each),
         )
     else:
         builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"])])
@@ -550,19 +554,37 @@ def value_network(agent: Tree, part: AgentNetwork, wiring: NetworkSettings) -> N
     return builder.done()
 
 
-def _require_rows(front: PolicyEncoder, wiring: NetworkSettings) -> None:
-    """Raise UnsupportedError for statistics of images or of several inputs."""
-    if wiring.obs_norm is not None and (len(front.streams) > 1 or front.streams[0].image):
+def _require_rows(front: PolicyEncoder | None, wiring: NetworkSettings) -> None:
+    """Raise UnsupportedError for statistics of images, and for those of inputs that the policy lacks."""
+    if wiring.obs_norm is None:
+        return
+    parts = wiring.obs_norm.get("parts")
+    streams = () if front is None else front.streams
+    rows = {stream.name: stream.size for stream in streams if not stream.image}
+    if parts is None and (front is None or (len(streams) == 1 and rows)):
+        return
+    if parts is None or any(rows.get(name) != size for name, size in parts.items()):
         raise UnsupportedError(
-            "normalisation statistics of images or of several inputs are not supported yet"
+            "the observation statistics are not those of the policy's inputs, or normalise images",
+            expected=", ".join(f"{name} [{size}]" for name, size in rows.items()) or None,
+            found=", ".join(f"{name} [{size}]" for name, size in (parts or {}).items()) or None,
         )
 
 
-def _add_normalization(builder: NetworkBuilder, wiring: NetworkSettings, width: int) -> None:
+def _add_normalization(
+    builder: NetworkBuilder, wiring: NetworkSettings, width: int, stream: EncoderInput | None = None
+) -> None:
+    """Add the observation statistics; of several inputs those of `stream`, if it has some."""
     norm = wiring.obs_norm
     if norm is None:
         return
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
+    if stream is not None and (parts := norm.get("parts")):
+        if stream.name not in parts:
+            return
+        names = [*parts]
+        start = sum(parts[name] for name in names[: names.index(stream.name)])
+        mean, var = mean[start : start + width], var[start : start + width]
     if len(mean) != width or len(var) != len(mean):
         raise EnvironmentMismatchError(
             "the observation statistics and the network have different sizes",

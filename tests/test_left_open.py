@@ -1,0 +1,185 @@
+"""What no file of an agent contains has one weight for all libraries, by the evidence that there is."""
+
+from __future__ import annotations
+
+import pickle
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.commands.convert import convert
+from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core import plugins, sidecar
+from ckpttool.core.sidecar import NO_ACTIVATIONS, STATISTICS_UNKNOWN
+from ckpttool.libraries.schema import LEFT_OPEN
+from tests import sb3_files as sb3
+from tests.conftest import Ran, in_process
+from tests.pickles import importable, instance
+
+pytest.importorskip("gymnasium")
+
+PENDULUM = "Pendulum-v1"
+MEAN, VAR = np.array([0.5, -0.5, 1.0]), np.array([0.25, 1.0, 4.0])
+STATISTICS = "observation statistics"
+
+
+def test_every_library_takes_what_it_leaves_open_from_the_table() -> None:
+    for layout in plugins.installed("layouts"):
+        lacks = layout.load().TABLE.facts.lacks
+        assert not lacks or lacks in LEFT_OPEN.values(), layout.name
+
+
+def cleanrl(path: Path) -> str:
+    """Write a PPO agent of CleanRL for Pendulum."""
+    torch.manual_seed(0)
+    made = nn.Module()
+    made.critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    made.actor_mean = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    made.actor_logstd = nn.Parameter(torch.zeros(1, 1))
+    torch.save(made.state_dict(), path)
+    return str(path)
+
+
+def stable_baselines3(path: Path) -> str:
+    """Write a PPO agent of Stable-Baselines3 for Pendulum."""
+    data = sb3.settings(sb3.ON_POLICY, policy_kwargs={"net_arch": [5, 4]}, action_space=sb3.box([-2], [2]))
+    return sb3.put(path, sb3.members({"policy": sb3.ppo(1).state_dict()}, data))
+
+
+def tianshou(path: Path) -> str:
+    """Write a SAC agent of Tianshou for Pendulum."""
+    torch.manual_seed(0)
+    rows = {
+        "actor.preprocess.model.model.0": (8, 3),
+        "actor.mu.model.0": (1, 8),
+        "actor.sigma.model.0": (1, 8),
+    }
+    rows |= {f"critic{n}.preprocess.model.model.0": (8, 4) for n in (1, 2)}
+    rows |= {f"critic{n}.last.model.0": (1, 8) for n in (1, 2)}
+    state = {f"{name}.weight": torch.randn(shape) for name, shape in rows.items()}
+    state |= {f"{name}.bias": torch.zeros(shape[0]) for name, shape in rows.items()}
+    torch.save(state, path)
+    return str(path)
+
+
+AGENTS: dict[str, Callable[[Path], str]] = {
+    "agent.cleanrl_model": cleanrl,
+    "agent.zip": stable_baselines3,
+    "policy.pth": tianshou,
+}
+
+
+def write_statistics(path: Path, size: int = 3) -> None:
+    """Write statistics of observations, as VecNormalize or as two arrays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".pkl":
+        sb3.statistics(path)
+    else:
+        np.savez(path, mean=np.resize(MEAN, size), var=np.resize(VAR, size))
+
+
+def play(path: str, *words: str) -> Ran:
+    return in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json", *words)
+
+
+def entries(ran: Ran) -> list[dict[str, Any]]:
+    return [each for each in ran.json()["ledger"] if each["what"] == STATISTICS and each["use"] != "used"]
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_without_evidence_one_line_names_it_and_nothing_decides(name: str, tmp_path: Path) -> None:
+    ran = play(AGENTS[name](tmp_path / name))
+    assert (ran.status, entries(ran)) == (0, [STATISTICS_UNKNOWN.document()])
+
+
+PLACES = ["best/normalizer.npz", "obs_norm.npz", "stats/obs_rms.npz", "final/vecnormalize.pkl"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", AGENTS)
+def test_statistics_in_the_run_decide_and_the_hint_applies_them(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "best").mkdir()
+    path = AGENTS[name](tmp_path / "best" / name)
+    write_statistics(tmp_path / place)
+    ran = play(path)
+    (entry,) = entries(ran)
+    assert (ran.status, entry["use"], entry["decides"]) == (1, "not used", True)
+    found = play(path, *shlex.split(entry["hint"]))
+    assert (found.status, entries(found)) == (0, [])
+    assert found.json()["returns"] != ran.json()["returns"]
+
+
+@pytest.mark.parametrize("place", ["other/normalizer.npz", "ppo_run/obs_norm.npz", "../normalizer.npz"])
+def test_other_runs_are_no_evidence(place: str, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "sac_run"
+    run.mkdir(parents=True)
+    path = stable_baselines3(run / "agent.zip")
+    write_statistics(tmp_path / "runs" / place)
+    assert play(path).status == 0
+
+
+def test_statistics_of_another_size_do_not_decide(tmp_path: Path) -> None:
+    path = cleanrl(tmp_path / "agent.cleanrl_model")
+    write_statistics(tmp_path / "normalizer.npz", 5)
+    assert play(path).status == 0
+
+
+def test_a_setting_that_needs_statistics_does_not_hide_the_file(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    path = stable_baselines3(tmp_path / "best" / "agent.zip")
+    (tmp_path / "best" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")
+    write_statistics(tmp_path / "final" / "vecnormalize.pkl")
+    ran = play(path)
+    assert ran.status == 1
+    hints = [each["hint"] for each in entries(ran) if each["use"] == "not used"]
+    assert hints == [f"--obs-norm {tmp_path / 'final' / 'vecnormalize.pkl'}"]
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_statistics_alone_are_assumed_to_be_limited_as_the_library_does(
+    library: bool, tmp_path: Path
+) -> None:
+    path = stable_baselines3(tmp_path / "agent.zip")
+    file = tmp_path / "obs_rms.pkl"
+    rms: Any = {"mean": MEAN, "var": VAR / 1e4}
+    with importable(sb3.MEAN_STD):
+        file.write_bytes(pickle.dumps(instance(sb3.MEAN_STD, **rms, count=9.0) if library else rms, 4))
+    agent = restore_agent(path)
+    assert agent.known.obs_norm is not None
+    assert agent.known.obs_norm["clip"] == (10.0 if library else None)
+    assert any("obs_rms.pkl" in sentence for sentence in sidecar.assumption_sentences(agent.ledger))
+    given = restore_agent(path, facts=AgentFacts(obs_norm=str(file)))
+    assert given.known.obs_norm == agent.known.obs_norm
+
+
+class TestSidecar:
+    """A sidecar answers what its provenance answers."""
+
+    def test_an_assumed_default_of_a_library_that_leaves_it_open_is_no_answer(self, tmp_path: Path) -> None:
+        source = tmp_path / "agent.pt"
+        layers = {"net.0.weight": torch.randn(8, 3), "net.0.bias": torch.zeros(8)}
+        policy = {**layers, "policy_layer.weight": torch.randn(1, 8), "policy_layer.bias": torch.zeros(1)}
+        torch.save({"policy": policy, "target_policy": policy}, source)
+        assert NO_ACTIVATIONS in restore_agent(str(source)).ledger
+        target = tmp_path / "converted.safetensors"
+        convert(str(source), str(target))
+        assert NO_ACTIVATIONS in restore_agent(str(target)).ledger
+        given = tmp_path / "given.safetensors"
+        convert(str(source), str(given), facts=AgentFacts(activations="relu", head="tanh"))
+        assert not [
+            each for each in restore_agent(str(given)).ledger if each.what == "activation" and each.open
+        ]
+
+    def test_the_question_about_observations_stays(self, tmp_path: Path) -> None:
+        target = tmp_path / "converted.pt"
+        convert(cleanrl(tmp_path / "agent.cleanrl_model"), str(target))
+        assert STATISTICS_UNKNOWN in restore_agent(str(target)).ledger
