@@ -64,7 +64,7 @@ from ckpttool.evaluation.statistics import (
 from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries import single_networks
-from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
+from ckpttool.libraries.schema import UNBOUNDED, AgentNetwork, PolicyEncoder
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
@@ -517,7 +517,6 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
 Bounds = tuple[np.ndarray, np.ndarray]
 # Spaces are float32.
 _ROUNDED, _NEAR_ZERO = 1e-5, 1e-6
-_UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,7 +655,7 @@ _NO_WRAPPER = "--wrapper none if training used no wrapper"
 
 def _to_infinite(bound: np.ndarray) -> np.ndarray:
     wide = np.asarray(bound, np.float64)
-    return np.where(np.abs(wide) < _UNBOUNDED, wide, np.copysign(np.inf, wide))
+    return np.where(np.abs(wide) < UNBOUNDED, wide, np.copysign(np.inf, wide))
 
 
 def _are_close(ones: Bounds, others: Bounds) -> bool:
