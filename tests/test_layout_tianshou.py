@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import Tree, UnsupportedError
+from ckpttool.core import EnvironmentMismatchError, Tree
 from ckpttool.formats import open_checkpoint
-from tests.golden_texts import Golden
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.test_layouts import LayoutContract
 
@@ -149,15 +149,6 @@ def test_ppo_has_a_value_and_clips_its_mean(tmp_path: Path) -> None:
     assert {each.what for each in lacks if each.decides} == {"activation", "action map"}
 
 
-def test_a_choice_among_actions_is_not_run(tmp_path: Path, golden: Golden) -> None:
-    networks = {"actor": Last(3, 4), "critic": Last(3, 4), "critic2": Last(3, 4)}
-    torch.save(whole(networks).state_dict(), tmp_path / "policy.pth")
-    golden(recognised(tmp_path / "policy.pth").evidence)
-    with pytest.raises(UnsupportedError) as caught:
-        actions(tmp_path / "policy.pth")
-    golden(caught.value)
-
-
 def ppo(*, gail: bool = False) -> Any:
     actor, critic = Last(3, 2, ("mu",)), Last(3, 1)
     actor.sigma_param = nn.Parameter(torch.full((2, 1), -0.5))
@@ -195,6 +186,20 @@ def test_every_tensor_of_a_policy_converts(tmp_path: Path, policy: Any, networks
     stored = sorted(tuple(sorted(leaf.array().ravel().tolist())) for _, leaf in found.tensors() if leaf.shape)
     wanted = sorted(tuple(sorted(each.ravel().tolist())) for each in made.parameters())
     assert [each for each in stored if each in set(wanted)] == wanted
+
+
+def test_a_discrete_policy_takes_the_largest_output(tmp_path: Path) -> None:
+    """The file does not list the actions: an environment of as many does."""
+    torch.manual_seed(0)
+    made = discrete_sac(numbered=False)
+    torch.save(made.state_dict(), tmp_path / "policy.pth")
+    assert "discrete" in recognised(tmp_path / "policy.pth").evidence
+    agent = load_agent(str(tmp_path / "policy.pth"))
+    wanted = run(made.actor, observations()).argmax(-1)
+    np.testing.assert_array_equal(agent.act(observations()), wanted)
+    assert any("discrete" in each for each in agent.assumed)
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(str(tmp_path / "policy.pth"), "Pendulum-v1")
 
 
 class RunningMeanStd:

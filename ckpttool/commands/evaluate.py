@@ -63,7 +63,7 @@ from ckpttool.evaluation.statistics import (
 from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries import single_networks
-from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
+from ckpttool.libraries.schema import NO_LAYOUT, UNBOUNDED, AgentNetwork, Choices, PolicyEncoder
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
@@ -408,10 +408,15 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
 
 
 def may_choose(agent: Agent) -> bool:
-    """Return whether a network without a layout may choose discrete actions: no file has its action map."""
+    """Return whether the policy may choose discrete actions that no file lists.
+
+    These are policies of libraries that are certainly discrete, and networks without a layout whose action
+    map no file has.
+    """
     known = agent.known
-    unstated = known.head in (None, "", "argmax") or (known.head == "identity" and known.is_read("head"))
-    return agent.binding.layout == NO_LAYOUT and known.choices is None and unstated
+    unstated = known.head in (None, "") or (known.head == "identity" and known.is_read("head"))
+    alone = agent.binding.layout == NO_LAYOUT and unstated
+    return known.choices is None and (alone or known.head == "argmax")
 
 
 def _with_choices_of(agent: Agent, place: EvaluationEnvironment) -> Agent:
@@ -429,16 +434,16 @@ def _with_choices_of(agent: Agent, place: EvaluationEnvironment) -> Agent:
 
 
 def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
-    """Return a network without a layout as one that takes its largest output for the environment's action.
+    """Return a policy that may choose as one that takes its largest output for the environment's action.
 
     That is assumed where the outputs are as many as the environment's discrete actions. Without an
-    environment (None) it is assumed of a network that is named a Q-network.
+    environment (None) it is assumed only of a policy that is certainly discrete.
     """
     if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
         return agent
     part = next(part for part in agent.binding.parts if part.acts)
     width = layer_widths(agent.tree, part)[1]
-    choices, origin = Choices((width,), (0,)), f"a Q-network with {format_count(width, 'output')}"
+    choices, origin = Choices((width,), (0,)), f"a discrete policy with {format_count(width, 'output')}"
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
@@ -560,7 +565,6 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
 Bounds = tuple[np.ndarray, np.ndarray]
 # Spaces are float32.
 _ROUNDED, _NEAR_ZERO = 1e-5, 1e-6
-_UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -699,7 +703,7 @@ _NO_WRAPPER = "--wrapper none if training used no wrapper"
 
 def _to_infinite(bound: np.ndarray) -> np.ndarray:
     wide = np.asarray(bound, np.float64)
-    return np.where(np.abs(wide) < _UNBOUNDED, wide, np.copysign(np.inf, wide))
+    return np.where(np.abs(wide) < UNBOUNDED, wide, np.copysign(np.inf, wide))
 
 
 def _are_close(ones: Bounds, others: Bounds) -> bool:

@@ -491,6 +491,9 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     facts = binding.facts
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
+    if any(_find_only(recorded, f"action_space/{name}") is not None for name in ("n", "nvec")):
+        # The last layer was taken for means and deviations; here it has the logits.
+        return binding.refused("actor", schema.DISCRETE_CHOICE)
     seen = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
     facts = _with_observation_space(facts, _ARGUMENTS_FILE, seen)
     names = [_find_only(recorded, f"model_config/{name}fcnet_activation") for name in ("", "head_")]

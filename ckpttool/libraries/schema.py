@@ -406,7 +406,7 @@ OBSERVATION = "obs"
 """Name of the input of agents whose observations are a single array."""
 ObservationSpace = Mapping[str, Any]
 """The observations' space in sidecar form: `library` and, by input, `low` and `high` in `parts`."""
-_UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
+UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
 _MOST_BOUNDS = 4096
 
 
@@ -428,7 +428,7 @@ def make_observation_space(
 
 
 def _shorten_bound(numbers: Sequence[float]) -> list[float | None]:
-    row = [float(each) if abs(each) < _UNBOUNDED else None for each in numbers]
+    row = [float(each) if abs(each) < UNBOUNDED else None for each in numbers]
     return row[:1] if len(set(row)) == 1 else row
 
 

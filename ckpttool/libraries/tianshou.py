@@ -21,7 +21,6 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, ind
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
 from ckpttool.libraries.schema import (
-    DISCRETE_CHOICE,
     NORMALIZER,
     AgentMetadata,
     ObservationNormalizer,
@@ -124,7 +123,7 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     if alike and "mu" not in found:
-        return _refuse_discrete(binding)
+        return _add_statistics(_as_discrete(binding), tree)
     return _add_statistics(binding, tree)
 
 
@@ -173,11 +172,14 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
     return None
 
 
-def _refuse_discrete(binding: RecognizedAgent) -> RecognizedAgent:
-    """Return the binding of an agent with discrete actions: it is listed, but not run."""
-    return replace(
-        binding.refused("actor", DISCRETE_CHOICE), evidence=f"{binding.evidence} with discrete actions"
-    )
+def _as_discrete(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding of a policy whose outputs are logits or probabilities of discrete actions.
+
+    tianshou/policy/modelfree/{pg,discrete_sac}.py: a deterministic policy takes the most probable action. The
+    file does not list the actions.
+    """
+    facts = binding.facts.without_lack("action bounds", "action map")._replace(head="argmax")
+    return replace(binding, facts=facts, evidence=f"{binding.evidence} with discrete actions")
 
 
 def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
