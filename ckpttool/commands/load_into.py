@@ -374,6 +374,7 @@ _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 # The canonical agent has dense kernels [in, out] and names that mappings recognise as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
+_OF_VECTORS = frozenset(("dense", "batch_norm", "layer_norm", "rms_norm", "prelu"))
 # Input shapes of a model, as formats/keras_config.py writes them.
 _INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
 _BY = {
@@ -413,7 +414,9 @@ class ModelSource(NamedTuple):
             if isinstance(inputs, str) and _INPUTS.fullmatch(inputs):
                 return tuple(tuple(map(int, shape.split(","))) for shape in inputs.split(";"))
         found = find_layers(self.tree, self.framework)
-        if not found or [kind.name for kind in found[0].kinds] != ["dense"]:
+        kinds = [{kind.name for kind in layer.kinds} for layer in found]
+        # The first layer that a file lists need not be the one that is called first.
+        if kinds[:1] != [{"dense"}] or any(not names <= _OF_VECTORS for names in kinds):
             return ()
         kind = found[0].kinds[0]
         group = found[0].group(self.tree)

@@ -1139,7 +1139,7 @@ def _compare_networks(
 ) -> Verification:
     """Compare the outputs of two agents' networks."""
     for one, other in ((a, b), (b, a)):
-        require_facts(one, "verify", *paths, other=other)
+        require_facts(one, other=other)
     titles = shared_networks(a, b)
     if not titles:
         raise UsageError("the two checkpoints have no network in common", file=paths[1])

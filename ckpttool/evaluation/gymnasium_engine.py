@@ -407,7 +407,7 @@ def describe_env(env: Any) -> EnvSpec:
             f"{name}: the action space must be a one-dimensional Box",
             expected="Box (n,)",
             found=str(action),
-            hint="use --env with an environment of continuous actions",
+            hint="use --env ID with an environment of continuous actions",
         )
     if action.dtype.kind != "f":
         raise UnsupportedError(
