@@ -224,7 +224,7 @@ SITUATIONS = [
         "numbered arrays",
         COUNTED,
         "convert in.npz out.pt",
-        ("--from tf", "--kind 'layer1=dense' --kind 'layer2=dense'"),
+        ("--from tf",),
         holds(normal(4, 4).T, normal(4, 4).T, normal(4), normal(4)),
     ),
     Situation(

@@ -452,13 +452,14 @@ def model_source(
         rows = orientation.group_unnamed_arrays(ready.tree, framework, stated=source is not None)
     except MappingError as error:
         raise error.located(file=checkpoint.path) from None
-    if not rows.assumed:
+    if rows.tree is ready.tree:
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
         # A graph numbers the layers of a scope in call order.
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
         return ModelSource(ready, FillSource(ready.tree, framework, in_order, by_graph, described))
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
+    rules |= {place: rule.name for place, rule in rows.rules.items()}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, FillSource(ready.tree, framework))
 
