@@ -164,7 +164,10 @@ def in_process(
     schemas.require_printed(arguments, said[0])
     if left.value.code:
         refusals.require_stated(arguments, "".join(said))
-    return Ran(left.value.code, *said)
+    ran = Ran(left.value.code, *said)
+    if ran.status == 2 and refusals.FOLLOWED:
+        refusals.follow(ran.err, cwd, in_process)
+    return ran
 
 
 def refused(ran: Ran) -> str:

@@ -6,11 +6,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+# With CKPTTOOL_HINTS=1, the commands in the hints of all refused commands are run as well.
+FOLLOWED = os.environ.get("CKPTTOOL_HINTS") == "1"
 # Options of facts that a training program, not the user, decides.
 FACTS = (
     *("--activation", "--head", "--bounds", "--env"),
@@ -62,3 +69,42 @@ def require_stated(words: tuple[object, ...], printed: str) -> None:
         rest = printed.replace(hint, "").replace(json.dumps(hint), "")
         stated = " ".join((*map(str, words), rest))
         assert not invented_values(hint, stated), f"{shlex.join(map(str, words))}\n{printed}"
+
+
+_COMMAND = re.compile(r"ckpttool (?:--limit \S+ )?[a-z]+ .*")
+# What a hint adds to a command in words.
+_WORDS = re.compile(r" (?:lists|writes|records|shows|uses|to (?:list|see)) .*|, or ckpttool .*|; .*")
+
+
+def commands_of(hint: str) -> Iterator[list[str]]:
+    """Yield the complete command of a hint: nothing in it stands for a name or a value."""
+    for found in _COMMAND.findall(hint):
+        words = shlex.split(_WORDS.sub("", found).removesuffix(" <"))[1:]
+        placeholders = [word for word in words if re.fullmatch(r"[A-Z][A-Z:_,]*(?:\.\w+|\.\.\.)?", word)]
+        if not placeholders and len(words) > 1 and "<" not in words and "..." not in words:
+            yield words
+
+
+def refusal(printed: str) -> str:
+    """Return the sentence of a refused command."""
+    return printed.partition("\nhint: ")[0]
+
+
+_following: list[str] = []
+
+
+def follow(printed: str, folder: Path | None, run: Callable[..., Any]) -> None:
+    """Assert that no command in a hint is refused for the same reason; each runs in a copy of the folder."""
+    if _following:
+        return
+    for hint in hints_of(printed):
+        for words in commands_of(hint):
+            _following.append(hint)
+            try:
+                with tempfile.TemporaryDirectory(prefix="hints") as place:
+                    copy = Path(place) / "copy"
+                    shutil.copytree(folder, copy, symlinks=True) if folder is not None else copy.mkdir()
+                    ran = run(*words, cwd=copy)
+            finally:
+                _following.clear()
+            assert ran.status in (0, 1) or refusal(ran.err) != refusal(printed), f"{words}\n{ran.err}"

@@ -473,6 +473,14 @@ def test_a_hint_fills_a_model_when_it_is_followed(situation: Situation, tmp_path
     situation.check(tmp_path)
 
 
+@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
+def test_a_command_in_a_hint_is_not_refused_like_the_first(situation: Situation, tmp_path: Path) -> None:
+    situation.make(tmp_path)
+    ran = in_process(*shlex.split(situation.command), cwd=tmp_path)
+    if ran.status == 2:
+        refusals.follow(ran.err, tmp_path, in_process)
+
+
 @pytest.mark.parametrize("file", sorted(golden_texts.FOLDER.glob("*.txt")), ids=lambda file: file.stem)
 def test_no_hint_of_a_recorded_text_contains_a_guess(file: Path) -> None:
     for section, text in golden_texts.read(file).items():

@@ -1110,7 +1110,9 @@ def _restore_side(
 def _verify_models(
     sides: tuple[ModelSide, ModelSide], options: VerificationOptions, progress: Progress
 ) -> Verification:
-    """Compare two models by their own frameworks."""
+    """Compare two models by their own frameworks, which start once every file is there."""
+    for path in (*(side.path for side in sides), *(() if options.inputs is None else (options.inputs,))):
+        open_checkpoint(path)
     chosen = ModelComparisonOptions(
         tuple(options.input_shapes),
         options.inputs,
