@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import app, main
 from ckpttool.core import Sidecar
-from tests import schemas
+from tests import refusals, schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
@@ -162,7 +162,12 @@ def in_process(
         said.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]  # a BytesIO
     assert isinstance(left.value.code, int)
     schemas.require_printed(arguments, said[0])
-    return Ran(left.value.code, *said)
+    if left.value.code:
+        refusals.require_stated(arguments, "".join(said))
+    ran = Ran(left.value.code, *said)
+    if ran.status == 2 and refusals.FOLLOWED:
+        refusals.follow(ran.err, cwd, in_process)
+    return ran
 
 
 def refused(ran: Ran) -> str:

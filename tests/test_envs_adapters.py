@@ -182,12 +182,16 @@ def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple
 @pytest.mark.parametrize(
     ("words", "sizes", "found"),
     [
-        ("models/TD3_HalfCheetah-v3_0_actor", (17, 6), ("HalfCheetah-v5",)),
-        ("runs/Walker2d-v2/actor.pth", (17, 6), ("Walker2d-v5",)),
+        ("models/TD3_HalfCheetah-v3_0_actor", (17, 6), ("HalfCheetah-v4",)),
+        ("runs/Walker2d-v2/actor.pth", (17, 6), ("Walker2d-v4",)),
+        ("runs/Walker2d-v4/actor.pth", (17, 6), ("Walker2d-v4",)),
+        ("runs/Walker2d-v5/actor.pth", (17, 6), ("Walker2d-v5",)),
+        ("Ant-v4/actor", (105, 8), ("Ant-v5",)),
+        ("Pusher-v2/actor", (23, 7), ("Pusher-v5",)),
         ("x_actor", (17, 6), ("HalfCheetah-v5", "Walker2d-v5")),
         ("TD3_LunarLanderContinuous-v2_0_solved_actor.pth", (8, 2), ("LunarLanderContinuous-v3",)),
         ("BipedalWalker-v2/ONE/actor.pth", (24, 4), ("BipedalWalker-v3",)),
-        ("Ant-v2/actor", (111, 8), ("Ant-v5",)),
+        ("Ant-v2/actor", (111, 8), ("Ant-v4",)),
         ("Ant-v4/actor", (27, 8), ("Ant-v4",)),
         ("Pendulum_v1_td3/policy.pth", (3, 1), ("Pendulum-v1",)),
         # A name whose sizes do not fit is no evidence.
@@ -201,3 +205,20 @@ def test_candidates_are_those_that_the_name_and_the_sizes_support(
     words: str, sizes: tuple[int, int], found: tuple[str, ...]
 ) -> None:
     assert environments.candidate_environments(words, *sizes) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ("Walker2d-v3", "Walker2d-v4"),
+        ("HumanoidStandup-v2", "HumanoidStandup-v4"),
+        ("Pusher-v2", "Pusher-v5"),
+        ("Pendulum-v0", "Pendulum-v1"),
+        ("Walker2d-v9", "Walker2d-v5"),
+        ("Pendulm-v1", "Pendulum-v1"),
+    ],
+)
+def test_a_missing_version_is_replaced_by_the_one_that_continues_it(wanted: str, named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        environments.make_vector_env(wanted)
+    assert str(refused.value.hint).split()[:3] == ["use", "--env", named]

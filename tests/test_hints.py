@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli.tables import merge_default_sentences
+from tests import golden_texts, refusals
 from tests.conftest import TORCH_SAMPLE, Ran, in_process
 
 torch = pytest.importorskip("torch")
@@ -205,6 +206,8 @@ JOINED = holds(normal(32, 8).T, normal(4, 32).T, normal(32), normal(4))
 H5, PT = "convert in.pt out.weights.h5", "out.pt"
 OPTIONS = "--env Pendulum-v1 --episodes 1"
 FACTS = "--activation relu --head tanh"
+MISSING = ("--activation NAME", "--head NAME")
+VALUES = {"--activation NAME": "--activation relu", "--head NAME": "--head tanh"}
 SITUATIONS = [
     Situation("x@W to Keras", OWN, "convert in.npz out.weights.h5", ("--from tf",), DENSE),
     Situation("x@W is PyTorch's", OWN, "convert in.npz out.weights.h5", ("--from torch",), DENSE),
@@ -221,7 +224,7 @@ SITUATIONS = [
         "numbered arrays",
         COUNTED,
         "convert in.npz out.pt",
-        ("--from tf", "--kind 'layer1=dense' --kind 'layer2=dense'"),
+        ("--from tf",),
         holds(normal(4, 4).T, normal(4, 4).T, normal(4), normal(4)),
     ),
     Situation(
@@ -296,12 +299,7 @@ SITUATIONS = [
         "eval in.pt --episodes 1",
         ("ckpttool eval in.pt --episodes 1 --env Pendulum-v1",),
     ),
-    Situation(
-        "a lone policy",
-        POLICY,
-        f"eval in.pt {OPTIONS}",
-        (f"ckpttool eval in.pt --episodes 1 --env Pendulum-v1 {FACTS}",),
-    ),
+    Situation("a lone policy", POLICY, f"eval in.pt {OPTIONS}", MISSING, words=VALUES),
     Situation("two networks", two_policies, f"eval in.pt {OPTIONS} {FACTS}", ("--network left",)),
     Situation(
         "statistics beside", statistics_beside, f"eval in.pt {OPTIONS} {FACTS}", ("--obs-norm obs_rms.npz",)
@@ -313,9 +311,11 @@ SITUATIONS = [
         ("ckpttool convert in.pt OUT.pt --to torch --part actor",),
         words={"OUT": "out"},
     ),
-    Situation("an agent's facts for ONNX", POLICY, "convert in.pt out.onnx --env Pendulum-v1", (FACTS,)),
+    Situation(
+        "an agent's facts for ONNX", POLICY, "convert in.pt out.onnx --env Pendulum-v1", MISSING, words=VALUES
+    ),
     Situation("another network", two_policies, f"eval in.pt {OPTIONS} {FACTS}", ("--network right",)),
-    Situation("a doctor's finding", POLICY, "doctor in.pt --env Pendulum-v1", (FACTS,)),
+    Situation("a doctor's finding", POLICY, "doctor in.pt --env Pendulum-v1", MISSING, words=VALUES),
     Situation("a pattern", sample, "stats in.pt --glob actr/**", ("--glob 'actor/**'",)),
 ]
 
@@ -471,6 +471,29 @@ def test_a_hint_fills_a_model_when_it_is_followed(situation: Situation, tmp_path
     ran = follow(tmp_path, situation)
     assert ran.status == 0, printed(ran)
     situation.check(tmp_path)
+
+
+@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
+def test_a_command_in_a_hint_is_not_refused_like_the_first(situation: Situation, tmp_path: Path) -> None:
+    situation.make(tmp_path)
+    ran = in_process(*shlex.split(situation.command), cwd=tmp_path)
+    if ran.status == 2:
+        refusals.follow(ran.err, tmp_path, in_process)
+
+
+@pytest.mark.parametrize("file", sorted(golden_texts.FOLDER.glob("*.txt")), ids=lambda file: file.stem)
+def test_no_hint_of_a_recorded_text_contains_a_guess(file: Path) -> None:
+    for section, text in golden_texts.read(file).items():
+        refusals.require_stated((section,), text)
+
+
+def test_a_guess_in_a_hint_is_found() -> None:
+    guesses = "ckpttool eval in.pt --env Pendulum-v1 --activation relu --head tanh"
+    assert refusals.invented_values(guesses, "eval in.pt") == ["--activation relu", "--head tanh"]
+    assert not refusals.invented_values(guesses, "eval in.pt --activation relu (the file states tanh)")
+    assert not refusals.invented_values("add --head affine if it scales, --head unit_tanh if not", "")
+    assert not refusals.invented_values("add --activation NAME (relu, tanh) and --bounds LOW HIGH", "")
+    assert refusals.invented_values("use --flatten 'fc=5,5,4'", "") == ["--flatten fc=5,5,4"]
 
 
 # --- What is refused at once, or needs no hint any more ---------------------------------------------------

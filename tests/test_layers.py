@@ -460,6 +460,69 @@ def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> No
     assert "--flatten 'out=3,3,4'" in note
 
 
+def _mnist() -> dict[str, np.ndarray]:
+    """Return a network of two convolutions, pooled after each, and a dense layer."""
+    rows = {"conv1": (8, 1, 3, 3), "conv2": (16, 8, 3, 3), "fc1": (10, 7 * 7 * 16)}
+    shapes = {f"{name}.weight": shape for name, shape in rows.items()}
+    return dict(filled(shapes | {f"{name}.bias": shape[:1] for name, shape in rows.items()}))
+
+
+def test_the_image_is_that_of_the_convolution_that_no_other_one_takes() -> None:
+    plan = flattening.plan_to_tensorflow(torch_tree(_mnist()))
+    (note,) = (note for note in plan.notes if "--flatten" in note)
+    assert re.findall(r"'fc1=([\w,]+)'", note) == ["7,7,16", "no"]
+
+
+def test_an_image_that_another_convolution_takes_is_refused() -> None:
+    tree = torch_tree(_mnist())
+    (note,) = (
+        note
+        for note in flattening.plan_to_tensorflow(tree, parse_layer_options([], ["fc1=98,8"])).notes
+        if "--flatten" in note
+    )
+    assert re.findall(r"'fc1=([\w,]+)'", note) == ["7,7,16"]
+    right = flattening.plan_to_tensorflow(tree, parse_layer_options(["conv1=convolution"], ["fc1=7,7,16"]))
+    assert len(right.moves) == len(tree.leaves)
+    # The first image may have a head that the file contains.
+    both = _mnist() | dict(filled({"head.weight": (2, 98 * 8), "head.bias": (2,)}))
+    plan = flattening.plan_to_tensorflow(
+        torch_tree(both), parse_layer_options(["conv1=convolution"], ["head=98,8", "fc1=7,7,16"])
+    )
+    assert len(plan.moves) == len(both)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        # HDF5 lists groups by name: neither the order of calls, nor sorted where names end in numbers.
+        (("stem", "body", "out"), ["13,13,32", "no"]),
+        (("layers/conv2d_9", "layers/conv2d_10", "layers/dense"), ["13,13,32", "no"]),
+        (("z_first", "y_last", "a_out"), ["13,13,32", "no"]),
+    ],
+)
+def test_the_order_of_a_keras_weights_file_is_unknown(
+    names: tuple[str, str, str], found: list[str], tmp_path: Path
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    shapes = {names[0]: (3, 3, 1, 16), names[1]: (3, 3, 16, 32), names[2]: (13 * 13 * 32, 10)}
+    with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+        for name, shape in shapes.items():
+            file[f"{name}/vars/0"] = np.ones(shape, np.float32)
+            file[f"{name}/vars/1"] = np.ones(shape[-1:], np.float32)
+            file[name].attrs["name"] = name.rpartition("/")[2]
+    ran = in_process("convert", "m.weights.h5", "m.pt", "--json", cwd=tmp_path)
+    (note,) = (note for note in ran.json()["notes"] if "--flatten" in note)
+    assert re.findall(r"=([\w,]+)'", note) == found
+
+
+def test_an_image_that_no_convolution_ends_in_may_be_that_of_each() -> None:
+    rows = {"a": (8, 1, 3, 3), "b": (16, 1, 3, 3), "fc": (10, 784)}
+    shapes = {f"{name}.weight": shape for name, shape in rows.items()}
+    tree = torch_tree(dict(filled(shapes | {f"{name}.bias": shape[:1] for name, shape in rows.items()})))
+    (note,) = (note for note in flattening.plan_to_tensorflow(tree).notes if "--flatten" in note)
+    assert re.findall(r"'fc=([\w,]+)'(?: for (\w))?", note) == [("98,8", "a"), ("7,7,16", "b"), ("no", "")]
+
+
 # --- The command -------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from ckpttool.commands import model_causes, model_comparison, network_outputs
 from ckpttool.commands.model_comparison import ModelSide, find_code
 from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
-from ckpttool.core import CkpttoolError, UsageError
+from ckpttool.core import CkpttoolError, NotFoundError, UsageError
 from ckpttool.networks import ModelSpec, model_runner
 from tests import pair_models, warm
 from tests.conftest import KERAS_2, ROOT
@@ -118,6 +118,18 @@ def test_each_side_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     restored = [model_comparison.restore_agent(each.checkpoint) for each in sides]
     assert all(restored)
     assert opened == ["ckpt-15000.pt", "ckpt-15000"]
+
+
+@pytest.mark.parametrize("missing", ["b", "inputs"])
+def test_files_are_looked_for_before_a_framework_starts(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "a.npz", x=IMAGE)
+    paths = {name: str(tmp_path / "a.npz") for name in ("b", "inputs")}
+    paths[missing] = str(tmp_path / "missing.npz")
+    monkeypatch.setattr(f"{verify.__module__}.compare_models", lambda *_: pytest.fail("started"))
+    with pytest.raises(NotFoundError):
+        verify(str(tmp_path / "a.npz"), paths["b"], like_a="m:A", like_b="m:B", inputs=paths["inputs"])
 
 
 # The user's inputs.

@@ -10,8 +10,10 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_into import load_into, model_source
+from ckpttool.commands.save import save
 from ckpttool.core import MappingError, UsageError
 from ckpttool.formats import open_checkpoint
+from tests import v1_writer as v1
 
 Arrays = dict[str, np.ndarray]
 
@@ -291,5 +293,108 @@ def test_names_of_layers_and_tensors_in_one_word_are_not_copied_to_the_other_fra
     kept = convert(source, str(tmp_path / targets[native]), to=native, layout="none")
     assert {each.rule for each in kept.report.mapped} == {"keep"}
     (other,) = targets.keys() - {native}
+    if native == "tf":  # names of TensorFlow's layers in one word, as a program names its variables
+        done = convert(source, str(tmp_path / targets[other]), to=other, layout="none")
+        assert {each.rule for each in done.report.mapped} == {"keep", "transpose"}
+        return
     with pytest.raises(MappingError):
         convert(source, str(tmp_path / targets[other]), to=other, layout="none")
+
+
+# --- Layers that a program of TensorFlow 1 names by hand ----------------------------------------------------
+
+
+def hand_written(path: Path, arrays: Arrays) -> str:
+    """Write a checkpoint of TensorFlow 1 with these variables."""
+    metas = [v1.meta(name.encode(), v1.shape(*a.shape), 1, [v1.FULL] * a.ndim) for name, a in arrays.items()]
+    rows = [v1.entry(name.encode(), [v1.FULL] * a.ndim, v1.floats(a.tobytes())) for name, a in arrays.items()]
+    path.write_bytes(v1.table(sorted([(b"", v1.header(*metas)), *rows])))
+    return str(path)
+
+
+FIRST, SECOND = (array(4, 10), array(10)), (array(10, 3), array(3))
+NETWORK = (*FIRST, *SECOND)
+
+
+def rows_of(*names: str) -> Arrays:
+    """Return the network's variables with biases [1, n]."""
+    return {name: a if a.ndim == 2 else a[None] for name, a in zip(names, NETWORK, strict=True)}
+
+
+def vectors_of(*names: str) -> Arrays:
+    return dict(zip(names, NETWORK, strict=True))
+
+
+BY_HAND: dict[str, Arrays] = {
+    "numbers after": rows_of("w_1", "b_1", "w_2", "b_2"),
+    "numbers in words": vectors_of("W1", "b1", "W2", "b2"),
+    "words": vectors_of("layer1_w", "layer1_bias", "layer2_w", "layer2_bias"),
+    "words before": vectors_of("weights_hidden", "biases_hidden", "weights_out", "biases_out"),
+    "no names": vectors_of("Variable", "Variable_1", "Variable_2", "Variable_3"),
+    "no names, rows": rows_of("Variable", "Variable_1", "Variable_2", "Variable_3"),
+    "scopes": rows_of("eval_net/l1/w1", "eval_net/l1/b1", "eval_net/l2/w2", "eval_net/l2/b2"),
+    "known names, rows": rows_of("l1/kernel", "l1/bias", "l2/kernel", "l2/bias"),
+    "repeated": vectors_of("w", "b", "w_1", "b_1"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", BY_HAND)
+def test_networks_named_by_hand_compute_the_same(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    source = hand_written(tmp_path / "model.ckpt", BY_HAND[name])
+    done = convert(source, str(tmp_path / "net.pt"))
+    assert done.written, done.report
+    state = torch.load(tmp_path / "net.pt", weights_only=True)
+    layers = [torch.nn.Linear(4, 10), torch.nn.Linear(10, 3)]
+    for n, layer in enumerate(layers):
+        tensors = [*state.values()][2 * n : 2 * n + 2]
+        layer.load_state_dict({("weight", "bias")[2 - t.ndim]: t for t in tensors})
+    x = array(5, 4)
+    hidden = np.maximum(x @ FIRST[0] + FIRST[1], 0)
+    with torch.no_grad():
+        found = layers[1](layers[0](torch.from_numpy(x)).relu()).numpy()
+    np.testing.assert_allclose(found, hidden @ SECOND[0] + SECOND[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_networks_named_by_hand_come_back(name: str, tmp_path: Path) -> None:
+    arrays = BY_HAND[name]
+    save(open_checkpoint(hand_written(tmp_path / "v1.ckpt", arrays)).tree, str(tmp_path / "model"), "tf1")
+    assert convert(str(tmp_path / "model"), str(tmp_path / "net.pt")).written
+    assert convert(str(tmp_path / "net.pt"), str(tmp_path / "back"), to="tf1").written
+    stored = {leaf.key: leaf.array() for _, leaf in open_checkpoint(str(tmp_path / "back")).tree.tensors()}
+    assert stored.keys() == arrays.keys()
+    assert all(np.array_equal(stored[each], a) for each, a in arrays.items())
+
+
+def test_moments_of_a_bias_in_a_row_have_its_shape(tmp_path: Path) -> None:
+    arrays = rows_of("w_1", "b_1", "w_2", "b_2")
+    moments = {f"{n}/{s}": np.full_like(a, 2.0) for n, a in arrays.items() for s in ("Adam", "Adam_1")}
+    done = convert(
+        hand_written(tmp_path / "m.ckpt", arrays | moments), str(tmp_path / "net.pt"), dry_run=True
+    )
+    assert not done.report.unused
+    for moment in ("exp_avg", "exp_avg_sq"):
+        found = [each.shape_out for each in done.report.mapped if each.target.endswith(f"/{moment}")]
+        assert found == [(10, 4), (10,), (3, 10), (3,)]
+
+
+@pytest.mark.parametrize("bias", [(1, 4), (3,)])
+def test_a_bias_of_another_length_is_no_bias(bias: tuple[int, ...], tmp_path: Path) -> None:
+    source = hand_written(tmp_path / "m.ckpt", {"w_1": array(4, 10), "b_1": array(*bias)})
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / "net.pt"), allow_missing=True)
+    assert not (tmp_path / "net.pt").exists()
+
+
+def test_a_plan_without_the_largest_matrix_is_refused(tmp_path: Path) -> None:
+    arrays = {"big_one": array(40, 10), "l2/kernel": array(10, 3), "l2/bias": array(3)}
+    source = hand_written(tmp_path / "m.ckpt", arrays)
+    found = convert(source, str(tmp_path / "net.pt"))
+    assert not found.written
+    assert not any("--allow-missing" in note for note in found.report.notes)
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / "net.pt"), allow_missing=True)
+    small = hand_written(tmp_path / "s.ckpt", {**arrays, "big_one": array(2, 10)})
+    assert convert(small, str(tmp_path / "net.pt"), allow_missing=True).written

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.save import save
+from tests import refusals
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, zipped
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
@@ -97,6 +98,12 @@ def test_no_mistake_is_listed_twice() -> None:
     assert len(ROWS) >= 120
     for column in ("mistake", "command"):
         assert len({row[column] for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["mistake"] for row in ROWS])
+def test_a_command_in_a_hint_is_not_refused_like_the_first(row: dict[str, str], home: Path) -> None:
+    ran = in_process(*shlex.split(row["command"]), cwd=home)
+    refusals.follow(ran.err, home, in_process)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["mistake"] for row in ROWS])

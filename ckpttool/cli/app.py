@@ -466,8 +466,9 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     positional, proposed = _split_options(hint[2:])
     if not positional or any(word not in given for word in positional):
         return error
-    if given[0] in _OF_TWO_PATHS:
-        positional, _ = _split_options(given[1:])
+    paths, _ = _split_options(given[1:])
+    if given[0] in _OF_TWO_PATHS and sorted(positional) != sorted(paths):
+        positional = paths
     ours = [
         (name, [v for v in values if v not in positional]) for name, values in _split_options(given[1:])[1]
     ]

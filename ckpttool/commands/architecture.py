@@ -115,7 +115,9 @@ def _parse_shapes(shapes: Sequence[str]) -> dict[str, Extents]:
     for text in shapes:
         name, equals, numbers = text.rpartition("=")
         if not _SHAPE.fullmatch(numbers) or (equals and not name):
-            raise UsageError(f"invalid input shape {text!r}", hint="e.g. --input-shape 3,32,32")
+            raise UsageError(
+                f"invalid input shape {text!r}", hint="use --input-shape N,N,... with whole numbers"
+            )
         path = name.replace(".", "/")
         if path in found:
             raise UsageError(f"two input shapes for {name or 'the model'}")
@@ -907,7 +909,7 @@ def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
     # The inputs of a script have no names, only an order.
     names = [""] if "" in given else [f"input {number}" for number in range(len(given))]
     if given.keys() - set(names):
-        hint = "name the inputs in their order: --input-shape 'input 0=3,32,32'"
+        hint = "name the inputs in their order: --input-shape 'input 0=N,N,...'"
         raise UsageError(f"no input {next(iter(given.keys() - set(names)))!r}", hint=hint)
     found = trace_script(checkpoint, tuple(given[name] for name in names if name in given))
     if found is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-from ckpttool.commands import evidence, receipt, restore, save
+from ckpttool.commands import evidence, general_conversion, receipt, restore, save
 from ckpttool.commands.digest import Digest, DigestRecorder
 from ckpttool.commands.evidence import AgentFacts, add_environment
 from ckpttool.commands.network_outputs import (
@@ -44,7 +44,7 @@ from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_c
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Output, Progress, WorkerThread, ignore_progress, require_new
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
@@ -112,6 +112,7 @@ def _convert_to_format(
         done = ConversionResult(urls.display_url(checkpoint.path), target, made.report)
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return replace(done, ledger=_ledger(checkpoint, made, given, request, facts))
+        _require_largest_matrix(checkpoint, made)
         writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress)
         written = writer.write()
     report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
@@ -124,6 +125,19 @@ def _convert_to_format(
         load=() if written is None else _loading_code(target, request, made, checkpoint),
         ledger=_ledger(checkpoint, made, given, request, facts),
     )
+
+
+def _require_largest_matrix(checkpoint: Checkpoint, made: ConversionPlan) -> None:
+    """Raise MappingError for a target without the network's main part, whatever may be left out."""
+    largest = general_conversion.largest_matrices(made.source)
+    names = [made.names.get(path, made.source.names[path]) for path in largest]
+    if names and {*names} <= {*made.report.unused}:
+        raise MappingError(
+            "the largest matrix would be left out",
+            file=checkpoint.path,
+            path=names[0],
+            hint="state its layer with --kind or --map FILE, or use --to npz to copy all tensors unchanged",
+        )
 
 
 def _require_convertible(checkpoint: Checkpoint, target: str, request: ConversionRequest) -> None:

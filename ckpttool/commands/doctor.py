@@ -312,9 +312,7 @@ def _agent_findings(
     for sentence in facts.contradictions(before, binding.facts.stated):
         yield Finding("agent", sentence, "omit the option if the checkpoint is correct")
     try:
-        require_facts(
-            agent, "eval", checkpoint.path, "--env", env or (agent.known.env or {}).get("id") or "ID"
-        )
+        require_facts(agent)
     except UsageError as error:
         yield Finding("agent", error.message, error.hint)
         return

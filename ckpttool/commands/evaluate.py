@@ -394,7 +394,7 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
     )
     if place is not None and may_choose(agent):
         agent = _with_choices_of(agent, place)
-    require_facts(agent, "eval", agent.checkpoint.path, "--env", requested or str(known.get("id") or "ID"))
+    require_facts(agent, needs_env=not (requested or known.get("id")))
     if place is not None:
         return place
     if not known.get("id"):
@@ -833,9 +833,7 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
             found=f"{obs_dim} and {act_dim}",
             hint=_sizes_hint(spec, obs_dim, act_dim),
         )
-    return ActionBounds(
-        spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space", spec.id
-    )
+    return ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 
 
 def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
@@ -865,16 +863,17 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
 
 
 def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
-    """Return a possible reason for the policy's size: another task, a time feature or visible positions."""
-    if act_dim == spec.action_dim and obs_dim > spec.obs_dim and "wrappers" not in spec.arguments:
-        options = ["--wrapper TimeFeatureWrapper"] if obs_dim == spec.obs_dim + 1 else []
-        if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
-            options.append(f"--adapter {POSITIONS}")
-        if options:
-            other = environments.suggest_tasks(spec.id, obs_dim, act_dim)
-            own = f"if training used it: {' or '.join(options)}"
-            return f"{other}; {own}" if other else own
-    return environments.suggest_tasks(spec.id, obs_dim, act_dim)
+    """Return possible reasons for the policy's size: another task, or values that training added."""
+    other = environments.suggest_tasks(spec.id, obs_dim, act_dim)
+    if act_dim != spec.action_dim or obs_dim <= spec.obs_dim or "wrappers" in spec.arguments:
+        return other
+    options = ["--wrapper TimeFeatureWrapper if it is the time"] if obs_dim == spec.obs_dim + 1 else []
+    if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
+        options.append(f"--adapter {POSITIONS} if the position")
+    more = format_count(obs_dim - spec.obs_dim, "more observation")
+    listed = ", ".join((*options, "--wrapper NAME if it is another wrapper's"))
+    own = f"no file records what training added ({more}): {listed}"
+    return f"{other}; {own}" if other else own
 
 
 def _environment_drift_notes(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:

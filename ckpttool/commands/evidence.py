@@ -32,6 +32,7 @@ GIVEN = "given"
 # Synonyms of activation names; both spellings mean the same function.
 _ACTIVATION_SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu", "none": "linear", "identity": "linear"}
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
+_BOUNDS = "use --bounds LOW HIGH with two numbers, or with a number for each action, separated by commas"
 _SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
 _MEAN = ("mean", "running_mean")
 _VAR = ("var", "running_var", "variance")
@@ -100,7 +101,7 @@ class AgentFacts:
                 "wrong number of activations for the hidden layers",
                 expected=f"1 or {hidden}",
                 found=str(len(names)),
-                hint="pass one name, or one for each hidden layer, e.g. --activation relu,tanh",
+                hint="use --activation NAME, or NAME,NAME,... with one name for each hidden layer",
             )
         bounds = {name: self.known[name] for name in ("action_low", "action_high") if name in self.known}
         if any(len(values) not in (1, actions) for values in bounds.values()):
@@ -108,7 +109,7 @@ class AgentFacts:
                 "wrong number of action bounds for the actions",
                 expected=f"1 or {actions}",
                 found=str(max(map(len, bounds.values()))),
-                hint="pass two numbers, or two comma-separated lists, e.g. --bounds -1,-2 1,2",
+                hint=_BOUNDS,
             )
         sized = replace(self)
         wide = {name: list(values) * (actions // len(values)) for name, values in bounds.items()}
@@ -186,7 +187,7 @@ def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
         if name not in known:
             raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, known))
     if not found:
-        raise UsageError("no activation given", hint="e.g. --activation relu")
+        raise UsageError("no activation given", hint=f"choose from {', '.join(known)}")
     return found
 
 
@@ -206,7 +207,7 @@ def _parse_bounds(
     if low is None and high is None:
         return None, None
     if low is None or high is None:
-        raise UsageError("action bounds need a lower and an upper bound", hint="e.g. --bounds -1 1")
+        raise UsageError("action bounds need a lower and an upper bound", hint=_BOUNDS)
     lows, highs = _as_floats(low), _as_floats(high)
     size = max(len(lows), len(highs))
     lows, highs = (values * size if len(values) == 1 else values for values in (lows, highs))
@@ -217,12 +218,12 @@ def _parse_bounds(
             found=str(len(highs)),
         )
     if not lows or not all(math.isfinite(b) and abs(b) <= _MAX_FLOAT32 for b in (*lows, *highs)):
-        raise UsageError("action bounds must be finite numbers", hint="e.g. --bounds -1 1")
+        raise UsageError("action bounds must be finite numbers", hint=_BOUNDS)
     if any(a >= b for a, b in zip(lows, highs, strict=True)):
         raise UsageError(
             "each lower action bound must be below its upper bound",
             found=f"{lows} to {highs}",
-            hint="the lower bounds come first, e.g. --bounds -1 1",
+            hint="the lower bound comes first: --bounds LOW HIGH",
         )
     return lows, highs
 
@@ -243,7 +244,7 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
         raise UsageError(
             "action bounds must be numbers",
             found=" ".join(pair),
-            hint="e.g. --bounds -2 2, or --bounds -1,-2 1,2 for two actions",
+            hint=_BOUNDS,
         ) from None
     return low, high
 

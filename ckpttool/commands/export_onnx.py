@@ -247,7 +247,8 @@ def export(
     agent = restore_agent(source, options.layout, options.facts, options.network)
     title = agent.title(options.network)
     part = _choose_part(agent, title)
-    _require_facts(agent, source, target, options.env)
+    stated = options.env or (agent.known.env or {}).get("id") or agent.known.action_low is not None
+    require_facts(agent, needs_env=not stated)
     if not options.dry_run:
         for file in (target, sidecar.sidecar_path(target)):
             require_new(file, agent.checkpoint.files, force=options.force)
@@ -273,14 +274,6 @@ def export(
     made = replace(made, target_sha256=sha256, parity=OutputVerification((parity,)).entry())
     _write(target, model, made, agent.checkpoint.files, options)
     return replace(done, digest=sha256, written=True)
-
-
-def _require_facts(agent: Agent, source: str, target: str, env: str | None) -> None:
-    """Raise the errors of `require_facts`, with the environment in the suggested command."""
-    known = str((agent.known.env or {}).get("id") or "")
-    bounded = agent.known.action_low is not None
-    where = ("--env", env or known or "ID") if env or known or not bounded else ()
-    require_facts(agent, "convert", source, target, *where)
 
 
 def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report: MappingReport) -> Sidecar:

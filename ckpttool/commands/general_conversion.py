@@ -127,6 +127,16 @@ def is_keras_export(tree: Tree) -> bool:
     return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
 
 
+def largest_matrices(tree: Tree) -> set[Path]:
+    """Return the weights of two or more axes with the most elements."""
+    sizes = {
+        path: leaf.size
+        for path, leaf in tree.tensors()
+        if len(leaf.shape) > 1 and leaf.role == "parameter" and "float" in leaf.dtype
+    }
+    return {path for path, size in sizes.items() if size == max(sizes.values())}
+
+
 def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     """Return the tree without optimizer state, and notes; raise UsageError if there is none."""
     tops = {**list_torch_optimizers(tree), **list_keras_optimizers(tree)}
@@ -258,10 +268,10 @@ class _TreeNetworks:
             )
         elif lost:
             left = abbreviate_list([self.tree.names[path] for path in lost], 3)
-            yield (
-                f"{left}: not part of a known layer, so the order of axes is unknown; use "
-                "--allow-missing to leave it out"
-            )
+            advice = "state its axes with --map FILE, or use --to npz to copy all tensors unchanged"
+            if not largest_matrices(self.tree) <= {*lost}:
+                advice = "use --allow-missing to leave it out"
+            yield f"{left}: not part of a known layer, so the order of axes is unknown; {advice}"
 
     def require(self, framework: str) -> None:
         """Raise MappingError if no layer of the framework is known, unless there is replay data to keep."""

@@ -95,7 +95,7 @@ def read_allowed_names(names: Sequence[str], file: str | None = None) -> frozens
         if not _ALLOWED_NAME.fullmatch(name):
             raise UsageError(
                 f"not the name of a module, class or function: {name!r}",
-                hint="e.g. --allow my_project.networks",
+                hint="use --allow MODULE with the name of a Python module",
             )
     return frozenset(listed)
 

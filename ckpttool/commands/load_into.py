@@ -374,6 +374,7 @@ _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 # The canonical agent has dense kernels [in, out] and names that mappings recognise as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
+_OF_VECTORS = frozenset(("dense", "batch_norm", "layer_norm", "rms_norm", "prelu"))
 # Input shapes of a model, as formats/keras_config.py writes them.
 _INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
 _BY = {
@@ -413,7 +414,9 @@ class ModelSource(NamedTuple):
             if isinstance(inputs, str) and _INPUTS.fullmatch(inputs):
                 return tuple(tuple(map(int, shape.split(","))) for shape in inputs.split(";"))
         found = find_layers(self.tree, self.framework)
-        if not found or [kind.name for kind in found[0].kinds] != ["dense"]:
+        kinds = [{kind.name for kind in layer.kinds} for layer in found]
+        # The first layer that a file lists need not be the one that is called first.
+        if kinds[:1] != [{"dense"}] or any(not names <= _OF_VECTORS for names in kinds):
             return ()
         kind = found[0].kinds[0]
         group = found[0].group(self.tree)
@@ -449,13 +452,14 @@ def model_source(
         rows = orientation.group_unnamed_arrays(ready.tree, framework, stated=source is not None)
     except MappingError as error:
         raise error.located(file=checkpoint.path) from None
-    if not rows.assumed:
+    if rows.tree is ready.tree:
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
         # A graph numbers the layers of a scope in call order.
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
         return ModelSource(ready, FillSource(ready.tree, framework, in_order, by_graph, described))
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
+    rules |= {place: rule.name for place, rule in rows.rules.items()}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, FillSource(ready.tree, framework))
 

@@ -350,7 +350,7 @@ class AgentProcess(RunnerProcess):
     def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
         super().__init__(side)
         agent = restore_agent(side.checkpoint, facts=facts)
-        require_facts(agent, "verify", side.path)
+        require_facts(agent)
         self._assumed: list[str] = []
         self._network = build_agent_network(agent, agent, "actor", self._assumed)
         self._worker = Worker(available_backend(agent), python=side.python, threads=1)

@@ -109,7 +109,7 @@ class InputResolver:
             return [self._derived(each, 1) for each in b]
         raise UsageError(
             "neither model declares its inputs",
-            hint="pass the shape of each input of A without the batch: --input-shape 3,32,32",
+            hint="pass the shape of each input of A without the batch: --input-shape N,N,...",
         )
 
     def _by_name(self, a: list[ModelInput], b: list[ModelInput]) -> list[tuple[ModelInput, ModelInput]]:

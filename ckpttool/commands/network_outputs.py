@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -31,8 +31,15 @@ from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import CRITICS, NO_LAYOUT, VALUES, AgentNetwork, Choices, RecognizedAgent
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import NetworkSettings, layer_widths, policy_network, q_network, value_network
-from ckpttool.networks.network import Dense, Network, Observation, Policy
+from ckpttool.networks.build import (
+    HEADS,
+    NetworkSettings,
+    layer_widths,
+    policy_network,
+    q_network,
+    value_network,
+)
+from ckpttool.networks.network import ActivationName, Dense, Network, Observation, Policy
 
 # Collects the facts that a network needs and its checkpoint lacks, with their origins, and builds it.
 
@@ -47,44 +54,46 @@ class ActionBounds:
     low: Sequence[float]
     high: Sequence[float]
     origin: str | None
-    env: str | None = None
 
 
 def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
-    """Return the options, with example values, for missing facts that the policy requires."""
+    """Return the options for missing facts that the policy requires."""
     facts = agent.binding.facts
     hidden, _ = policy_sizes(agent.binding, agent.tree)
     activations = known.activations or facts.activations or facts.hidden
-    found = ("--activation relu",) if hidden and not activations else ()
-    return found if known.head or facts.head else (*found, "--head tanh")
+    found = ("--activation",) if hidden and not activations else ()
+    return found if known.head or facts.head else (*found, "--head")
 
 
-def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None:
-    """Raise UsageError with the complete command if no file contains the activations or the action map.
+def require_facts(agent: Agent, *, needs_env: bool = False, other: Agent | None = None) -> None:
+    """Raise UsageError with the possible values if no file contains the activations or the action map.
 
-    `words` are the command's, its verb first; without them the command is `eval`. Raise UnsupportedError for
-    a fact that a file states in a form that is not understood, unless a value is given for it.
+    `needs_env` is whether the command lacks an environment as well. Raise UnsupportedError for a fact that
+    a file states in a form that is not understood, unless a value is given for it.
     """
     known = agent.known if other is None else _complete_metadata(agent, other)
     restore.require_understood(agent.binding, known, agent.checkpoint.path)
     missing = missing_options(agent, known)
     if not missing:
         return
-    verb, *rest = words or ("eval", agent.checkpoint.path, "--env", "ID")
-    options = [option.partition(" ")[0] for option in missing]
-    wanted = ["--env"] * ("ID" in rest) + options
-    named = " and ".join((", ".join(wanted[:-1]), wanted[-1]) if len(wanted) > 1 else wanted)
+    options = ["--env"] * needs_env + [*missing]
+    unknown = " and ".join(_LACKED[option] for option in missing)
     raise UsageError(
-        f"needs {named}: no file records {_LACKED[tuple(options)]}",
+        f"needs {_join_words(options)}: no file records {unknown}",
         file=agent.checkpoint.path,
-        hint=" ".join((format_command(verb, *rest), *missing)),
+        hint=f"add {_join_words([_POSSIBLE[option] for option in options])}, as the training program has it",
     )
 
 
-_LACKED = {
-    ("--activation", "--head"): "the activations and the action map",
-    ("--activation",): "the activations",
-    ("--head",): "the action map",
+def _join_words(words: Sequence[str]) -> str:
+    return " and ".join((", ".join(words[:-1]), words[-1]) if len(words) > 1 else words)
+
+
+_LACKED = {"--activation": "the activations", "--head": "the action map"}
+_POSSIBLE = {
+    "--env": "--env ID",
+    "--activation": f"--activation NAME ({', '.join(get_args(ActivationName))})",
+    "--head": f"--head NAME ({', '.join(HEADS)})",
 }
 
 
@@ -98,11 +107,9 @@ def _require_scaled(agent: Agent, known: Sidecar, bounds: ActionBounds) -> None:
             "needs --head: the model ends in tanh, and no file records whether its program scales the "
             "actions",
             file=agent.checkpoint.path,
-            expected="bounds -1 to 1, --head affine (scaled to the bounds) or --head unit_tanh (not scaled)",
+            expected="bounds -1 to 1",
             found=f"bounds {_format_bounds(low)} to {_format_bounds(high)}",
-            hint=format_command(
-                "eval", agent.checkpoint.path, "--env", bounds.env or "ID", "--head", "affine"
-            ),
+            hint="add --head affine if the program scales the actions to the bounds, --head unit_tanh if not",
         )
 
 
@@ -119,10 +126,9 @@ def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
     raise UsageError(
         "needs --head: tanh times one number, the layout's default, cannot produce these action bounds",
         file=agent.checkpoint.path,
-        expected=(
-            "--head affine (tanh mapped to the bounds), or --head tanh (tanh times the first upper bound)"
-        ),
         found=f"bounds {_format_bounds(low)} to {_format_bounds(high)}",
+        hint="add --head affine if the program maps tanh to the bounds, --head tanh if it multiplies tanh by "
+        "the first upper bound",
     )
 
 

@@ -202,7 +202,7 @@ def _parse_order(wanted: str, option: str) -> AxisOrder:
     if not _PARTS.fullmatch(wanted):
         raise UsageError(
             f"invalid image shape '{wanted}'",
-            hint=f"use {option} 'dense=7,7,64', or 'dense=no' if it is not an image",
+            hint=f"use {option} 'PATTERN=H,W,C', or 'PATTERN=no' if it is not an image",
         )
     shapes = [tuple(int(extent) for extent in part.split(",")) for part in wanted.split("+")]
     return AxisOrder(tuple((prod(shape[:-1]), shape[-1]) for shape in shapes), ())

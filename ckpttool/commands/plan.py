@@ -59,7 +59,6 @@ from ckpttool.mapping.rules import (
     compose_plans,
     is_cut,
     object_graph_paths,
-    relocate_sources,
 )
 from ckpttool.mapping.solver import Ambiguity, LayerMatch
 from ckpttool.mapping.user_rules import RuleFile
@@ -590,15 +589,14 @@ class _Planner:
         if self.checkpoint.format != options.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
         try:
-            tree, sources, assumed = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+            rows = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+            original, tree = tree, rows.tree
             if ours == TENSORFLOW:
                 file = self.kind.format == _WEIGHTS_FILE
                 plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
             else:
                 plan = general_conversion.to_torch(tree, given, self.settings, stated)
-            if not assumed:
-                return plan
-            return replace(relocate_sources(plan, sources), assumed=(*assumed, *plan.assumed))
+            return plan if tree is original else rows.plan(plan)
         except CkpttoolError as error:
             raise error.located(file=self.checkpoint.path) from error.__cause__
 

@@ -1110,7 +1110,9 @@ def _restore_side(
 def _verify_models(
     sides: tuple[ModelSide, ModelSide], options: VerificationOptions, progress: Progress
 ) -> Verification:
-    """Compare two models by their own frameworks."""
+    """Compare two models by their own frameworks, which start once every file is there."""
+    for path in (*(side.path for side in sides), *(() if options.inputs is None else (options.inputs,))):
+        open_checkpoint(path)
     chosen = ModelComparisonOptions(
         tuple(options.input_shapes),
         options.inputs,
@@ -1139,7 +1141,7 @@ def _compare_networks(
 ) -> Verification:
     """Compare the outputs of two agents' networks."""
     for one, other in ((a, b), (b, a)):
-        require_facts(one, "verify", *paths, other=other)
+        require_facts(one, other=other)
     titles = shared_networks(a, b)
     if not titles:
         raise UsageError("the two checkpoints have no network in common", file=paths[1])

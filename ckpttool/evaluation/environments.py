@@ -160,6 +160,19 @@ def positions_explain_size(env_id: str, own: int, wanted: int) -> bool:
     return bool(observation_arguments(env_id, own, wanted, positions=True))
 
 
+# pusher_v4.py requires a mujoco older than version 3.
+_KEPT_BY_V4 = {*LAYOUTS, *(name.removesuffix("-v5") for name in SIZES if name.endswith("-v5"))} - {"Pusher"}
+
+
+def _successor(name: str, version: int, newest: int) -> int:
+    """Return the version of a task that continues an older one.
+
+    Version 4 of the MuJoCo tasks has the rewards and observations of versions 2 and 3; version 5 changes them
+    (gymnasium/envs/mujoco, "Version History").
+    """
+    return 4 if version <= 4 <= newest and name in _KEPT_BY_V4 else newest
+
+
 _NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
 
 
@@ -169,8 +182,8 @@ def candidate_environments(
     """Return the environments that an agent of these sizes may have been trained in.
 
     `words` is text that may name an environment, e.g. the last parts of a path; if it names a fitting
-    one, only that is returned. A named task of other sizes is not a candidate; the version is the
-    newest with these sizes. `bound` is the largest action that the agent's files record, None without a
+    one, only that is returned, in the version that continues the named one. A named task of other sizes is
+    not a candidate. `bound` is the largest action that the agent's files record, None without a
     record.
     """
     fitting = [
@@ -184,7 +197,9 @@ def candidate_environments(
         own = [each for each in versions if each in fitting]
         older = obs_dim in LAYOUTS.get(name, {}) and any(acts == action_dim for _, acts in versions.values())
         if own or older:
-            return ((own or list(versions))[-1],)
+            newest = int((own or list(versions))[-1].rpartition("-v")[2])
+            fits = obs_dim in _VERSIONS.get(name, {}).get(4, (obs_dim,))
+            return (f"{name}-v{_successor(name, int(version), newest) if fits else newest}",)
         if not versions:
             return (f"{name}-v{version}",)
     return tuple(fitting)
@@ -509,7 +524,7 @@ def build_vector_env(
                         ) from None
             elif requested == engine.name:
                 own = (
-                    ", and your own simulators: --env module:factory"
+                    ", and your own simulators: --env MODULE:FACTORY"
                     if requested == simulators.DEVICE_ENGINE
                     else ""
                 )
@@ -614,12 +629,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
-    """Return the newest version of each environment with a similar name."""
+    """Return each environment with a similar name: what continues the version, else the newest."""
     newest: dict[str, int] = {}
     for known in registry:
         if found := re.fullmatch(r"(.+)-v(\d+)", known):
             newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
-    wanted = re.sub(r"-v\d+$", "", env_id)
+    wanted, _, version = env_id.rpartition("-v") if re.search(r"-v\d+$", env_id) else (env_id, "", "")
+    if wanted in newest and version:
+        return [f"{wanted}-v{_successor(wanted, int(version), newest[wanted])}"]
     names = [wanted] if wanted in newest else difflib.get_close_matches(wanted, newest, n=3)
     return [f"{name}-v{newest[name]}" for name in names]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -431,7 +432,7 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     """
     refused: dict[str, str] = {}
     images: _ConvolutionOutput | None = None
-    every: dict[_ConvolutionOutput, None] = {}
+    every: dict[_ConvolutionOutput, str] = {}
     gives = 0
     waiting: list[Layer] = []
     outputs: set[int] = set()
@@ -439,12 +440,13 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     produced = _vector_widths(tree, found) if with_images else set()
     # Whether no layer has used the output of the last convolution yet.
     pending = False
-    by_name = _is_by_name(found)
+    by_name = _is_by_name(tree, found)
+    last = _last_images(tree, found)
     for layer in found:
         names = {kind.name for kind in layer.kinds}
         if names & _CONVOLUTIONS:
             images, gives, pending = _convolution_output(tree, layer), 0, True
-            every[images] = None
+            every.setdefault(images, layer.title)
         elif names & _NORMS and images is not None and not gives:
             width = _norm_width(tree, layer)
             images = _narrow_by_norm(images, width) if names == {"batch_norm"} else images
@@ -467,8 +469,9 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
                     or mixed
                     or _is_unexplained_input(tree, layer, images, inputs if inputs in known else 0)
                 ):
-                    others = tuple(every) if by_name else ()
-                    refused[layer.title] = _explain_input(layer, inputs, images, others=others)
+                    refused[layer.title] = _explain_candidates(
+                        layer, inputs, images, _select_images(inputs, images, every, last, by_name), by_name
+                    )
                 pending = pending and layer.title not in refused and not _takes_image(layer)
                 pending = pending and inputs != images.channels
             gives = _tensor_width(tree, layer, "kernel")
@@ -483,21 +486,91 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
             # The output of an attention is not an image.
             images, gives = None, 0
     for layer in waiting:
-        if layer.title not in refused and _input_width(tree, layer) not in outputs:
-            refused |= _refuse_image_input(
-                tree, layer, every, mixed=by_name and _input_width(tree, layer) not in produced
-            )
+        inputs = _input_width(tree, layer)
+        if layer.title not in refused and inputs not in outputs:
+            mixed = by_name and inputs not in produced
+            for images in _refuse_image_input(tree, layer, every, mixed=mixed):
+                refused[layer.title] = _explain_candidates(
+                    layer, inputs, images, _select_images(inputs, images, every, last, by_name), by_name
+                )
     if by_name and not refused and not any(_takes_image(layer) for layer in found):
         refused = _refuse_untaken_images(tree, found, every)
     unflattened = _refuse_unflattened(tree, found)
     shuffled = _refuse_shuffled(tree, found)
+    refused |= _refuse_other_images(tree, found, every, last)
     return {**shuffled, **_refuse_image_widths(tree, found, refused, unflattened), **unflattened, **refused}
 
 
-def _is_by_name(found: Sequence[Layer]) -> bool:
-    """Return whether a file may list layers by name, so that their order is unknown."""
+def _is_by_name(tree: Tree, found: Sequence[Layer]) -> bool:
+    """Return whether a file may list layers by name, so that their order is unknown.
+
+    Weight files of Keras 3 always do: HDF5 sorts the groups of a folder.
+    """
+    root = tree.containers.get(())
     titles = [layer.title for layer in found]
-    return titles == sorted(titles)
+    keras = root is not None and isinstance(root.state, dict) and "group" in root.state
+    return keras or titles == sorted(titles)
+
+
+def _last_images(tree: Tree, found: Iterable[Layer]) -> Counter[int]:
+    """Return the output channels of convolutions that are more than all convolutions take."""
+    given: Counter[int] = Counter()
+    taken: Counter[int] = Counter()
+    for layer in found:
+        if {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
+            with contextlib.suppress(MappingError):  # refused because of its kind
+                given[_convolution_output(tree, layer).channels] += 1
+                taken.update(_input_channels(tree, layer))
+    return given - taken
+
+
+def _select_images(
+    count: int,
+    images: _ConvolutionOutput,
+    every: Mapping[_ConvolutionOutput, str],
+    last: Counter[int],
+    by_name: bool,
+) -> dict[_ConvolutionOutput, str]:
+    """Return the images that `count` numbers may be, with the convolution of each.
+
+    `images` is the one before the layer. Images that other convolutions take are candidates only if all are.
+    """
+    able = {each: title for each, title in every.items() if _is_multiple(count, each.channels)}
+    ends = {each: title for each, title in able.items() if each.channels in last}
+    if by_name or (ends and images.channels not in last):
+        return ends or able
+    return {images: every.get(images, "")}
+
+
+def _refuse_other_images(
+    tree: Tree, found: Iterable[Layer], every: Mapping[_ConvolutionOutput, str], last: Counter[int]
+) -> dict[str, str]:
+    """Return why a stated image is refused: another convolution takes it, and no layer the last one's."""
+    read: set[int] = set()
+    stated: list[tuple[Layer, int]] = []
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names == {"dense"} and layer.facts.flatten:
+            stated.append((layer, layer.facts.flatten[-1]))
+            read.add(layer.facts.flatten[-1])
+        elif names == {"dense"} or names <= RECURRENT_KIND_NAMES:
+            read.add(_input_width(tree, layer))
+            read |= {channels for _, channels in layer.facts.takes.parts} if layer.facts.takes else set()
+        elif not names & _CONVOLUTIONS and not names <= _NORMS:
+            return {}
+    refused: dict[str, str] = {}
+    for layer, channels in stated:
+        inputs = _input_width(tree, layer)
+        ends = {e: t for e, t in every.items() if e.channels in last and _is_multiple(inputs, e.channels)}
+        taken = channels not in last and any(channels == each.channels for each in every)
+        if taken and ends and not read & {each.channels for each in ends}:
+            stated_ = ",".join(map(str, layer.facts.flatten or ()))
+            refused[layer.title] = (
+                f"{layer.title} cannot take {stated_}: a convolution takes these {channels:,} channels, and "
+                f"no layer would take those of {' and '.join(ends.values())} "
+                f"({' or '.join(_flatten_option(layer, inputs, each) for each in ends)})"
+            )
+    return refused
 
 
 def _takes_image(layer: Layer) -> bool:
@@ -757,12 +830,13 @@ def _is_multiple(count: int, channels: int) -> bool:
 
 def _refuse_image_input(
     tree: Tree, layer: Layer, every: Iterable[_ConvolutionOutput], *, mixed: bool
-) -> dict[str, str]:
+) -> list[_ConvolutionOutput]:
+    """Return the first image that may be the input of a layer listed before every convolution, if any."""
     for images in every:
         odd = images.channels > 1 and _is_unexplained_input(tree, layer, images, -1)
         if odd or (mixed and _is_mixed(layer, _input_width(tree, layer), (images,))):
-            return {layer.title: _explain_input(layer, _input_width(tree, layer), images)}
-    return {}
+            return [images]
+    return []
 
 
 def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
@@ -882,37 +956,63 @@ def _narrow_by_norm(images: _ConvolutionOutput, width: int) -> _ConvolutionOutpu
     return images._replace(channels=width) if width in images.either else images
 
 
-def _explain_input(
+def _explain_candidates(
     layer: Layer,
     count: int,
     images: _ConvolutionOutput,
-    verb: str = "takes",
-    others: tuple[_ConvolutionOutput, ...] = (),
+    candidates: Mapping[_ConvolutionOutput, str],
+    by_name: bool,
 ) -> str:
-    channels, axes, _ = images
-    able = sorted({each.channels for each in others if _is_multiple(count, each.channels)})
-    if len(able) > 1:
-        options = " or ".join(f"--flatten '{layer.title}={count // each},{each}'" for each in able)
-        return (
-            f"{layer.title} {verb} {count:,} numbers: either the flattened image of a convolution, which "
-            f"the two frameworks order differently ({options}), or not (--flatten '{layer.title}=no')"
-        )
+    """Return why a layer's input is unknown, with an option for each convolution whose image it may be."""
+    if not by_name and len(candidates) == 1:
+        return _explain_input(layer, count, next(iter(candidates)))
+    options = [
+        f"{_flatten_option(layer, count, each)} for {title}"
+        for each, title in candidates.items()
+        if _is_rectangular(count, each)
+    ]
+    if not options:
+        return _explain_input(layer, count, images)
+    return (
+        f"{layer.title} takes {count:,} numbers: either the flattened image of a convolution, which the two "
+        f"frameworks order differently ({' or '.join(options)}), or not (--flatten '{layer.title}=no'); the "
+        "file does not record which, a call of your own model shows it (--like MODULE:FACTORY with "
+        "--input-shape)"
+    )
+
+
+def _is_rectangular(count: int, images: _ConvolutionOutput) -> bool:
+    """Return whether the numbers can be an image of these channels that is no long single row."""
+    places = count // images.channels
+    prime = images.axes > 1 and all(places % n for n in range(2, places))
+    return not count % images.channels and not (prime and places > _SMALL_SIDE)
+
+
+def _flatten_option(layer: Layer, count: int, images: _ConvolutionOutput) -> str:
+    shape = (*_places(count, images), images.channels)
+    return f"--flatten '{layer.title}={','.join(map(str, shape))}'"
+
+
+def _places(count: int, images: _ConvolutionOutput) -> list[int]:
+    """Return the sides of a square image, else the number of places: their order is that of both sides."""
+    side = round((count / images.channels) ** (1 / images.axes))
+    square = side**images.axes * images.channels == count
+    return [side] * images.axes if square else [count // images.channels]
+
+
+def _explain_input(layer: Layer, count: int, images: _ConvolutionOutput, verb: str = "takes") -> str:
+    channels = images.channels
     start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
-    count_of_places = count // channels
-    prime = axes > 1 and all(count_of_places % n for n in range(2, count_of_places))
-    if count % channels or (prime and count_of_places > _SMALL_SIDE):
+    if not _is_rectangular(count, images):
         return (
             f"{start}an image and other numbers, or no image (--flatten '{layer.title}=no'); list the "
             "parts in order as places,channels+numbers, or fill your own model with --like and "
             "--input-shape"
         )
-    side = round((count / channels) ** (1 / axes))
-    # The order of positions is the same on both sides: only their number matters.
-    places = [side] * axes if side**axes * channels == count else [count // channels]
     return (
-        f"{start}either a flattened image, which the two frameworks order differently (--flatten "
-        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten "
-        f"'{layer.title}=no'); write numbers beside an image as places,channels+numbers"
+        f"{start}either a flattened image, which the two frameworks order differently "
+        f"({_flatten_option(layer, count, images)}), or not (--flatten '{layer.title}=no'); write numbers "
+        "beside an image as places,channels+numbers"
     )
 
 

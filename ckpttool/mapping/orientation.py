@@ -14,12 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.source import Shape
-from ckpttool.core.tree import Leaf, Path, Tree, key
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
+from ckpttool.mapping.rules import KEEP, Plan, Reshape, Rule, chain_rules, relocate_sources
 
 _SHOWN = 3
 Framework = Literal["torch", "tensorflow"]
@@ -52,6 +54,10 @@ _JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
 _BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
 # The last step of a name if it is only a number, or a word and a number.
 _NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
+# A matrix or a bias in one word with its layer, as programs with tf.Variable name them: `l1_w`, `w_1`, `W1`.
+_WORDS = r"(?P<matrix>[wW](?:eights?)?|kernel)|(?P<bias>[bB](?:ias(?:es)?)?)"
+_AFTER = re.compile(rf"(?P<layer>.+)_(?:{_WORDS})")
+_BEFORE = re.compile(rf"(?:{_WORDS})(?:_?(?P<number>\d{{1,4}})|_(?P<layer>\w+))?", re.ASCII)
 _KERNEL: Mapping[str, str] = {"torch": "weight", "tensorflow": "kernel"}
 # The vectors of a norm in the order of Keras's get_weights, by count; PyTorch has no statistics among its
 # parameters.
@@ -145,11 +151,24 @@ def infer_orientation(tree: Tree, writer: str | None = None, target: str | None 
 
 
 class LayeredTree(NamedTuple):
-    """A tree whose unnamed arrays are layers, the original paths of its leaves, and the assumptions."""
+    """A tree whose arrays are layers, the original paths of its leaves, and the assumptions.
+
+    `rules` are the first steps from an original leaf, e.g. a bias [1, n], to the tree's.
+    """
 
     tree: Tree
     sources: Mapping[Path, Path]
     assumed: tuple[str, ...] = ()
+    rules: Mapping[Path, Rule] = MappingProxyType({})
+
+    def plan(self, plan: Plan) -> Plan:
+        """Return a plan for this tree as a plan for the original one."""
+        moves = (
+            replace(move, rule=chain_rules(self.rules.get(move.source, KEEP), move.rule))
+            for move in plan.moves
+        )
+        first = replace(plan, moves=tuple(moves), assumed=(*self.assumed, *plan.assumed))
+        return relocate_sources(first, self.sources)
 
 
 def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) -> LayeredTree:
@@ -159,6 +178,9 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     but cannot be read as the framework's layers.
     """
     same = LayeredTree(tree, {path: path for path in tree})
+    pairs = _find_pairs(tree) if framework == "tensorflow" else []
+    if pairs:
+        return _group_pairs(tree, pairs)
     found = [] if any(gather_evidence(tree)) else [row for row in _find_rows(tree) if _is_network(row)]
     if not found:
         return same
@@ -181,7 +203,12 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
                 places[path] = (*path[:-1], key(own))
     if len(set(places.values())) < len(places):
         return same
-    leaves = {places[path]: replace(leaf, role="parameter") for row in found for path, leaf in row}
+    rules = {places[path]: rule for row in found for path, rule in _bias_rules(row).items()}
+    leaves = {
+        places[path]: replace(_apply(rules.get(places[path]), leaf), role="parameter")
+        for row in found
+        for path, leaf in row
+    }
     inside = {path[:-1] for path in places}
     shown = abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN)
     what = f"{shown}: unnamed arrays, read as layers in this order, each matrix before its bias"
@@ -193,7 +220,90 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
         ),
         {places.get(path, path): path for path in tree},
         (what,),
+        rules,
     )
+
+
+class _Pair(NamedTuple):
+    """A matrix and its bias, and the last step of their layer's path."""
+
+    layer: str
+    matrix: Path
+    bias: Path
+
+
+def _find_pairs(tree: Tree) -> list[_Pair]:
+    """Return the layers of matrices [in, out] and biases that their names pair.
+
+    A bias has as many numbers as the matrix has outputs, as a vector or as a row [1, out].
+    """
+    found: dict[tuple[Path, str], dict[str, dict[str, Path]]] = {}
+    for path, leaf in tree.tensors():
+        if not path or leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
+            continue
+        above, _, name = str(path[-1].value).removesuffix(":0").rpartition("/")
+        match = _AFTER.fullmatch(name) or _BEFORE.fullmatch(name)
+        if match is not None:
+            words = match.groupdict()
+            own = words["layer"] or (f"layer{words['number']}" if words.get("number") else "")
+            kind = "matrix" if words["matrix"] else "bias"
+            found.setdefault((path[:-1], above), {}).setdefault(own, {})[kind] = path
+    pairs: list[_Pair] = []
+    for (_, above), named in found.items():
+        layers = {own: each for own, each in named.items() if len(each) == 2 and _is_pair(tree, each)}
+        if len(layers) < len(named) and "" in layers:
+            continue  # e.g. a cell with a recurrent kernel
+        for own, each in layers.items():
+            # In `l1/w1`, the module is the layer; `w` beside `w_1` is the first of several.
+            single = len(layers) == 1 and (above or len(each["matrix"]) > 1)
+            name = "" if single else own or ("layer0" if len(layers) > 1 else "")
+            # A layer of a known kind needs no names.
+            if own or name or len(_shape(tree[each["bias"]])) > 1:
+                title = "/".join(part for part in (above, name) if part)
+                pairs.append(_Pair(title, each["matrix"], each["bias"]))
+    return pairs
+
+
+def _shape(leaf: Leaf | ValueLeaf) -> Shape:
+    return leaf.shape if isinstance(leaf, Leaf) else ()
+
+
+def _is_pair(tree: Tree, paths: Mapping[str, Path]) -> bool:
+    matrix, bias = _shape(tree[paths["matrix"]]), _shape(tree[paths["bias"]])
+    return len(matrix) > 1 and bias in (matrix[-1:], (1, *matrix[-1:]))
+
+
+def _group_pairs(tree: Tree, pairs: Sequence[_Pair]) -> LayeredTree:
+    """Return the tree with kernels and biases of layers, and the moments of optimizers in their shapes."""
+    places: dict[Path, Path] = {}
+    for pair in pairs:
+        for path, stored in ((pair.matrix, "kernel"), (pair.bias, "bias")):
+            places[path] = (*path[:-1], key(f"{pair.layer}/{stored}" if pair.layer else stored))
+    rows = {pair.bias for pair in pairs if len(_shape(tree[pair.bias])) == 2}
+    rules: dict[Path, Rule] = {}
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for path, leaf in tree.items():
+        owner = leaf.of if isinstance(leaf, Leaf) else None
+        if owner in places and path[: len(owner)] == owner:
+            places[path] = (*places[owner], *path[len(owner) :])
+        place = places.get(path, path)
+        if isinstance(leaf, Leaf) and {path, owner} & rows and len(leaf.shape) == 2:
+            rules[place] = Reshape(leaf.shape[1:])
+        made = _apply(rules.get(place), leaf) if isinstance(leaf, Leaf) else leaf
+        if isinstance(made, Leaf) and owner is not None:
+            made = replace(made, of=places.get(owner, owner))
+        leaves[place] = made
+    return LayeredTree(
+        Tree(leaves, {}, tree.containers),
+        {places.get(path, path): path for path in tree},
+        rules=rules,
+    )
+
+
+def _apply(rule: Rule | None, leaf: Leaf) -> Leaf:
+    made = leaf if rule is None else rule.leaf(leaf)
+    assert isinstance(made, Leaf)  # noqa: S101 - of a leaf
+    return made
 
 
 _Row = list[tuple[Path, Leaf]]
@@ -202,14 +312,31 @@ _Row = list[tuple[Path, Leaf]]
 def _find_rows(tree: Tree) -> list[_Row]:
     """Return the floating-point arrays distinguished only by numbers, in the order of their numbers."""
     found: dict[tuple[Path, str], list[tuple[int, Path, Leaf]]] = {}
+    first: dict[tuple[Path, str], tuple[Path, Leaf]] = {}
     for path, leaf in tree.tensors():
         last = _NUMBERED.fullmatch(str(path[-1].value)) if path else None
-        if last is None or leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
+        if leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
             continue
-        found.setdefault((path[:-1], last[1]), []).append((int(last[2]), path, leaf))
+        if last is not None:
+            found.setdefault((path[:-1], last[1]), []).append((int(last[2]), path, leaf))
+        elif path:
+            first[path[:-1], str(path[-1].value)] = path, leaf
+    for name, row in found.items():
+        # TensorFlow names variables without a name `Variable`, `Variable_1`, ...
+        if name in first and min(row, key=lambda each: each[0])[0] == 1:
+            row.append((0, *first[name]))
     return [
         [(path, leaf) for _, path, leaf in sorted(row, key=lambda each: each[0])] for row in found.values()
     ]
+
+
+def _bias_rules(row: _Row) -> dict[Path, Rule]:
+    """Return the rules from biases [1, n] to [n], if each matrix of the row has such a bias after it."""
+    shapes = [leaf.shape for _, leaf in row]
+    rows = list(zip(shapes[::2], shapes[1::2], strict=False))
+    if len(shapes) % 2 or not all(len(m) > 1 and bias == (1, m[-1]) for m, bias in rows):
+        return {}
+    return {path: Reshape(leaf.shape[1:]) for path, leaf in row[1::2]}
 
 
 def _is_network(row: _Row) -> bool:
@@ -257,7 +384,11 @@ def _name_arrays(
     Unless the orientation is stated, the input of every layer after the first must match the output
     of an earlier one: within each row, or across all rows.
     """
-    shapes = [[leaf.shape for _, leaf in row] for row in rows]
+    flat = [_bias_rules(row) if framework == "tensorflow" else {} for row in rows]
+    shapes = [
+        [leaf.shape[-1:] if path in rules else leaf.shape for path, leaf in row]
+        for row, rules in zip(rows, flat, strict=True)
+    ]
     each = [_recognize_layers(row, framework) for row in shapes]
     found = [[layer.names for layer in row] for row in each if row is not None]
     if len(found) < len(rows):

@@ -493,7 +493,7 @@ def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
     if not shapes:
         raise UsageError(
             "the model has no weights before its first call",
-            hint="pass its input shape, e.g. --input-shape 17 or --input-shape 84,84,4",
+            hint="pass its input shape: --input-shape N, or --input-shape H,W,C for images",
         )
     first = None
     for dtype in ("float32", "int32"):
@@ -870,7 +870,7 @@ def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -
         raise UsageError(
             "the model has parameters without a shape before its first call",
             path=lazy[0],
-            hint="pass its input shape, e.g. --input-shape 17 or --input-shape 4,84,84",
+            hint="pass its input shape: --input-shape N, or --input-shape C,H,W for images",
         )
     if not (shapes or lazy):
         # A configuration indicates images with channels last.

@@ -9,6 +9,8 @@ COLUMNS = ("inspect", *TARGETS, "onnx", "eval")
 # Facts that no file of a lone policy holds; the environment's bounds scale its tanh.
 ENVIRONMENT = ("--env", "Pendulum-v1")
 LONE = ("--activation", "relu", "--head", "tanh")
+# The program of a model that ends in tanh scales its outputs.
+SCALED = ("--head", "affine")
 
 # The input of each network: shape without the batch, as PyTorch takes it; number of classes of an index.
 INPUTS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -106,7 +108,6 @@ def _keras_2(name: str, title: str, net: str = "mlp", path: str = "model.h5", **
 
 
 SEQUENTIAL = ("0", "2", "4")
-WITHOUT_FACTS = {"facts": ()}
 
 CASES: tuple[Case, ...] = (
     # PyTorch: how people save.
@@ -133,11 +134,11 @@ CASES: tuple[Case, ...] = (
     _torch("half", "`model.half().state_dict()`", dtype="float16", policy=False),
     _torch("bfloat16", "`model.bfloat16().state_dict()`", dtype="bfloat16", policy=False),
     # Whole modules and TorchScript.
-    _torch("whole_sequential", "`torch.save(model)`, `nn.Sequential`", names=SEQUENTIAL, facts=()),
+    _torch("whole_sequential", "`torch.save(model)`, `nn.Sequential`", names=SEQUENTIAL, facts=SCALED),
     _torch("whole_module", "`torch.save(model)`, own class"),
     _torch("whole_cnn", "`torch.save(model)`, CNN with batch norm", "cnn", options=_flatten("fc1")),
-    _torch("whole_hooked", "`torch.save(model)` with hooks, in `eval()`", names=SEQUENTIAL, facts=()),
-    _torch("script_mlp", "TorchScript of an MLP", facts=()),
+    _torch("whole_hooked", "`torch.save(model)` with hooks, in `eval()`", names=SEQUENTIAL),
+    _torch("script_mlp", "TorchScript of an MLP", facts=SCALED),
     _torch("script_cnn", "TorchScript of a CNN with batch norm", "cnn", options=_flatten("fc1")),
     # Wrappers.
     _torch("data_parallel", "`nn.DataParallel(model).state_dict()`"),
@@ -285,18 +286,26 @@ CASES: tuple[Case, ...] = (
         optimizer="adam",
     ),
     _tensorflow(
-        "keras_sequential", "`.keras`, compiled `Sequential`", path="model.keras", optimizer="adam", facts=()
+        "keras_sequential",
+        "`.keras`, compiled `Sequential`",
+        path="model.keras",
+        optimizer="adam",
+        facts=SCALED,
     ),
     _tensorflow(
         "keras_functional",
         "`.keras`, compiled functional model",
         path="model.keras",
         optimizer="adam",
-        facts=(),
+        facts=SCALED,
     ),
-    _tensorflow("h5_sequential", "`.h5` by Keras 3, compiled", path="model.h5", optimizer="adam", facts=()),
-    _tensorflow("saved_model", "SavedModel of a compiled model", path="saved", optimizer="adam", facts=()),
-    _tensorflow("exported", "`model.export()`", path="exported", facts=()),
+    _tensorflow(
+        "h5_sequential", "`.h5` by Keras 3, compiled", path="model.h5", optimizer="adam", facts=SCALED
+    ),
+    _tensorflow(
+        "saved_model", "SavedModel of a compiled model", path="saved", optimizer="adam", facts=SCALED
+    ),
+    _tensorflow("exported", "`model.export()`", path="exported", facts=SCALED),
     _tensorflow(
         "cnn_checkpoint",
         "`Checkpoint`, CNN with batch norm, Adam",
@@ -356,18 +365,18 @@ CASES: tuple[Case, ...] = (
         rate_elsewhere=True,
     ),
     # Keras 2.
-    _keras_2("h5_compiled", "`.h5` by Keras 2, compiled", optimizer="adam", facts=()),
+    _keras_2("h5_compiled", "`.h5` by Keras 2, compiled", optimizer="adam", facts=SCALED),
     _keras_2("h5_weights", '`save_weights("x.h5")` by Keras 2', path="x.h5"),
     _keras_2("tf_weights", '`save_weights("x")` by Keras 2, compiled', path="x", optimizer="adam"),
     _keras_2(
         "keras_2_checkpoint", "`Checkpoint(model=, optimizer=)` by Keras 2", path="ckpt-1", optimizer="adam"
     ),
     _keras_2(
-        "keras_2_saved_model", "SavedModel by Keras 2, compiled", path="saved", optimizer="adam", facts=()
+        "keras_2_saved_model", "SavedModel by Keras 2, compiled", path="saved", optimizer="adam", facts=SCALED
     ),
     _keras_2("keras_1_h5", "`.h5` with the names of Keras 1", path="old.h5"),
     # ONNX, as torch.onnx.export writes it.
-    _torch("onnx_mlp", "`torch.onnx.export` of an MLP", path="model.onnx", facts=()),
+    _torch("onnx_mlp", "`torch.onnx.export` of an MLP", path="model.onnx", facts=SCALED),
     _torch("onnx_layernorm", "`torch.onnx.export`, layer norm, opset 11", "layernorm", path="model.onnx"),
     _torch("onnx_cnn", "`torch.onnx.export` of a CNN, batch norm kept", "cnn", path="model.onnx"),
     _torch("onnx_lstm", "`torch.onnx.export` of an LSTM", "lstm", path="model.onnx"),

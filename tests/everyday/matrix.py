@@ -127,10 +127,10 @@ def _command(case: Case, column: str, folder: Path) -> Cell:
         if copied.status == 0:
             path, first = "copy.pt", ("convert", "--to", "torch")
             ran = _run(case, column, folder, extra, path)
-    more = _hinted(ran) or case.facts if column in {"onnx", "eval"} else case.options
+    more = _hinted(ran, case) if column in {"onnx", "eval"} else case.options
     if ran.status and more and more[0] in ran.out + ran.err:
         ran = _run(case, column, folder, (*extra, *more), path)
-        facts = _hinted(ran)
+        facts = _hinted(ran, case)
         if ran.status and facts and column in {"onnx", "eval"} and more[0] == "--network":
             more = (*more, *facts)
             ran = _run(case, column, folder, (*extra, *more))
@@ -150,11 +150,12 @@ def _command(case: Case, column: str, folder: Path) -> Cell:
     return Cell(case.name, column, "fails" if crashed else "refused", sentence, more)
 
 
-def _hinted(ran: Ran) -> tuple[str, ...]:
-    """Return the options that the hint adds to the command."""
-    hint = re.search(r"(?:hint: |\"hint\": \").*--env \S+((?: --[\w-]+ [\w.,-]+)+)", ran.err + ran.out)
-    name = re.search(r"(?:hint: |\"hint\": \")(?:use )?(--network \w+)", ran.err + ran.out)
-    return tuple(hint[1].split()) if hint else tuple(name[1].split()) if name else ()
+def _hinted(ran: Ran, case: Case) -> tuple[str, ...]:
+    """Return the options that the hint names; no hint names the values of a case's own facts."""
+    hint = "".join(re.findall(r"(?:hint: |\"hint\": \").*", ran.err + ran.out))
+    name = re.search(r"(?:use )?(--network \w+)", hint)
+    stated = [pair for pair in zip(case.facts[::2], case.facts[1::2], strict=True) if pair[0] in hint]
+    return tuple(name[1].split()) if name else tuple(word for pair in stated for word in pair)
 
 
 def _run(case: Case, column: str, folder: Path, options: Iterable[str], path: str = "") -> Ran:

@@ -1,0 +1,110 @@
+"""What the suite's refusals suggest: each hint states facts only if something else states them as well.
+
+`in_process` passes every refused command here, test_hints.py every hint of the golden texts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# With CKPTTOOL_HINTS=1, the commands in the hints of all refused commands are run as well.
+FOLLOWED = os.environ.get("CKPTTOOL_HINTS") == "1"
+# Options of facts that a training program, not the user, decides.
+FACTS = (
+    *("--activation", "--head", "--bounds", "--env"),
+    *("--input-shape", "--flatten", "--wrapper", "--adapter"),
+)
+_OPTION = re.compile(rf"({'|'.join(FACTS)})[ =]('[^']*'|[^\s',;:)]+)")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*([,:][A-Z][A-Z_]*|,?\.\.\.)*")
+# Answers that state no value: to play without wrappers, a layer that receives no flattened image.
+_NONE = ("none", "no")
+
+
+def hints_of(text: str) -> Iterator[str]:
+    """Yield the hints in what a command printed: lines of text, or entries of JSON."""
+    yield from re.findall(r"^ *hint: (.+)$", text, re.MULTILINE)
+    for quoted in re.findall(r'"hint": ("(?:[^"\\]|\\.)*")', text):
+        yield json.loads(quoted)
+
+
+def invented_values(hint: str, stated: str) -> list[str]:
+    """Return the options whose value is a guess.
+
+    A value is none if `stated` contains it (the command and its message), if the hint lists several values
+    of the option, or if a registry of environments lists it.
+    """
+    found = [(option, value.strip("'")) for option, value in _OPTION.findall(hint)]
+    choices = Counter(option for option, _ in dict.fromkeys(found))
+    return [
+        f"{option} {value}"
+        for option, value in found
+        if not (
+            _PLACEHOLDER.fullmatch(value.rpartition("=")[2])
+            or value.rpartition("=")[2] in _NONE
+            or choices[option] > 1
+            or re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-])", stated)
+            or (option == "--env" and _is_registered(value))
+        )
+    ]
+
+
+def _is_registered(env: str) -> bool:
+    from ckpttool.evaluation import environments
+
+    return env in environments.SIZES or env in environments.import_gymnasium().registry
+
+
+def require_stated(words: tuple[object, ...], printed: str) -> None:
+    """Assert that no hint of a refused command contains a value that nothing states."""
+    for hint in hints_of(printed):
+        rest = printed.replace(hint, "").replace(json.dumps(hint), "")
+        stated = " ".join((*map(str, words), rest))
+        assert not invented_values(hint, stated), f"{shlex.join(map(str, words))}\n{printed}"
+
+
+_COMMAND = re.compile(r"ckpttool (?:--limit \S+ )?[a-z]+ .*")
+# What a hint adds to a command in words.
+_WORDS = re.compile(r" (?:lists|writes|records|shows|uses|to (?:list|see)) .*|, or ckpttool .*|; .*")
+
+
+def commands_of(hint: str) -> Iterator[list[str]]:
+    """Yield the complete command of a hint: nothing in it stands for a name or a value."""
+    for found in _COMMAND.findall(hint):
+        words = shlex.split(_WORDS.sub("", found).removesuffix(" <"))[1:]
+        placeholders = [word for word in words if re.fullmatch(r"[A-Z][A-Z:_,]*(?:\.\w+|\.\.\.)?", word)]
+        if not placeholders and len(words) > 1 and "<" not in words and "..." not in words:
+            yield words
+
+
+def refusal(printed: str) -> str:
+    """Return the sentence of a refused command."""
+    return printed.partition("\nhint: ")[0]
+
+
+_following: list[str] = []
+
+
+def follow(printed: str, folder: Path | None, run: Callable[..., Any]) -> None:
+    """Assert that no command in a hint is refused for the same reason; each runs in a copy of the folder."""
+    if _following:
+        return
+    for hint in hints_of(printed):
+        for words in commands_of(hint):
+            _following.append(hint)
+            try:
+                with tempfile.TemporaryDirectory(prefix="hints") as place:
+                    copy = Path(place) / "copy"
+                    shutil.copytree(folder, copy, symlinks=True) if folder is not None else copy.mkdir()
+                    ran = run(*words, cwd=copy)
+            finally:
+                _following.clear()
+            assert ran.status in (0, 1) or refusal(ran.err) != refusal(printed), f"{words}\n{ran.err}"
