@@ -380,8 +380,8 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
         STATISTICS_UNKNOWN,
         unknown_fact(
             "action map",
-            "the actor's max_action (the first upper bound in Tianshou's examples: --head tanh_clip_affine; 1 by "
-            "default: --head affine)",
+            "the actor's max_action (the first upper bound in Tianshou's examples: --head tanh_clip_affine; "
+            "1 by default: --head affine)",
             decides=True,
         ),
     ),
@@ -391,7 +391,8 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
         STATISTICS_UNKNOWN,
         unknown_fact(
             "activation",
-            "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation NAME)",
+            "the activations (tanh in Tianshou's examples, ReLU in its high-level default: "
+            "--activation NAME)",
             decides=True,
         ),
         unknown_fact(
