@@ -76,7 +76,7 @@ def played(
     path: Path, facts: AgentFacts = NO_FACTS, network: str = "actor"
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the actions for fixed observations, and what was assumed."""
-    how = Protocol(network=network)
+    how = Protocol(network=network, wrappers=("none",))
     agent = restore_agent(str(path), facts=facts, network=network)
     place = choose_environment(agent, TASK, how)
     with place.make(1) as vector:

@@ -169,8 +169,14 @@ def test_given_bounds_replace_stored_ones_and_both_are_named(made: Any) -> None:
     assert "action_low" in " ".join(ran.json()["notes"])
 
 
-def test_the_option_alone_is_the_hint_where_facts_were_given(made: Any) -> None:
-    ran = play(made[0] / "SAC_action.zip", "--activation", "relu")
+def test_the_hint_repeats_given_facts(made: Any, tmp_path: Path) -> None:
+    path = made[0] / "SAC_action.zip"
+    found = follow(play(path, "--activation", "relu", "--head", "affine"))
+    assert found.status == 0
+    np.testing.assert_allclose(found.json()["returns"], made[1]["SAC_action"], rtol=1e-4)
+    statistics = tmp_path / "statistics.npz"
+    np.savez(statistics, mean=np.zeros(3), var=np.ones(3))
+    ran = play(path, "--obs-norm", str(statistics))
     assert hint_of(ran) == "add --wrapper RescaleAction:min_action=-1,max_action=1"
 
 

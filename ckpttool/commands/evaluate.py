@@ -686,11 +686,19 @@ class SpaceComparison:
                 yield f"bounds of {name}: {ranges}"
 
     def _hint(self, wrapper: WrapperSpec) -> str:
-        """Return the command that plays inside one more wrapper; the option alone if facts were given."""
+        """Return the command that plays inside one more wrapper; its option alone beside given statistics."""
         around = (*wrappers.deserialize_wrappers(self.place.wrappers), wrapper)
         options = [word for each in around for word in ("--wrapper", wrappers.format_wrapper(each))]
-        if any(self.agent.known.is_given(name) for name in restore.FACTS if name != "env"):
+        known = self.agent.known
+        if known.is_given("obs_norm"):  # from a file whose name is not recorded
             return shlex.join(("add", *options))
+        if known.is_given("activations"):
+            options += ["--activation", ",".join(known.activations or ())]
+        if known.is_given("head"):
+            options += ["--head", str(known.head)]
+        if known.is_given("action_low"):
+            ends = (known.action_low or (), known.action_high or ())
+            options += ["--bounds", *(",".join(f"{number:g}" for number in end) for end in ends)]
         if self.how.network != "actor":
             options += ["--network", self.how.network]
         if self.how.adapter is not None:
