@@ -504,31 +504,29 @@ class QNetwork(nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 2)
 
 
-@pytest.mark.parametrize("command", ["", f"--env Pendulum-v1 {FACTS}"])
 @pytest.mark.parametrize("case", ["class", "file", "modules"])
-def test_a_network_of_discrete_actions_gets_a_hint_to_convert_it(
-    case: str, command: str, tmp_path: Path
-) -> None:
+def test_a_network_of_discrete_actions_needs_an_environment_of_them(case: str, tmp_path: Path) -> None:
     net, name = QNetwork(), "dqn.pt" if case == "file" else "in.pt"
     both = {"q_network": net.state_dict(), "target_network": net.state_dict()}
     torch.save({"class": net, "file": net.state_dict(), "modules": both}[case], tmp_path / name)
-    ran = in_process("eval", name, *command.split(), "--json", cwd=tmp_path)
-    error = ran.json()["error"]
-    assert (ran.status, error["kind"]) == (2, "unsupported")
-    words = shlex.split(error["hint"].partition(" writes ")[0])
-    assert words[:2] == ["ckpttool", "convert"]
-    ran = in_process(*words[1:], cwd=tmp_path)
+    words = ("eval", name, "--activation", "relu", "--episodes", "1", "--json", "--env")
+    ran = in_process(*words, "CartPole-v1", cwd=tmp_path)
     assert ran.status == 0, printed(ran)
-    assert (tmp_path / words[3]).exists()
+    assert any("argmax" in each for each in ran.json()["assumed"])
+    ran = in_process(*words, "Pendulum-v1", cwd=tmp_path)
+    assert (ran.status, ran.json()["error"]["kind"]) == (2, "environment")
 
 
-def test_a_discrete_environment_is_refused_before_facts_are_asked_for(tmp_path: Path) -> None:
+def test_a_discrete_environment_leaves_only_the_activations_open(tmp_path: Path) -> None:
     torch.save(QNetwork().state_dict(), tmp_path / "in.pt")
     ran = in_process("eval", "in.pt", "--env", "CartPole-v1", "--json", cwd=tmp_path)
-    assert ran.json()["error"]["kind"] == "unsupported"
+    error = ran.json()["error"]
+    assert error["kind"] == "usage"
+    assert "--activation" in error["hint"]
+    assert "--head" not in error["hint"]
 
 
 @pytest.mark.parametrize("make", [DOTTED := arrays(l1__kernel=(5, 32), l1__bias=(32,)), rows_of_hdf5])

@@ -107,6 +107,8 @@ def test_an_agent_acts_as_its_library_does(
         assert np.shape(first) == np.shape(wanted["first"])
         np.testing.assert_allclose(first, wanted["first"], rtol=1e-5, atol=1e-6)
         assert agent.action_space.contains(first.astype(agent.action_space.dtype))
+        assert agent.observation_space.low.tolist() == [-5] * 3
+        assert agent.observation_space.high.tolist() == [5] * 3
         assert (actions.dtype == np.int64) == (agent.choices is not None)
         if "values" in wanted:
             np.testing.assert_allclose(agent.value(obs), wanted["values"], rtol=1e-5, atol=1e-6)

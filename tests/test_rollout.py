@@ -361,7 +361,7 @@ class TestMake:
             environments.make_vector_env(name)
         assert near in str(caught.value.hint)
 
-    @pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
+    @pytest.mark.parametrize("name", ["FrozenLake-v1", "Blackjack-v1"])
     def test_other_spaces_are_refused(self, name: str, golden: Golden) -> None:
         with pytest.raises(UnsupportedError) as caught:
             environments.make_vector_env(name)

@@ -187,9 +187,26 @@ class LoadedAgent:
         boxes = {}
         for name, shape in self._shapes.items():
             dtype = types.get(name, np.dtype(np.float32))
-            ends = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            boxes[name] = spaces.Box(*ends, shape, dtype.type)
+            low, high = (np.broadcast_to(end, shape).astype(dtype) for end in self._observed(name, dtype))
+            boxes[name] = spaces.Box(low, high, dtype=dtype.type)
         return boxes[OBS] if list(boxes) == [OBS] else spaces.Dict(boxes)
+
+    def _observed(self, name: str, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        """Return the bounds of an input: the environment's, those of the files, or those of its type."""
+        if self._spec is not None and name in self._spec.observation_bounds:
+            return self._spec.observation_bounds[name]
+        part = ((self._agent.known.observation_space or {}).get("parts") or {}).get(name)
+        size = int(np.prod(self._shapes[name]))
+        if part is not None and {len(part["low"]), len(part["high"])} <= {1, size}:
+            low, high = (
+                np.array([edge if each is None else each for each in part[end]])
+                for end, edge in (("low", -np.inf), ("high", np.inf))
+            )
+            shape = self._shapes[name]
+            return tuple(each.reshape(shape) if each.size == size else each for each in (low, high))
+        if dtype.kind == "f":
+            return -np.inf, np.inf
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
 
     @property
     def action_space(self) -> Any:
