@@ -203,7 +203,9 @@ class LoadedAgent:
                 for end, edge in (("low", -np.inf), ("high", np.inf))
             )
             shape = self._shapes[name]
-            return tuple(each.reshape(shape) if each.size == size else each for each in (low, high))
+            return low.reshape(shape if low.size == size else ()), high.reshape(
+                shape if high.size == size else ()
+            )
         if dtype.kind == "f":
             return -np.inf, np.inf
         return np.iinfo(dtype).min, np.iinfo(dtype).max
