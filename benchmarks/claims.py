@@ -41,7 +41,7 @@ class Claim(NamedTuple):
 
 
 def claims(corpus: Path) -> list[Claim]:
-    """Return the agents of DLR-RM/rl-trained-agents with continuous actions that the corpus holds."""
+    """Return the agents of DLR-RM/rl-trained-agents that the corpus holds."""
     with (corpus / "CLAIMS.tsv").open() as stream:
         rows = csv.DictReader((line for line in stream if not line.startswith("#")), delimiter="\t")
         stated = {(row["algo"], row["env"]): row for row in rows}
@@ -111,7 +111,7 @@ def table(played: dict[str, dict[str, Any]], simulators: dict[str, dict[str, Any
         old = simulators.get(name)
         theirs = f"{old['mean']:,.1f} ± {old['std']:,.1f} ({len(old['returns'])})" if old else ""
         lines.append(f"| {name} | {claim.env} | {stated} | {here} | {_signed(off)} | {theirs} |")
-    left = f"\nNot played, because policies that choose among actions are not: {', '.join(refused)}.\n"
+    left = f"\nNot played: {', '.join(refused)}.\n"
     return "\n".join(lines) + "\n" + (left if refused else "")
 
 

@@ -265,3 +265,43 @@ def test_several_threads_get_the_actions_of_their_own_observations() -> None:
     for number, every in found.items():
         for actions in every:
             np.testing.assert_array_equal(actions, wanted[number])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"noise": 0.1},
+        {"wrappers": ("RescaleAction:min_action=-1,max_action=1",)},
+        {"wrappers": ("ActionNoiseWrapper",)},
+        {"wrappers": ("ActionSmoothingWrapper",)},
+        {"wrappers": ("HistoryWrapper",)},
+    ],
+    ids=str,
+)
+def test_what_needs_continuous_actions_is_refused_for_discrete_ones(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    import torch
+
+    width = 10 if "HistoryWrapper" in str(more) else 4
+    torch.save(torch.nn.Sequential(torch.nn.Linear(width, 2)).state_dict(), tmp_path / "q_net.pt")
+    facts = ckpttool.AgentFacts(activations="relu")
+    with pytest.raises((UsageError, UnsupportedError), match="actions"):
+        ckpttool.evaluate(
+            str(tmp_path / "q_net.pt"), "CartPole-v1", ckpttool.Protocol(episodes=1, **more), facts=facts
+        )
+
+
+def test_a_linear_q_network_plays(tmp_path: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    torch.save(net.state_dict(), tmp_path / "q_net.pt")
+    found = ckpttool.evaluate(str(tmp_path / "q_net.pt"), "CartPole-v1", ckpttool.Protocol(episodes=3))
+    assert any("argmax" in each for each in found.assumed)
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    wanted = net(torch.from_numpy(obs)).argmax(1).numpy()
+    np.testing.assert_array_equal(
+        ckpttool.load_agent(str(tmp_path / "q_net.pt"), "CartPole-v1").act(obs), wanted
+    )

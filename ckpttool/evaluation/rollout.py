@@ -53,6 +53,8 @@ class ActionLimits:
         self._draws: dict[int, np.random.Generator] = {}
         self._reach: np.ndarray | None = None
         if noise is not None:
+            if spec.choices:
+                raise UsageError(f"the actions of {spec.id} are discrete: noise cannot be added to them")
             reach = (spec.action_high.astype(np.float64) - spec.action_low) / 2
             if not np.isfinite(reach).all():
                 raise UsageError(f"cannot scale the noise for {spec.id}: its actions are unbounded")

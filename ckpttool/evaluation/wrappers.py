@@ -493,6 +493,10 @@ _PLAYED: Final[Mapping[str, tuple[type[Wrapper], Mapping[str, str], Mapping[str,
 }
 """By class name: the wrapper that reproduces it, other argument names, and fixed arguments."""
 
+_CONTINUOUS: Final = frozenset(
+    {"HistoryWrapper", "RescaleAction", "ActionNoiseWrapper", "ActionSmoothingWrapper"}
+)
+"""Wrappers that compute with actions, or put them into observations, as continuous numbers."""
 HARMLESS: Final = frozenset(
     {
         "Monitor",
@@ -653,6 +657,13 @@ class WrappedVector:
                 "environment wrappers are supported only for one-dimensional observations",
                 expected="Box (n,)",
                 found=f"{spec.id}: {dict(spec.shapes)}",
+            )
+        moving = [each.title for each in wrappers if spec.choices and each.title in _CONTINUOUS]
+        if moving:
+            raise UnsupportedError(
+                "these environment wrappers are supported only for continuous actions",
+                expected="Box (n,)",
+                found=f"{', '.join(moving)} around discrete actions",
             )
         self._inner = inner
         self._chain: list[Wrapper] = []
