@@ -203,6 +203,8 @@ def pytest_configure() -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, _ignore)
     _own_temporary_folder()
+    # Nothing that is collected becomes garbage, and each collection would look at all of it.
+    gc.disable()
 
 
 def _own_temporary_folder() -> None:
@@ -238,6 +240,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Leave the collected tests out of all later collections of garbage, each of which would look at them."""
     gc.freeze()
+    # A syntax tree, a large file's listing: with the usual 700, most of the time would go into collections.
+    gc.set_threshold(20_000, 10, 10)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,6 +11,7 @@ section is named after the test, with a number for each text of it:
 from __future__ import annotations
 
 import fcntl
+import functools
 import re
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Golden:
         if self._update:
             _write(self.file, section, text)
             return  # another process may be writing the file
-        expected = read(self.file).get(section)
+        expected = _read_once(self.file).get(section)
         assert expected is not None, f"{self.file.name} has no section {section!r}; run `make golden`"
         assert text == expected
 
@@ -65,6 +66,10 @@ def read(file: Path) -> dict[str, str]:
         name: "\n".join(line.removeprefix("    ") for line in body.splitlines()).strip("\n")
         for name, body in _SECTION.findall(text)
     }
+
+
+# Each test of a module looks at the whole file, which no test changes without `--golden`.
+_read_once = functools.cache(read)
 
 
 def _write(file: Path, section: str, text: str) -> None:

@@ -43,7 +43,9 @@ BANNED = {
     r"is there no(?:ne| more)?\b": "does not exist",
     r"cannot be told": "cannot be distinguished",
 }
-ANY = re.compile("|".join(rf"(\b(?:{words})(?!\w))" for words in BANNED), re.IGNORECASE | re.MULTILINE)
+# One group for each: they are tried where a word starts, and nowhere else.
+GROUPS = "|".join(f"({words})" for words in BANNED)
+ANY = re.compile(rf"\b(?=\w)(?:{GROUPS})(?!\w)", re.IGNORECASE | re.MULTILINE)
 BETTER = tuple(BANNED.values())
 
 # Reported by `python -m tests.test_language`: rarer with every rewrite, and banned once they are near zero.
