@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import app, main
 from ckpttool.core import Sidecar
-from tests import schemas
+from tests import nightly, schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
@@ -231,8 +231,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write tests/golden and run only its tests")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--golden`, run only the tests that have golden texts."""
+    """Mark what only `make nightly` runs; with `--golden`, run only the tests that have golden texts."""
+    nightly.mark(config, items)
     if config.getoption("--golden"):
         items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
 

@@ -20,6 +20,7 @@ import pytest
 
 import ckpttool
 from ckpttool.core import plugins
+from tests import nightly
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.conftest import ckpttool as run
 
@@ -620,6 +621,16 @@ def test_the_quick_tests_are_there() -> None:
     quick = listed[1].replace("\\\n", " ").split()
     assert [name for name in quick if not (ROOT / "tests" / f"test_{name}.py").is_file()] == []
     assert "structure" in quick
+
+
+def test_the_rows_of_nightly_tests_fit_tests(request: pytest.FixtureRequest) -> None:
+    """Of the modules that were collected here; a part of a module is not all of it."""
+    if any("::" in each for each in request.config.args):
+        pytest.skip("parts of modules are collected")
+    collected, fitted = request.config.stash[nightly.COLLECTED], request.config.stash[nightly.FITTED]
+    rows = {(module, test) for module, tests in nightly.NIGHTLY.items() for test in tests}
+    assert {row for row in rows - fitted if row[0] in collected} == set()
+    assert all((ROOT / "tests" / f"{module}.py").is_file() for module in nightly.NIGHTLY)
 
 
 def test_one_command_runs_every_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
