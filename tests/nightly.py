@@ -16,8 +16,9 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     # `python -m tests.agent_truth`, which `make nightly` starts, runs all agents.
     "test_agent_truth": {
         "test_actors_of_keras_have_the_recorded_verdicts": None,
-        "test_agents_of_a_library_have_the_recorded_verdicts": r"sb3_more|.*acme.*|.*tf_agents.*",
+        "test_agents_of_a_library_have_the_recorded_verdicts": r"sb3_more",
         "test_variants_of_a_program_have_the_recorded_verdicts": None,
+        "test_agents_of_programs_have_the_recorded_verdicts": None,
     },
     # The page of modules, which has the parts of a report, as on a phone.
     "test_accessibility": {
@@ -51,7 +52,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     # One version of most tasks of MuJoCo; single steps of all are compared as well.
     "test_envs_mujoco": {
         "test_whole_episodes_from_four_seeds_are_gymnasiums": (
-            r"Hopper-v4|Swimmer-v4|Inverted(Double)?Pendulum-v4"
+            r"Hopper-v\d|Swimmer-v\d|Pusher-v5|Inverted(Double)?Pendulum-v4"
             r"|Reacher-v4|Humanoid-v5|Ant-v5"
         )
     },
@@ -86,7 +87,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
         "test_a_leak_is_found": None,
         "test_a_part_is_green_on_the_cpu": (
             r"(rollouts of )?MountainCarContinuous-v0( in the loop)?|64 policies"
-            r"|64 checkpoint files|memory after evaluations"
+            r"|64 checkpoint files|memory after evaluations|uploads of an evaluation"
         ),
         "test_an_extra_copy_in_the_loop_is_found": r"item|to",
         "test_more_uploads_are_found": None,
@@ -123,7 +124,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     },
     # The shapes of graphs that had been slow by themselves; these differ in the place of their edges.
     "test_object_graph": {
-        "test_broad_graphs_are_read_in_bounded_time": r"list|prefixes|one key|one attribute|slots",
+        "test_broad_graphs_are_read_in_bounded_time": r"list|prefixes|one key|one attribute|slots|children",
         "test_agents_are_named_as_the_live_objects": r"(sequential|twin)-(before|after)-none",
     },
     # Each optimizer of each library, with one of its variants.
@@ -143,15 +144,16 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     "test_resume_example": {"test_there_and_back": None},
     # An agent of every task and of every file's format.
     "test_returns": {
-        "test_agents_score_what_they_scored": (r"TD3_HalfCheetah-v3_1_actor.*|TD3_(BipedalWalker|Lunar).*"),
+        "test_agents_score_what_they_scored": (r"TD3_HalfCheetah.*|TD3_(BipedalWalker|Lunar).*"),
         "test_tensorflow_1_agents_score_what_their_author_published": (
             r"td3_LunarLander.*|ddpg_Pend.*|sac_.*"
         ),
     },
-    # What a page of tensors does in a browser; these are about its size and paper.
+    # What a page of tensors does in a browser; these are about its size, paper and phones.
     "test_report_browser": {
         "test_ten_thousand_tensors_open_in_half_a_second": None,
         "test_on_paper_the_tree_is_whole_and_light": None,
+        "test_a_phone_scrolls_one_way": None,
     },
     # A word of each kind of error (case, a letter, an ending) and each target.
     "test_side_files": {
@@ -362,6 +364,26 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
             r"one algorithm"
         ),
         "test_ticks_are_whole_numbers": r"0\.0-.*",
+    },
+    # Agents that look at pictures and numbers at once.
+    "test_fronts": {
+        "test_the_command_plays_them": r"Pictures",
+    },
+    # test_pairs and test_to_tensorflow have the way from TensorFlow and back.
+    "test_round_trips": {
+        "test_tensorflow_there_and_back": None,
+    },
+    # A start as the installed script.
+    "test_interrupts": {
+        "test_an_interrupt_ends_a_start_without_a_traceback": r"60--m",
+    },
+    # A state of every kind; as in test_torch_tensors.
+    "test_format_pytorch_dcp": {
+        "test_any_cut_is_put_together": None,
+    },
+    # One number of further checkpoints.
+    "test_simulators": {
+        "test_several_checkpoints_play_in_it": r"more[12]",
     },
 }
 
