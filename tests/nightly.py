@@ -96,6 +96,12 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
             r"|actors, TF32"
         ),
     },
+    # test_object_graph has a graph as deep, and other crafted files are as large.
+    "test_hostile": {
+        "test_a_crafted_file_gets_its_verdict_and_nothing_more": (
+            r"graph-50000-deep|safetensors-padding-of-100-MB"
+        ),
+    },
     # One of HDF5's ways to name another file; the test of all crafted files watches each without strace.
     "test_hostile_traced": {"test_looking_changes_nothing_and_asks_nobody": r"hdf5-(external-link|virtual)"},
     # Other files of the formats.
