@@ -133,7 +133,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
         "test_broad_graphs_are_read_in_bounded_time": r"list|prefixes|one key|one attribute|slots|children",
         "test_agents_are_named_as_the_live_objects": r"(sequential|twin)-(before|after)-none",
     },
-    # Each optimizer of each library, with one of its variants.
+    # The optimizers of Keras 3, of Keras before it (legacy) and of TensorFlow 1; none that tf_keras wrote.
     "test_optimizers": {
         "test_training_goes_on_in_torch_and_the_way_back_is_exact": (
             r"keras2-.*|legacy-(centered|momentum)"
@@ -148,7 +148,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     },
     # An example, whose conversions and training steps have tests of their own.
     "test_resume_example": {"test_there_and_back": None},
-    # An agent of every task and of every file's format.
+    # Agents of Pendulum, MountainCar and LunarLander; none of MuJoCo, whose steps test_envs_mujoco compares.
     "test_returns": {
         "test_agents_score_what_they_scored": (r"TD3_HalfCheetah.*|TD3_(BipedalWalker|Lunar).*"),
         "test_tensorflow_1_agents_score_what_their_author_published": (
@@ -251,7 +251,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
         "test_no_damage_escapes_the_family_of_errors": None,
         "test_every_truncation": None,
     },
-    # As in test_torch_tensors; the files of the other formats with many tensors stay.
+    # As in test_torch_tensors; a crafted file of safetensors has many tensors.
     "test_format_pytorch": {
         "test_bit_flips_never_give_other_data": None,
         "test_8000_tensors_are_listed_quickly": None,
