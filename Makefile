@@ -53,7 +53,7 @@ tests: $(VENV)/.installed
 golden: $(VENV)/.installed
 	$(BIN)/pytest -n auto --golden -m ""
 
-# What takes minutes and changes with few commits: tests of many cases, all cells of docs/everyday.md against the recorded ones, the
+# What takes minutes and changes with few commits: tests of many cases (tests/nightly.py), all cells of docs/everyday.md against the recorded ones, the
 # agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and
 # the pairs of models of docs/model_pairs.md.
 nightly: $(VENV)/.installed

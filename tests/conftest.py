@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import app, main
 from ckpttool.core import Sidecar
-from tests import refusals, schemas
+from tests import nightly, refusals, schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
@@ -208,6 +208,8 @@ def pytest_configure() -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, _ignore)
     _own_temporary_folder()
+    # Nothing that is collected becomes garbage, and each collection would look at all of it.
+    gc.disable()
 
 
 def _own_temporary_folder() -> None:
@@ -234,8 +236,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write tests/golden and run only its tests")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--golden`, run only the tests that have golden texts."""
+    """Mark what only `make nightly` runs; with `--golden`, run only the tests that have golden texts."""
+    nightly.mark(config, items)
     if config.getoption("--golden"):
         items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
 
@@ -243,6 +247,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Leave the collected tests out of all later collections of garbage, each of which would look at them."""
     gc.freeze()
+    # A syntax tree, a large file's listing: with the usual 700, most of the time would go into collections.
+    gc.set_threshold(20_000, 10, 10)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

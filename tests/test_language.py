@@ -43,7 +43,9 @@ BANNED = {
     r"is there no(?:ne| more)?\b": "does not exist",
     r"cannot be told": "cannot be distinguished",
 }
-ANY = re.compile("|".join(rf"(\b(?:{words})(?!\w))" for words in BANNED), re.IGNORECASE | re.MULTILINE)
+# One group for each: they are tried where a word starts, and nowhere else.
+GROUPS = "|".join(f"({words})" for words in BANNED)
+ANY = re.compile(rf"\b(?=\w)(?:{GROUPS})(?!\w)", re.IGNORECASE | re.MULTILINE)
 BETTER = tuple(BANNED.values())
 
 # Reported by `python -m tests.test_language`: rarer with every rewrite, and banned once they are near zero.
@@ -97,22 +99,26 @@ def page_texts(file: str, markdown: str) -> Iterator[Text]:
 
 
 @cache
-def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
+def strings(source: str) -> tuple[str | None, list[tuple[int, str]]]:
+    """Return a module's docstring, and its strings with their lines."""
+    module = ast.parse(source)
+    constants = (node for node in ast.walk(module) if isinstance(node, ast.Constant))
+    found = [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+    return ast.get_docstring(module), found
 
 
 def code_texts(file: str, source: str) -> Iterator[Text]:
     """Yield strings with a space (words alone are keys), docstrings and comments."""
-    for node in ast.walk(parsed(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
-            yield Text(file, node.lineno, CODE.sub("`x`", node.value))
+    for line, text in strings(source)[1]:
+        if " " in text.strip():
+            yield Text(file, line, CODE.sub("`x`", text))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text(file, token.start[0], CODE.sub("`x`", token.string))
 
 
 def docstrings(file: str, source: str) -> Iterator[Text]:
-    if (text := ast.get_docstring(parsed(source))) is not None:
+    if (text := strings(source)[0]) is not None:
         yield Text(file, 1, text)
 
 

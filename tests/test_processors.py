@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -23,6 +23,8 @@ NUMERICAL = [
     *("test_backends", "test_devices", "test_device_rollout", "test_envs_pendulum", "test_envs_mujoco"),
     *("test_evaluate", "test_network", "test_onnx_model", "test_returns", "test_rollout", "test_strips"),
 ]
+# Of these, the ones that compare in seconds; the others play episodes by the same arrays.
+FEW = ("test_backends", "test_network", "test_onnx_model", "test_strips", "test_envs_pendulum")
 # These wait for seconds, or play thousands of steps that shorter tests play as well.
 LEFT_OUT = "not ctrl_c and not whole_episodes and not never_makes_code_run and not threads_change_nothing"
 # Of devices these compare no numbers: errors, settings, captures, tensors without memory.
@@ -84,16 +86,18 @@ print(any(features[name] for name in core._multiarray_umath.__cpu_dispatch__))
 
 # By default both settings differ from those of the other tests at once.
 @pytest.mark.parametrize(
-    ("features", "threads"),
+    ("features", "threads", "names"),
     [
-        ("baseline", 2),
-        pytest.param("baseline", 1, marks=pytest.mark.slow),
-        pytest.param("all", 2, marks=pytest.mark.slow),
+        ("baseline", 2, FEW),
+        pytest.param("baseline", 2, NUMERICAL, marks=pytest.mark.slow),
+        pytest.param("baseline", 1, NUMERICAL, marks=pytest.mark.slow),
+        pytest.param("all", 2, NUMERICAL, marks=pytest.mark.slow),
     ],
 )
-def test_numbers_do_not_depend_on_the_processor(features: str, threads: int) -> None:
-    modules = [str(ROOT / "tests" / f"{name}.py") for name in NUMERICAL]
-    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not tensorflow and not slow", "-k", LEFT_OUT]
+def test_numbers_do_not_depend_on_the_processor(features: str, threads: int, names: Sequence[str]) -> None:
+    modules = [str(ROOT / "tests" / f"{name}.py") for name in names]
+    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-k", LEFT_OUT]
+    options += ["-m", f"not tensorflow{' and not slow' * (names is FEW)}"]
     signals = [f"{ROOT}/tests/test_convert.py::test_a_signal_leaves_nothing_behind"]
     output = python(["-m", "pytest", *options, *modules, *signals], setting(features, threads))
     assert " passed" in output.splitlines()[-1]

@@ -20,6 +20,7 @@ import pytest
 
 import ckpttool
 from ckpttool.core import plugins
+from tests import nightly
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.conftest import ckpttool as run
 
@@ -520,11 +521,15 @@ def test_a_face_names_what_its_files_define() -> None:
 
 def test_outside_code_imports_from_faces() -> None:
     faces = {f"ckpttool.{package}.{home}.{name}" for package in LAYER for name, home in face(package).items()}
+    homes = {name.rpartition(".")[0] for name in faces}
+    # Only a text that has a home's name, with any spaces at its dots, can import from it.
+    possible = re.compile("|".join(re.escape(home).replace(r"\.", r"\s*\.\s*") for home in sorted(homes)))
     wrong = {
         f"{path.relative_to(ROOT)}: {name}"
         for folder in ("tests", "docs", "benchmarks", "examples")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for name in faces.intersection(imported(ast.walk(ast.parse(path.read_text()))))
+        if possible.search(text := path.read_text())
+        for name in faces.intersection(imported(ast.walk(ast.parse(text))))
     }
     assert wrong == set()
 
@@ -636,6 +641,16 @@ def test_the_quick_tests_are_there() -> None:
     quick = listed[1].replace("\\\n", " ").split()
     assert [name for name in quick if not (ROOT / "tests" / f"test_{name}.py").is_file()] == []
     assert "structure" in quick
+
+
+def test_the_rows_of_nightly_tests_fit_tests(request: pytest.FixtureRequest) -> None:
+    """Of the modules that were collected here; a part of a module is not all of it."""
+    if any("::" in each for each in request.config.args):
+        pytest.skip("parts of modules are collected")
+    collected, fitted = request.config.stash[nightly.COLLECTED], request.config.stash[nightly.FITTED]
+    rows = {(module, test) for module, tests in nightly.NIGHTLY.items() for test in tests}
+    assert {row for row in rows - fitted if row[0] in collected} == set()
+    assert all((ROOT / "tests" / f"{module}.py").is_file() for module in nightly.NIGHTLY)
 
 
 def test_one_command_runs_every_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:

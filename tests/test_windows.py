@@ -51,6 +51,26 @@ LINES = [
     "inspect tf",
     "convert missing.pt x.npz",
 ]
+# One of each command and format, with all that a later one of these reads.
+FEW = [
+    "inspect torch/ckpt-15000.pt --json",
+    "digest tf/ckpt-15000 --json",
+    "stats tf/ckpt-15000",
+    "convert tf/ckpt-15000 agent.pt",
+    "convert torch/ckpt-15000.pt back-1 --to tf",
+    "convert agent.pt agent.h5 --to keras",
+    "convert tf/ckpt-15000 agent.npz",
+    "convert agent.npz agent.safetensors",
+    "convert torch/ckpt-12500.pt agent.pt",
+    "convert torch/ckpt-12500.pt agent.pt --force",
+    "convert torch/ckpt-12500.pt back-1 --to tf --force",
+    "inspect agent.h5",
+    "stats chunked.h5",
+    "diff agent.pt agent.h5",
+    "stats zip://agent.pt::members.zip",
+    "diff tf/ckpt-10000 tf/missing",
+    "convert missing.pt x.npz",
+]
 FAIL = [
     "convert torch/ckpt-12500.pt agent.pt",
     "diff tf/ckpt-10000 tf/missing",
@@ -113,22 +133,23 @@ def without_notes_on_sandbox(answer: list[Any]) -> list[Any]:
     return [part.rstrip("\n") if isinstance(part, str) else part for part in texts]
 
 
-def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path) -> None:
-    first = next(at for at, line in enumerate(LINES) if "zip://" in line)
+@pytest.mark.parametrize("lines", [FEW, pytest.param(LINES, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path, lines: list[str]) -> None:
+    first = next(at for at, line in enumerate(lines) if "zip://" in line)
     found: dict[str, Any] = {}
     fill(tmp_path / "samples")
     for platform in ("here", "windows"):
         folder = tmp_path / platform
         shutil.copytree(tmp_path / "samples", folder)
         program = command_loop(SETUP[platform])
-        answers, _ = run(folder, program, LINES[:first])
+        answers, _ = run(folder, program, lines[:first])
         assert (folder / "agent.h5").exists(), answers
         archive(folder)
-        answers += run(folder, program, LINES[first:])[0]
+        answers += run(folder, program, lines[first:])[0]
         found[platform] = (answers, content(folder))
-    for line, here, there in zip(LINES, found["here"][0], found["windows"][0], strict=True):
+    for line, here, there in zip(lines, found["here"][0], found["windows"][0], strict=True):
         assert without_notes_on_sandbox(there) == without_notes_on_sandbox(here), line
-    failed = [line for line, (status, _, _) in zip(LINES, found["here"][0], strict=True) if status == 2]
+    failed = [line for line, (status, _, _) in zip(lines, found["here"][0], strict=True) if status == 2]
     assert failed == FAIL
     assert found["windows"][1] == found["here"][1]
 

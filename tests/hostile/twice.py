@@ -51,18 +51,22 @@ SLOW = frozenset(
 )
 
 
-def differences(crafted: Mapping[str, Path], times: int, names: Sequence[str] = ()) -> tuple[int, list[str]]:
+def differences(
+    crafted: Mapping[str, Path], times: int, names: Sequence[str] = (), every: int = 1
+) -> tuple[int, list[str]]:
     """Return how many files both processes read, and the names of those on which they do not agree.
 
     Args:
         crafted: files by name
         times: mutants of each seed in each way
         names: the seeds to damage, all without any
+        every: a seed is damaged in one of so many ways
     """
     asked = {
         "crafted": {name: str(path) for name, path in crafted.items()},
         "times": times,
         "seeds": list(names or BY_NAME),
+        "every": every,
     }
     command = [sys.executable, "-m", "tests.hostile.twice", "--read", "-"]
     started = [
@@ -122,15 +126,15 @@ def _read(asked: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     for name, path in asked["crafted"].items():
         yield name, verdict(path)
     with room() as place:
-        for seed in (BY_NAME[name] for name in asked["seeds"]):
-            for kind in kinds(seed):
+        for at, seed in enumerate(BY_NAME[name] for name in asked["seeds"]):
+            for kind in kinds(seed)[at % asked["every"] :: asked["every"]]:
                 for number in range(_FIRST, _FIRST + asked["times"]):
                     place.fill(mutant(seed, kind, number))
                     yield f"{seed.name}/{kind}/{number}", verdict(str(place.folder / seed.path))
 
 
-def make(folder: Path, *, whole: bool = True) -> dict[str, Path]:
-    """Write the crafted files, each into a folder of its own, with or without the slow ones."""
+def make(folder: Path, *, whole: bool = True, every: int = 1) -> dict[str, Path]:
+    """Write one of `every` crafted files, each into a folder of its own, with or without the slow ones."""
     import importlib
     import pkgutil
 
@@ -141,7 +145,7 @@ def make(folder: Path, *, whole: bool = True) -> dict[str, Path]:
     for found in pkgutil.iter_modules(hostile.__path__):
         if not found.name.startswith("crafted_"):
             continue
-        for case in importlib.import_module(f"tests.hostile.{found.name}").CASES:
+        for case in importlib.import_module(f"tests.hostile.{found.name}").CASES[::every]:
             if case.name in SLOW and not whole:
                 continue
             home = folder / case.name / "case"
@@ -159,6 +163,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=500, help="damaged copies of each seed, in each way")
     parser.add_argument("--seed", action="append", default=[], choices=sorted(BY_NAME), help="repeatable")
     parser.add_argument("--quick", action="store_true", help="leave out the slow crafted files")
+    parser.add_argument("--every", type=int, default=1, help="one of so many files of each kind")
     parser.add_argument("--read", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.read:
@@ -171,7 +176,8 @@ def main() -> None:
                 sys.stdout.write(json.dumps(each) + "\n")
         return
     with tempfile.TemporaryDirectory() as folder:
-        count, wrong = differences(make(Path(folder), whole=not chosen.quick), chosen.times, chosen.seed)
+        crafted = make(Path(folder), whole=not chosen.quick, every=chosen.every)
+        count, wrong = differences(crafted, chosen.times, chosen.seed, chosen.every)
     sys.stdout.write("".join(f"{line}\n" for line in wrong))
     sys.stdout.write(f"{count:,} files, {len(wrong):,} read differently\n")
     sys.exit(bool(wrong))
