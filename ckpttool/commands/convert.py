@@ -109,9 +109,16 @@ def _convert_to_format(
         recorder = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
         checkpoint = checkpoint if recorder is None else recorder.checkpoint
         made = _plan(checkpoint, request, own.sidecar, notes)
-        done = ConversionResult(urls.display_url(checkpoint.path), target, made.report)
+        done = ConversionResult(
+            urls.display_url(checkpoint.path),
+            target,
+            made.report,
+            ledger=_ledger(checkpoint, made, given, request, facts),
+        )
         if options.dry_run or not (made.report.complete or options.allow_missing):
-            return replace(done, ledger=_ledger(checkpoint, made, given, request, facts))
+            return done
+        # Before anything is written: an error in any of it leaves no target behind.
+        load = _loading_code(target, request, made, checkpoint)
         writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress)
         written = writer.write()
     report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
@@ -121,8 +128,7 @@ def _convert_to_format(
         digest=None if written is None else written.sha256,
         written=written is not None,
         parity=writer.proof.networks,
-        load=() if written is None else _loading_code(target, request, made, checkpoint),
-        ledger=_ledger(checkpoint, made, given, request, facts),
+        load=() if written is None else load,
     )
 
 

@@ -50,6 +50,7 @@ from ckpttool.mapping.rules import (
 
 _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 _MODEL = "model"
+_SAVES = "save_counter"
 _COUNTS = 1 << 63
 _MOST_OPTIONS = 24
 _EDGES = frozenset(("_functional", "_layers", "_operations"))
@@ -388,6 +389,8 @@ class _TensorFlowPlanner(TorchStates):
                 counts = type(leaf.value) is int and -_COUNTS <= leaf.value < _COUNTS
                 if counts and len(path) == 1 and name[0] not in tops:
                     yield path, name
+            elif name == (_SAVES,) and (leaf.dtype, leaf.shape) != ("int64", ()):
+                continue  # tf.train.Checkpoint restores its own count from it, an int64
             elif path not in self.networks.unmapped and dtypes.BY_NAME[leaf.dtype].tensorflow is not None:
                 yield path, name
 
@@ -455,7 +458,7 @@ class _TorchPlanner(KerasStates):
         rows = list(self.networks.moved())
         added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
         values = list(self._values())
-        nested = bool(self.tops) or any(str(path[-1].value) != "save_counter" for path in values)
+        nested = bool(self.tops) or any(str(path[-1].value) != _SAVES for path in values)
         containers: dict[Path, Container] = {(): _DICT if nested else _ORDERED}
         names = dict.fromkeys((*(name for _, name, _ in rows), *added))
         paths = {name: self._place(name, nested=nested) for name in names}

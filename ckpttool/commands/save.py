@@ -809,7 +809,7 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     weights = [path for path, leaf in tree.tensors() if leaf.role in _TRAINED]
     tops = list(dict.fromkeys(str(path[0].value) for path in weights))
     optimizers = _keras_optimizers(tree)
-    every = list(dict.fromkeys((*tops, *(str(top[0].value) for top in optimizers if top))))
+    every = list(dict.fromkeys((*tops, *(str(top[0].value) for top in optimizers))))
     inside = {str(p[0].value) for p in tree if len(p) > 1}
     others = list(dict.fromkeys(name for p in tree if (name := str(p[0].value)) not in {*every, _SAVES}))
     others += [name for name in every if name not in inside]
@@ -867,8 +867,11 @@ def _is_model(weights: Iterable[Path]) -> bool:
 
 
 def _keras_optimizers(tree: Tree) -> list[Path]:
-    """Return where optimizers are: above an update count, or at the top with only slots."""
-    counted = dict.fromkeys(path[:-1] for path in tree if str(path[-1].value) in _COUNTS)
+    """Return where optimizers are: above an update count, or at the top with only slots.
+
+    A count at the root is a number of the program (`iter`), because the root holds the objects.
+    """
+    counted = dict.fromkeys(path[:-1] for path in tree if len(path) > 1 and str(path[-1].value) in _COUNTS)
     with_slots = (path[:1] for path, leaf in tree.tensors() if leaf.role == "slot")
     return [*counted, *(top for top in dict.fromkeys(with_slots) if all(at[:1] != top for at in counted))]
 

@@ -390,7 +390,7 @@ class _PlacementBuilder:
             alone = None if any(path[0].value == root for path in self.paths) else self._alone()
             self.alone, root = alone is not None, alone or root
             self.paths = {
-                path: path[1:] if path[0].value == root else path
+                path: path[1:] if path[0].value == root and len(path) > 1 else path
                 for path in self.paths
                 if path[-1].value != COUNTER
             }
@@ -517,11 +517,18 @@ class _PlacementBuilder:
 
 
 def _strip_private_edges(path: Path) -> Path:
-    """Return the path without tf.train.Checkpoint's private edges between a model and its layers."""
-    return tuple(
-        step._replace(value=str(step.value)[1:]) if step.value in _PROJECTIONS else step
-        for step in path
-        if step.value != _INNER and step.value not in _SEQUENCES
+    """Return the path without tf.train.Checkpoint's private edges between a model and its layers.
+
+    The last step names the variable.
+    """
+    *above, last = path
+    return (
+        *(
+            step._replace(value=str(step.value)[1:]) if step.value in _PROJECTIONS else step
+            for step in above
+            if step.value != _INNER and step.value not in _SEQUENCES
+        ),
+        last,
     )
 
 
