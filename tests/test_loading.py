@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool.commands import save
 from ckpttool.commands.options import TARGETS
 from ckpttool.commands.save import format_loading_code
 from ckpttool.core import Tree
@@ -286,3 +287,11 @@ def test_a_network_is_restored_beside_any_number(tmp_path: Path) -> None:
     (tmp_path / "lines.json").write_text(json.dumps(cases))
     assert len(cases) > 3 * len(RESERVED)
     assert tensorflow_child.run(__file__, "restore_beside", tmp_path) == {}
+
+
+def test_no_more_names_are_read_than_a_line_holds() -> None:
+    names = iter([f"layer{number}" for number in range(100_000)])
+    line = save._format_names("# ", names)
+    assert len(line) <= 80
+    assert line.endswith(", ...")
+    assert len(list(names)) > 99_900

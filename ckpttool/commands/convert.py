@@ -209,7 +209,8 @@ def _loading_code(
 ) -> tuple[str, ...]:
     """Return the code that loads the target; its names are the source's unless a layout renamed them."""
     foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
-    return format_loading_code(target, request.kind, made.tree, foreign=foreign)
+    root = made.binding is None and not foreign and all(len(move.source) == 1 for move in made.moves)
+    return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
 
 
 @dataclass(slots=True)

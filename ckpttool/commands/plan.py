@@ -593,7 +593,10 @@ class _Planner:
             tree, sources, assumed = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
             if ours == TENSORFLOW:
                 file = self.kind.format == _WEIGHTS_FILE
-                plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
+                graph = self.kind is options.TARGETS["tf"]
+                plan = general_conversion.to_tensorflow(
+                    tree, given, self.settings, stated, file=file, graph=graph
+                )
             else:
                 plan = general_conversion.to_torch(tree, given, self.settings, stated)
             if not assumed:
