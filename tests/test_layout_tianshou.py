@@ -197,6 +197,14 @@ def test_every_tensor_of_a_policy_converts(tmp_path: Path, policy: Any, networks
     assert [each for each in stored if each in set(wanted)] == wanted
 
 
+@pytest.mark.parametrize("numbered", [True, False])
+def test_discrete_actions_have_no_bounds(tmp_path: Path, numbered: bool) -> None:
+    torch.save(discrete_sac(numbered=numbered).state_dict(), tmp_path / "policy.pth")
+    done = convert(str(tmp_path / "policy.pth"), str(tmp_path / "out"), to="tf")
+    assert done.written
+    assert not [entry for entry in done.ledger if entry.what == "action bounds"]
+
+
 class RunningMeanStd:
     """As utils/statistics.py keeps it."""
 

@@ -112,6 +112,14 @@ def test_quiet_prints_none_and_no_line_is_long(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_the_reason_for_exit_status_1_is_shown_with_quiet(tmp_path: Path) -> None:
+    torch.save({"net": {**Actor().state_dict(), "odd": torch.ones(2, 3)}}, tmp_path / "a.pth")
+    ran = in_process("convert", "a.pth", "q-1", "--to", "tf", "--quiet", cwd=tmp_path)
+    assert ran.status == 1
+    assert ran.err.startswith("exit status 1: ")
+    assert "net/odd" in ran.err
+
+
 def test_other_targets_have_none() -> None:
     for name in ("sb3", "cleanrl", "safetensors"):
         assert format_loading_code("x", TARGETS[name], Tree({})) == ()

@@ -96,7 +96,10 @@ def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerE
     """
     unclear = list_not_understood(binding, recorded)
     stated = tuple(binding.facts.stated[name].entry(_TOPIC_OF[name]) for name in unclear)
-    return (*stated, *_missing_entries(binding, recorded))
+    missing = _missing_entries(binding, recorded)
+    if any(schema.DISCRETE_CHOICE in reasons for reasons in binding.unplaced.values()):
+        missing = tuple(entry for entry in missing if entry.what != "action bounds")
+    return (*stated, *missing)
 
 
 def _missing_entries(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerEntries:
