@@ -41,6 +41,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "rmsprop": ("RMSprop", {"alpha": 0.75, "eps": 1e-14}, "RMSprop", {"rho": 0.75, "epsilon": 1e-14}),
 }
 SHAPES = {"mlp": (5, 4), "cnn": (5, 6, 6, 3)}
+EDGES = "_functional/_operations"
 CASES = (*((name, "mlp") for name in OPTIMIZERS), ("adam", "cnn"))
 
 
@@ -464,7 +465,7 @@ def test_names_go_before_the_order(tmp_path: Path, named: bool) -> None:
     found = moments(done.target)
     for number, layer in enumerate(net):
         expected = optimizer.state[layer.weight]["exp_avg"].numpy().T
-        np.testing.assert_array_equal(found[f"model/{number}/kernel"], expected)
+        np.testing.assert_array_equal(found[f"model/{EDGES}/{number + 1}/kernel"], expected)
 
 
 def test_equal_networks_are_told_apart_by_the_optimizers_names(tmp_path: Path) -> None:
@@ -477,7 +478,7 @@ def test_equal_networks_are_told_apart_by_the_optimizers_names(tmp_path: Path) -
     found = moments(done.target)
     for name, net in nets.items():
         expected = states[name].state[net[0].weight]["exp_avg"].numpy().T
-        np.testing.assert_array_equal(found[f"net{name}/0/kernel"], expected)
+        np.testing.assert_array_equal(found[f"net{name}/{EDGES}/1/kernel"], expected)
 
 
 @pytest.mark.parametrize("names", [("g", "d"), ("first", "second")])
@@ -499,7 +500,8 @@ def test_no_optimizer_trains_a_copy(tmp_path: Path, copy: str) -> None:
     content = {copy: follows.state_dict(), "model": net.state_dict(), "optimizer": optimizer.state_dict()}
     done = converted(saved(tmp_path / "x.pt", content), tmp_path)
     assert done.written, done.report
-    assert set(moments(done.target)) == {f"model/{n}/{name}" for n in (0, 1) for name in ("kernel", "bias")}
+    names = {f"model/{EDGES}/{n}/{name}" for n in (1, 2) for name in ("kernel", "bias")}
+    assert set(moments(done.target)) == names
 
 
 def test_one_optimizer_of_two_networks_is_joined_where_one_order_fits(tmp_path: Path) -> None:
@@ -513,7 +515,7 @@ def test_one_optimizer_of_two_networks_is_joined_where_one_order_fits(tmp_path: 
     found = moments(done.target)
     for name, net in (("pi", pi), ("v", v)):
         expected = optimizer.state[net[1].weight]["exp_avg"].numpy().T
-        np.testing.assert_array_equal(found[f"{name}/1/kernel"], expected)
+        np.testing.assert_array_equal(found[f"{name}/{EDGES}/2/kernel"], expected)
 
 
 def test_a_part_of_a_network_is_joined_where_one_choice_fits(tmp_path: Path) -> None:
@@ -536,7 +538,7 @@ def test_parameters_without_state_are_left_out_of_keras_optimizer(tmp_path: Path
     content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
     done = converted(saved(tmp_path / "x.pt", content), tmp_path)
     assert done.written, done.report
-    assert set(moments(done.target)) == {"model/1/kernel", "model/1/bias"}
+    assert set(moments(done.target)) == {f"model/{EDGES}/2/kernel", f"model/{EDGES}/2/bias"}
     assert any("model/0/weight" in note for note in done.report.notes)
 
 
@@ -727,7 +729,8 @@ def test_values_of_tensorflow_become_values_of_torch(tmp_path: Path) -> None:
     assert back.written, back.report
     found = torch.load(back.target)
     assert found["epoch"] == 3
-    net.load_state_dict(found["model"])
+    # Keras's input layer is number 0.
+    net.load_state_dict({f"{int(name[0]) - 1}{name[1:]}": each for name, each in found["model"].items()})
     torch.optim.Adam(net.parameters()).load_state_dict(found["optimizer"])
     for number, state in optimizer.state_dict()["state"].items():
         for name, tensor in state.items():
@@ -817,7 +820,7 @@ def require_square(target: str, to: str, below: str = "") -> None:
     expected = [layer.weight.detach().numpy().T for layer in square()]
     np.testing.assert_array_equal(kernels, expected)
     if to == "tf":
-        assert f"{below}0/kernel" in tree.names.values()
+        assert f"{below}{EDGES}/1/kernel" in tree.names.values()
 
 
 def test_a_module_keeps_its_own_tensors(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_RL
 from ckpttool.libraries import recognize_tree
 from tests import restored
-from tests.conftest import CORPUS
+from tests.conftest import CORPUS, in_process
 from tests.golden_texts import Golden
 from tests.restored import observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree, written
@@ -140,3 +140,17 @@ def test_an_agent_of_a_public_run_plays() -> None:
     found = evaluate(path, "Pendulum-v1", Protocol(episodes=10))
     # The example's agent: a random one has -1200, a good one -150.
     assert np.mean(found.rollout.returns) > -300
+
+
+def test_a_conversion_needs_no_facts_for_playing(tmp_path: Path) -> None:
+    path, _ = agent(tmp_path)
+    ran = in_process("convert", path, tmp_path / "out.pt", "--json")
+    unknown = [entry for entry in ran.json()["ledger"] if entry["decides"]]
+    assert {(entry["use"], entry["concerns"]) for entry in unknown} == {("cannot be known", "playing")}
+    assert ran.status == 0
+    quiet = in_process("convert", path, tmp_path / "quiet.pt", "--quiet")
+    assert (quiet.status, quiet.err) == (0, "")
+    # An export is played.
+    exported = in_process("convert", path, tmp_path / "out.onnx", "--quiet")
+    assert exported.status == 1
+    assert exported.err.startswith("exit status 1: ")

@@ -202,6 +202,14 @@ def test_a_discrete_policy_takes_the_largest_output(tmp_path: Path) -> None:
         load_agent(str(tmp_path / "policy.pth"), "Pendulum-v1")
 
 
+@pytest.mark.parametrize("numbered", [True, False])
+def test_discrete_actions_have_no_bounds(tmp_path: Path, numbered: bool) -> None:
+    torch.save(discrete_sac(numbered=numbered).state_dict(), tmp_path / "policy.pth")
+    done = convert(str(tmp_path / "policy.pth"), str(tmp_path / "out"), to="tf")
+    assert done.written
+    assert not [entry for entry in done.ledger if entry.what == "action bounds"]
+
+
 class RunningMeanStd:
     """As utils/statistics.py keeps it."""
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool.commands import save
 from ckpttool.commands.options import TARGETS
 from ckpttool.commands.save import format_loading_code
 from ckpttool.core import Tree
@@ -111,6 +112,14 @@ def test_quiet_prints_none_and_no_line_is_long(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_the_reason_for_exit_status_1_is_shown_with_quiet(tmp_path: Path) -> None:
+    torch.save({"net": {**Actor().state_dict(), "odd": torch.ones(2, 3)}}, tmp_path / "a.pth")
+    ran = in_process("convert", "a.pth", "q-1", "--to", "tf", "--quiet", cwd=tmp_path)
+    assert ran.status == 1
+    assert ran.err.startswith("exit status 1: ")
+    assert "net/odd" in ran.err
+
+
 def test_other_targets_have_none() -> None:
     for name in ("sb3", "cleanrl", "safetensors"):
         assert format_loading_code("x", TARGETS[name], Tree({})) == ()
@@ -205,3 +214,92 @@ def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> N
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
     np.testing.assert_array_equal(np.float32(found["variables"]), model.fc1.weight.detach().numpy().T)
     assert os.path.exists(tmp_path / "a.weights.h5")
+
+
+# --- Values beside networks ----------------------------------------------------------------------------
+
+RESERVED = (
+    *("iter", "iterations", "_iterations", "step", "save_counter", "global_step", "epoch", "root", "self"),
+    *("model", "optimizer", "variables", "layers", "beta1_power", "learning_rate", "param_groups", "state"),
+    *("_CHECKPOINTABLE_OBJECT_GRAPH", "policy", "_functional", "0", "a b", "log_alpha", "kernel", "vars"),
+)
+VALUES: dict[str, Any] = {
+    "int": 3,
+    "text": "a",
+    "count": torch.tensor(7),
+    "number": torch.tensor(0.5),
+    "vector": torch.tensor([1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("target", ["torch", "tf", "tf1", "keras", "safetensors", "npz"])
+@pytest.mark.parametrize("name", RESERVED)
+def test_whatever_fails_fails_before_anything_is_written(name: str, target: str, tmp_path: Path) -> None:
+    state = Actor().state_dict()
+    for kind, value in VALUES.items():
+        for below in ("net", None):
+            held = {**state, name: value} if below is None else {below: state, name: value}
+            torch.save(held, tmp_path / "a.pt")
+            folder = tmp_path / f"{kind}_{below}"
+            folder.mkdir()
+            suffix = {"torch": ".pt", "keras": ".weights.h5"}.get(target, f".{target}")
+            out = folder / ("out" if target.startswith("tf") else f"out{suffix}")
+            ran = in_process("convert", tmp_path / "a.pt", out, "--to", target, cwd=tmp_path)
+            assert "unexpected" not in ran.err, (kind, below, ran.err)
+            assert "Traceback" not in ran.err, (kind, below, ran.err)
+            assert ran.status == 0 or not [*folder.iterdir()], (kind, below, ran.err, ran.out)
+
+
+def restore_beside(folder: Path) -> dict[str, str]:
+    """Restore a model by the printed lines, whatever number stands beside it in the file; return errors."""
+    import keras
+    import tensorflow as tf
+
+    dense, errors = keras.layers.Dense, {}
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2, self.fc3 = dense(8, "relu"), dense(8, "relu"), dense(1, "tanh")
+
+        def call(self, x: Any) -> Any:
+            return self.fc3(self.fc2(self.fc1(x)))
+
+    obs, outputs = observations(), []
+    for case, lines in json.loads((folder / "lines.json").read_text()).items():
+        model = Model()
+        model(obs)
+        try:
+            exec("\n".join(lines), {"tf": tf, "model": model, "objects": {"net": model}})
+        except Exception as error:  # noqa: BLE001  # TensorFlow raises whatever it meets
+            errors[case] = f"{type(error).__name__}: {error}"[:300]
+            continue
+        outputs.append(model(obs).numpy())
+        if not np.array_equal(outputs[0], outputs[-1]):
+            errors[case] = "other outputs"
+    return errors
+
+
+@pytest.mark.tensorflow
+def test_a_network_is_restored_beside_any_number(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    state, cases = Actor().state_dict(), {}
+    for number, name in enumerate(RESERVED):
+        for kind in ("int", "count", "number", "vector"):
+            torch.save({"net": state, name: VALUES[kind]}, tmp_path / "a.pt")
+            ran = in_process(
+                "convert", "a.pt", f"{number}{kind}-1", "--to", "tf", "--force", "--json", cwd=tmp_path
+            )
+            if ran.status == 0:
+                cases[f"{name} {kind}"] = json.loads(ran.out)["load"]
+    (tmp_path / "lines.json").write_text(json.dumps(cases))
+    assert len(cases) > 3 * len(RESERVED)
+    assert tensorflow_child.run(__file__, "restore_beside", tmp_path) == {}
+
+
+def test_no_more_names_are_read_than_a_line_holds() -> None:
+    names = iter([f"layer{number}" for number in range(100_000)])
+    line = save._format_names("# ", names)
+    assert len(line) <= 80
+    assert line.endswith(", ...")
+    assert len(list(names)) > 99_900

@@ -23,6 +23,7 @@ from ckpttool.cli.common import (
 )
 from ckpttool.core import sidecar
 from ckpttool.core.errors import UsageError
+from ckpttool.core.text import clean
 
 if TYPE_CHECKING:
     from ckpttool.commands.options import ConversionOptions
@@ -228,8 +229,15 @@ def convert(
         done = convert.convert(source, target, options, progress=moving)
     done = replace(done, report=done.report.shown(output.glob))
     _print_conversion(done, output)
-    whole = done.report.complete and not sidecar.has_open_entries(done.ledger)
-    return 0 if done.within and (whole or output.allow_missing) else 1
+    whole = done.report.complete and not done.open_entries
+    if done.within and (whole or output.allow_missing):
+        return 0
+    if not output.as_json and (output.quiet or done.written):
+        from ckpttool.cli import tables
+
+        line = common.wrap_sentence(f"exit status 1: {clean('; '.join(tables.exit_reasons(done)))}")
+        (common.print_note if output.quiet else common.print_text)(line)
+    return 1
 
 
 def _conversion_options(

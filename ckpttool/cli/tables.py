@@ -211,6 +211,20 @@ def _outcome_lines(done: ConversionResult, *, quiet: bool) -> list[str]:
     return [] if quiet else ["nothing was written: this was a dry run"]
 
 
+def exit_reasons(done: ConversionResult) -> list[str]:
+    """Return why a conversion without --allow-missing ends with exit status 1; none if it does not."""
+    report, reasons = done.report, []
+    if not done.within:
+        reasons.append("outputs differ from the source's")
+    for word, names in (("unmapped", report.unused), ("missing", report.missing)):
+        if names:
+            reasons.append(f"{word} {abbreviate_list(list(names), 3)}")
+    if done.open_entries:
+        lost = abbreviate_list([entry.sentence for entry in done.open_entries], 3)
+        reasons.append(f"not {'applied' if done.playable else 'written'}: {lost}")
+    return reasons
+
+
 def _assumptions(done: ConversionResult) -> tuple[str, ...]:
     """Return the assumptions of the mapping, then those about the agent."""
     return tuple(dict.fromkeys((*done.report.assumed, *sidecar.assumption_sentences(done.ledger))))

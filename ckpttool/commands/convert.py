@@ -109,10 +109,17 @@ def _convert_to_format(
         recorder = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
         checkpoint = checkpoint if recorder is None else recorder.checkpoint
         made = _plan(checkpoint, request, own.sidecar, notes)
-        done = ConversionResult(urls.display_url(checkpoint.path), target, made.report)
+        done = ConversionResult(
+            urls.display_url(checkpoint.path),
+            target,
+            made.report,
+            ledger=_ledger(checkpoint, made, given, request, facts),
+        )
         if options.dry_run or not (made.report.complete or options.allow_missing):
-            return replace(done, ledger=_ledger(checkpoint, made, given, request, facts))
+            return done
         _require_largest_matrix(checkpoint, made)
+        # Before anything is written: an error in any of it leaves no target behind.
+        load = _loading_code(target, request, made, checkpoint)
         writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress)
         written = writer.write()
     report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
@@ -122,8 +129,7 @@ def _convert_to_format(
         digest=None if written is None else written.sha256,
         written=written is not None,
         parity=writer.proof.networks,
-        load=() if written is None else _loading_code(target, request, made, checkpoint),
-        ledger=_ledger(checkpoint, made, given, request, facts),
+        load=() if written is None else load,
     )
 
 
@@ -217,7 +223,8 @@ def _loading_code(
 ) -> tuple[str, ...]:
     """Return the code that loads the target; its names are the source's unless a layout renamed them."""
     foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
-    return format_loading_code(target, request.kind, made.tree, foreign=foreign)
+    root = made.binding is None and not foreign and all(len(move.source) == 1 for move in made.moves)
+    return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
 
 
 @dataclass(slots=True)

@@ -105,6 +105,7 @@ def convert_into_model(
             return replace(done, proof=ModelProof("--dry-run was used"))
         if not (made.report.complete or options.allow_missing):
             return done
+        load = moved.loading_code(format_loading_code(stem, kind, made.tree), form)
         writer = _ModelWriter(planned, beside, model, options, progress)
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
         try:
@@ -121,7 +122,7 @@ def convert_into_model(
             digest=put.sha256,
             written=True,
             loaded=options.verify,
-            load=moved.loading_code(format_loading_code(stem, kind, made.tree), form),
+            load=load,
             proof=writer.proof,
         )
 

@@ -258,6 +258,7 @@ def export(
         target,
         build_export_report(agent, part, facts, sidecar.assumption_sentences(assumed)),
         ledger=sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed)),
+        playable=True,
     )
     if options.dry_run:
         return done

@@ -28,6 +28,7 @@ from ckpttool.commands.optimizer_states import (
 )
 from ckpttool.core import dtypes
 from ckpttool.core.errors import UsageError, abbreviate_list
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.formats.tf_object_graph import slot_optimizer
 from ckpttool.libraries.optimizers_write import BoundOptimizer, list_torch_optimizers
@@ -37,6 +38,7 @@ from ckpttool.mapping.flattening import TreeConversion
 from ckpttool.mapping.layers import LayerOption, ModuleInfo, Name, numbered_kinds, propose_options
 from ckpttool.mapping.rules import (
     KEEP,
+    SEQUENTIAL_EDGES,
     Label,
     Move,
     Plan,
@@ -46,10 +48,12 @@ from ckpttool.mapping.rules import (
     ToValue,
     object_graph_paths,
     relocate_sources,
+    sequential_names,
 )
 
 _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 _MODEL = "model"
+_SAVES = "save_counter"
 _COUNTS = 1 << 63
 _MOST_OPTIONS = 24
 _EDGES = frozenset(("_functional", "_layers", "_operations"))
@@ -68,21 +72,24 @@ def to_tensorflow(
     *,
     file: bool,
     strip: bool = True,
+    graph: bool = False,
 ) -> Plan:
     """Plan the conversion of a PyTorch tree to TensorFlow objects, or with `file` to a Keras weights file.
 
-    Whole modules are read as their state_dicts. With `strip`, wrapper prefixes are removed from names.
-    `settings` are optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by
-    a user: raise UsageError for one that contradicts the checkpoint or names a missing optimizer.
+    With `graph`, numbered layers have the names of a Keras Sequential in an object graph. Whole modules are
+    read as their state_dicts. With `strip`, wrapper prefixes are removed from names. `settings` are
+    optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by a user: raise
+    UsageError for one that contradicts the checkpoint or names a missing optimizer.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
-    made = _TensorFlowPlanner(plain, given, OptimizerSettings(settings, stated), described, file=file).plan()
+    stored = OptimizerSettings(settings, stated)
+    made = _TensorFlowPlanner(plain, given, stored, described, file=file, graph=graph).plan()
     taken = set(sources.values())
     left = tuple(path for path in tree if path not in taken)
     made = relocate_sources(made, sources)
-    stored = tuple(wrappers.describe_weight_norm(plain))
-    return replace(made, notes=(*notes, *made.notes, *stored), kept=(*made.kept, *left))
+    norms = tuple(wrappers.describe_weight_norm(plain))
+    return replace(made, notes=(*notes, *made.notes, *norms), kept=(*made.kept, *left))
 
 
 def to_torch(
@@ -229,6 +236,21 @@ class _TreeNetworks:
         """Yield all moves in the order of the target's parameters."""
         return (move for unit in self.units for move in unit.moves)
 
+    def name_sequentials(self) -> None:
+        """Give numbered layers the names that a Keras Sequential of theirs has in an object graph."""
+        shapes: dict[Name, Shape] = {}
+        for unit in self.units:
+            made = {**{name: rule.leaf(self.tree[source]) for source, name, rule in unit.moves}, **unit.added}
+            shapes |= {name: leaf.shape if isinstance(leaf, Leaf) else () for name, leaf in made.items()}
+        names = sequential_names(shapes)
+        self.units = [
+            ConversionUnit(
+                tuple((source, names[name], rule) for source, name, rule in unit.moves),
+                {names[name]: leaf for name, leaf in unit.added.items()},
+            )
+            for unit in self.units
+        ]
+
     def _is_weight(self, path: Path, *, inside: bool) -> bool:
         """Return whether a tensor without a rule belongs, or may belong, to a network."""
         leaf = self.tree[path]
@@ -316,6 +338,7 @@ class _TensorFlowPlanner(TorchStates):
         described: Mapping[Path, ModuleInfo],
         *,
         file: bool,
+        graph: bool,
     ) -> None:
         super().__init__(tree, settings)
         self.file = file
@@ -323,6 +346,8 @@ class _TensorFlowPlanner(TorchStates):
         placed = flattening.convert_to_tensorflow(tree, given, described)
         dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
         self.networks = _TreeNetworks(tree, placed, state, lambda path: path[:-1] in dicts)
+        if graph:
+            self.networks.name_sequentials()
         self.dicts = dicts
         # A weights file belongs to one model: its single network is the root, its single optimizer
         # `optimizer`.
@@ -398,6 +423,8 @@ class _TensorFlowPlanner(TorchStates):
                 counts = type(leaf.value) is int and -_COUNTS <= leaf.value < _COUNTS
                 if counts and len(path) == 1 and name[0] not in tops:
                     yield path, name
+            elif name == (_SAVES,) and (leaf.dtype, leaf.shape) != ("int64", ()):
+                continue  # tf.train.Checkpoint restores its own count from it, an int64
             elif path not in self.networks.unmapped and dtypes.BY_NAME[leaf.dtype].tensorflow is not None:
                 yield path, name
 
@@ -465,7 +492,7 @@ class _TorchPlanner(KerasStates):
         rows = list(self.networks.moved())
         added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
         values = list(self._values())
-        nested = bool(self.tops) or any(str(path[-1].value) != "save_counter" for path in values)
+        nested = bool(self.tops) or any(str(path[-1].value) != _SAVES for path in values)
         containers: dict[Path, Container] = {(): _DICT if nested else _ORDERED}
         names = dict.fromkeys((*(name for _, name, _ in rows), *added))
         paths = {name: self._place(name, nested=nested) for name in names}
@@ -564,8 +591,9 @@ class _ObjectsPlanner(_TorchPlanner):
         heads = {path[:1] for path, _ in weights}
         cut = int(file and len(heads) == 1 and all(len(path) > 2 for path, _ in weights) and not self.root)
         cut = max(cut, self._depth([path for path, _ in weights]))
-        numbers = self._numbers([path[cut:] for path, _ in weights]) if file else {}
-        rows = [(path, self._in_file(path[cut:], numbers), KEEP) for path, _ in weights]
+        numbers = self._numbers([path for path, _ in weights], cut) if file else {}
+        edges = {} if file else self._sequential_edges()
+        rows = [(path, self._in_file(path, cut, {**numbers, **edges}), KEEP) for path, _ in weights]
         states, notes = self.bind_states(rows)
         if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
@@ -595,20 +623,38 @@ class _ObjectsPlanner(_TorchPlanner):
             return 0
         return 2 if len({path[:2] for path in weights}) == 1 and all(len(p) > 3 for p in weights) else 1
 
-    def _numbers(self, weights: Sequence[Path]) -> dict[Path, str]:
+    def _sequential_edges(self) -> dict[Path, Name]:
+        """Return the steps from each Sequential to its layers, of which the input layer is number 0."""
+        listed: dict[Path, list[Path]] = {}
+        for path, held in self.tree.containers.items():
+            above = self.tree.containers.get(path[:-1]) if path else None
+            if above is not None and above.name == "Sequential" and held.name != "InputLayer":
+                listed.setdefault(path[:-1], []).append(path)
+        return {
+            path: (*SEQUENTIAL_EDGES, str(number))
+            for paths in listed.values()
+            for number, path in enumerate(paths, 1)
+        }
+
+    def _numbers(self, paths: Sequence[Path], cut: int) -> dict[Path, Name]:
         """Give numbers to the layers of a model whose file names them by class, in model order."""
+        weights = [path[cut:] for path in paths]
         held = self.tree.containers.get(())
         listed = held is not None and held.name in _LISTED
         inner = all(_NUMBERED.fullmatch(str(path[0].value)) for path in weights)
         plain = all(len(path) == 2 and str(path[-1].value).lstrip("_") in _BY_CLASS for path in weights)
         if not plain or not (listed or inner or self.in_order or self.exported):
             return {}
-        return {top: str(number) for number, top in enumerate(dict.fromkeys(path[:1] for path in weights))}
+        tops = dict.fromkeys(path[: cut + 1] for path in paths)
+        return {top: (str(number),) for number, top in enumerate(tops)}
 
     @staticmethod
-    def _in_file(path: Path, numbers: Mapping[Path, str]) -> Name:
-        steps_ = [str(step.value) for step in path]
-        return (numbers.get(path[:1], steps_[0]), *steps_[1:])
+    def _in_file(path: Path, cut: int, steps_: Mapping[Path, Name]) -> Name:
+        """Return the name of a weight below its first `cut` steps, with `steps_` to a layer for its own."""
+        depths = range(cut + 1, len(path) + 1)
+        return tuple(
+            word for depth in depths for word in steps_.get(path[:depth], (str(path[depth - 1].value),))
+        )
 
     def _object(
         self,

@@ -120,7 +120,7 @@ class ConversionResult:
     Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
     source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing,
     `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
-    source computes.
+    source computes. `playable` is whether the target is to be played, as an exported policy is.
     """
 
     source: str
@@ -136,6 +136,14 @@ class ConversionResult:
     loaded: bool | None = None
     left_out: tuple[OmittedTensor, ...] = ()
     proof: ModelProof | None = None
+    playable: bool = False
+
+    @property
+    def open_entries(self) -> LedgerEntries:
+        """The facts without which the target certainly differs from the source."""
+        return tuple(
+            entry for entry in self.ledger if entry.open and (self.playable or entry.concerns == "conversion")
+        )
 
     @property
     def within(self) -> bool:
@@ -593,7 +601,10 @@ class _Planner:
             original, tree = tree, rows.tree
             if ours == TENSORFLOW:
                 file = self.kind.format == _WEIGHTS_FILE
-                plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
+                graph = self.kind is options.TARGETS["tf"]
+                plan = general_conversion.to_tensorflow(
+                    tree, given, self.settings, stated, file=file, graph=graph
+                )
             else:
                 plan = general_conversion.to_torch(tree, given, self.settings, stated)
             return plan if tree is original else rows.plan(plan)

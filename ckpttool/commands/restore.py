@@ -102,8 +102,11 @@ def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerE
     """Return the facts recorded neither in the agent's own files nor in its sidecar, or not understood."""
     unclear = list_not_understood(binding, recorded)
     stated = tuple(binding.facts.stated[name].entry(_TOPIC_OF[name]) for name in unclear)
-    lacks = binding.facts.lacks
-    return (*stated, *(each for each in lacks if recorded is None or not _is_answered(each, recorded)))
+    missing = (e for e in binding.facts.lacks if recorded is None or not _is_answered(e, recorded))
+    discrete = binding.facts.head == "argmax" or any(
+        schema.DISCRETE_CHOICE in reasons for reasons in binding.unplaced.values()
+    )
+    return (*stated, *(entry for entry in missing if entry.what != "action bounds" or not discrete))
 
 
 def _is_answered(lack: LedgerEntry, recorded: Sidecar) -> bool:

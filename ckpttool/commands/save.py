@@ -51,7 +51,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Buffer, File, Inline, Source, crc32c, iter_pieces
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, display, key
-from ckpttool.formats import tf_common
+from ckpttool.formats import keras_h5, tf_common
 from ckpttool.formats.common import (
     OutputFile,
     Probe,
@@ -63,7 +63,15 @@ from ckpttool.formats.common import (
 )
 from ckpttool.formats.detect import CheckpointLocation, matching_formats
 from ckpttool.formats.tf_object_graph import MARK
-from ckpttool.mapping.rules import Move, Plan, apply_plan, merge_parts, parse_rule, unfinished_source
+from ckpttool.mapping.rules import (
+    SEQUENTIAL_EDGES,
+    Move,
+    Plan,
+    apply_plan,
+    merge_parts,
+    parse_rule,
+    unfinished_source,
+)
 
 # Records a writer's input, leaf by leaf, and verifies that the new file contains exactly that.
 
@@ -671,17 +679,18 @@ _MOST_NAMED = 4  # objects that are arguments of tf.train.Checkpoint
 
 
 def format_loading_code(
-    target: str, kind: TargetKind, tree: Tree, *, foreign: bool = False
+    target: str, kind: TargetKind, tree: Tree, *, foreign: bool = False, root: bool = False
 ) -> tuple[str, ...]:
     """Return at most eight lines that load the target, none for targets in an RL library's own format.
 
     `tree` was written to `target`, a file or a TensorFlow prefix. `foreign` names, from another
-    framework, may start with objects that no PyTorch model has.
+    framework, may start with objects that no PyTorch model has. With `root`, the source is one model's
+    state_dict.
     """
     if kind is TARGETS["torch"]:
         return _torch(target, tree, foreign=foreign)
     if kind is TARGETS["tf"]:
-        return _objects(target, tree)
+        return _objects(target, tree, root=root)
     if kind is TARGETS["tf1"]:
         return (f"tf.compat.v1.train.Saver().restore(session, {_python_literal(target)})",)
     if kind is TARGETS["keras"]:
@@ -804,17 +813,18 @@ def _shorten_names(name: str) -> str:
     return name
 
 
-def _objects(target: str, tree: Tree) -> tuple[str, ...]:
+def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
     """Return how `tf.train.Checkpoint` restores the objects: one at the root, or several by name."""
     weights = [path for path, leaf in tree.tensors() if leaf.role in _TRAINED]
     tops = list(dict.fromkeys(str(path[0].value) for path in weights))
     optimizers = _keras_optimizers(tree)
-    every = list(dict.fromkeys((*tops, *(str(top[0].value) for top in optimizers if top))))
+    every = list(dict.fromkeys((*tops, *(str(top[0].value) for top in optimizers))))
     inside = {str(p[0].value) for p in tree if len(p) > 1}
     others = list(dict.fromkeys(name for p in tree if (name := str(p[0].value)) not in {*every, _SAVES}))
     others += [name for name in every if name not in inside]
     every = [name for name in every if name in inside]
-    if _is_model(weights):
+    root = root or _is_model(weights)
+    if root:
         others = [name for name in others if name not in tops]
     # A file of `write` or `save_weights` has no save count, which `restore` expects.
     kept = any(MARK in leaf.key for _, leaf in tree.tensors())
@@ -822,9 +832,12 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     # `assert_consumed` would also need a variable for every counter.
     check = "assert_existing_objects_matched" if others else "assert_consumed"
     restore = f".{read}({_python_literal(target)}).{check}()"
-    if _is_model(weights):
-        lines = [f"tf.train.Checkpoint(model){restore}", _format_names("# attributes of model: ", tops)]
-        return (*lines, *_other_content_lines(others))
+    if root:
+        inner = [top for top in tops if not _EDGE.fullmatch(top)]
+        lines = [f"tf.train.Checkpoint(model){restore}"]
+        lines += [_format_names("# attributes of model: ", inner)] * bool(inner)
+        lines += _other_content_lines(others)
+        return (*lines, *_container_lines(tree, {}, _MOST - len(lines)))
     if not every:
         return (f"reader = tf.train.load_checkpoint({_python_literal(target)})",)
     short = {name: _variable_name((key(name),)) for name in every}
@@ -846,7 +859,115 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     lines += _other_content_lines(others) or [
         "# for a subset of the objects: .assert_existing_objects_matched()"
     ]
-    return tuple(lines)
+    lines = lines[:_MOST]
+    return (*lines, *_container_lines(tree, named, _MOST - len(lines)))
+
+
+# What the numbers in an object graph belong to: layers of a keras.Sequential, or items of a list.
+
+_Objects = dict[str, Any]
+_ARGUMENTS = "# add the activations, Dense(8, activation=...): the file has none"
+_LISTS = "# lists of a tf.Module (a keras.Model saves none): "
+
+
+def _container_lines(tree: Tree, named: Mapping[str, str], room: int) -> list[str]:
+    """Return the code of the Sequentials in a tree, and the names of its lists, in at most `room` lines.
+
+    `named` are the variables of the objects at the top; without them the root is `model`.
+    """
+    root: _Objects = {}
+    for path, leaf in tree.tensors():
+        if leaf.role in _TRAINED:
+            node = root
+            for step in path[:-1]:
+                node = node.setdefault(str(step.value), {})
+            node[str(path[-1].value).removeprefix("_")] = leaf
+    owners: dict[str, list[str]] = {}
+    lists: list[str] = []
+    tops = {named.get(name, name): each for name, each in root.items()} if named else {"model": root}
+    for name, node in tops.items():
+        _collect_containers(name, node, owners, lists)
+    lines = [line for code, names in owners.items() for line in _wrap_code(f"# {', '.join(names)}: ", code)]
+    lines += [_ARGUMENTS] * bool(owners)
+    lines += [_format_names(_LISTS, lists)] * bool(lists)
+    if len(lines) > room:
+        lines = [*lines[: max(room - 1, 0)], "# ..."][:room]
+    return lines
+
+
+def _collect_containers(name: str, node: object, owners: dict[str, list[str]], lists: list[str]) -> None:
+    if not isinstance(node, dict):
+        return
+    layers = _numbered_layers(node)
+    if layers:
+        owners.setdefault(_sequential_code(layers), []).append(name)
+    elif node and all(step.isdecimal() for step in node):
+        lists.append(name)
+    for step, inner in node.items():
+        if not _EDGE.fullmatch(step):
+            _collect_containers(f"{name}.{step}", inner, owners, lists)
+
+
+def _numbered_layers(node: _Objects) -> dict[int, _Objects]:
+    """Return the layers of a Sequential by their numbers, none if the object is not one."""
+    inner, edge = SEQUENTIAL_EDGES
+    held = node.get(inner, {})
+    layers = held.get(edge, {}) if isinstance(held, dict) else {}
+    return {int(number): layer for number, layer in layers.items() if number.isdecimal()}
+
+
+def _sequential_code(layers: Mapping[int, _Objects]) -> str:
+    """Return the call that makes a Sequential; `...` is a layer that the file does not determine."""
+    numbers = range(1, max(layers) + 1)
+    shape = _input_code(layers.get(1, {}))
+    code = [_layer_code(layers[n]) if n in layers else "..." for n in numbers]
+    return f"keras.Sequential([{', '.join([f'keras.Input({shape})', *code])}])"
+
+
+def _input_code(layer: _Objects) -> str:
+    cell = layer.get("cell")
+    kernel = (cell if isinstance(cell, dict) else layer).get("kernel")
+    if isinstance(kernel, Leaf):
+        return repr((*(None,) * (1 if cell else len(kernel.shape) - 2), kernel.shape[-2]))
+    return "(None,)" if "embeddings" in layer else "..."
+
+
+def _layer_code(layer: _Objects) -> str:
+    """Return the call that makes a layer of these variables."""
+    inner = _numbered_layers(layer)
+    if inner:
+        return _sequential_code(inner)
+    members = {name: each for name, each in layer.items() if isinstance(each, Leaf)}
+    cell = layer.get("cell", {})
+    if layer.keys() - members.keys() - {"cell"} or not isinstance(cell, dict):
+        return "..."
+    name = keras_h5.layer_class(members, cell)
+    shapes = {name: leaf.shape for name, leaf in (members or cell).items()}
+    bare = "" if "bias" in shapes else ", use_bias=False"
+    if name == "dense":
+        return f"Dense({shapes['kernel'][-1]}{bare})"
+    if name in ("conv1d", "conv2d", "conv3d"):
+        *size, _, filters = shapes["kernel"]
+        form = size[0] if len({*size}) == 1 else tuple(size)
+        return f"{name.replace('conv', 'Conv').replace('d', 'D')}({filters}, {form}{bare})"
+    if name in ("lstm", "gru"):
+        return f"{name.upper()}({shapes['recurrent_kernel'][0]}{bare})"
+    if name == "embedding":
+        return f"Embedding({', '.join(map(str, shapes['embeddings']))})"
+    if name in ("batch_normalization", "layer_normalization"):
+        absent = [word for word, own in (("center", "beta"), ("scale", "gamma")) if own not in shapes]
+        return f"{name.split('_')[0].title()}Normalization({', '.join(f'{word}=False' for word in absent)})"
+    return "..."
+
+
+def _wrap_code(before: str, code: str) -> list[str]:
+    """Return code in comment lines, broken between the layers."""
+    lines = [before]
+    for piece in re.split(r"(?<=, )(?=[A-Z.])", code):
+        if len(lines[-1]) + len(piece.rstrip()) > _WIDTH - 6 and lines[-1] != before:
+            lines.append("#     ")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def _other_content_lines(others: Collection[str]) -> list[str]:
@@ -867,8 +988,11 @@ def _is_model(weights: Iterable[Path]) -> bool:
 
 
 def _keras_optimizers(tree: Tree) -> list[Path]:
-    """Return where optimizers are: above an update count, or at the top with only slots."""
-    counted = dict.fromkeys(path[:-1] for path in tree if str(path[-1].value) in _COUNTS)
+    """Return where optimizers are: above an update count, or at the top with only slots.
+
+    A count at the root is a number of the program (`iter`), because the root holds the objects.
+    """
+    counted = dict.fromkeys(path[:-1] for path in tree if len(path) > 1 and str(path[-1].value) in _COUNTS)
     with_slots = (path[:1] for path, leaf in tree.tensors() if leaf.role == "slot")
     return [*counted, *(top for top in dict.fromkeys(with_slots) if all(at[:1] != top for at in counted))]
 
@@ -906,10 +1030,14 @@ def _keras(target: str, tree: Tree, root: str) -> tuple[str, ...]:
 
 
 def _format_names(before: str, names: Iterable[str]) -> str:
-    """Return names in one line, cut after the last that fits."""
-    shown = [name if name.isprintable() else ascii(name) for name in names]
-    line = before + ", ".join(shown)
-    while len(line) > _WIDTH and len(shown) > 1:
-        shown.pop()
-        line = f"{before}{', '.join(shown)}, ..."
-    return line
+    """Return names in one line, cut after the last that fits; no more are read than fit."""
+    end = ", ..."
+    shown: list[str] = []
+    width, cut = len(before), 1
+    for name in names:
+        shown.append(name if name.isprintable() else ascii(name))
+        width += len(shown[-1]) + (2 if len(shown) > 1 else 0)
+        if width > _WIDTH and len(shown) > 1:
+            return f"{before}{', '.join(shown[:cut])}{end}"
+        cut = len(shown) if width + len(end) <= _WIDTH else max(cut, 1)
+    return before + ", ".join(shown)

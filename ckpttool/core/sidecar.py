@@ -352,6 +352,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 # what no layout reads.
 
 Use = Literal["used", "assumed", "not used", "cannot be known"]
+Concern = Literal["conversion", "playing"]
 Topic = Literal[
     "observation statistics",
     "reward statistics",
@@ -415,9 +416,14 @@ class LedgerEntry:
         """Whether the outputs certainly differ from those of the trained agent."""
         return self.decides and self.use in ("not used", "cannot be known")
 
+    @property
+    def concerns(self) -> Concern:
+        """What the fact is for: a conversion needs none that no file contains, playing and exports do."""
+        return "playing" if self.use == "cannot be known" else "conversion"
+
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "concerns": self.concerns}
 
 
 LedgerEntries = tuple[LedgerEntry, ...]

@@ -390,7 +390,7 @@ class _PlacementBuilder:
             alone = None if any(path[0].value == root for path in self.paths) else self._alone()
             self.alone, root = alone is not None, alone or root
             self.paths = {
-                path: path[1:] if path[0].value == root else path
+                path: path[1:] if path[0].value == root and len(path) > 1 else path
                 for path in self.paths
                 if path[-1].value != COUNTER
             }
@@ -491,37 +491,50 @@ class _PlacementBuilder:
         if container is not None and container.kind == "module" and container.name:
             return snake_case(container.name)
         members = self.modules.get(path, {})
-        names = {name.removeprefix("_") for name in members}
-        if "kernel" in names and names <= {"kernel", "bias"}:
-            rank = next(len(leaf.shape) for name, leaf in members.items() if name.endswith("kernel"))
-            if rank in _CONVOLUTIONS:
-                return _CONVOLUTIONS[rank]
-        if {"moving_mean", "moving_variance"} <= names:
-            return "batch_normalization"
-        if names and names <= {"gamma", "beta"}:
-            return "layer_normalization"
         if not members and below.get(path) and all(_is_number(step) for step in below[path]):
             return "sequential"
-        if not members:
-            return self._recurrent((*path, attr(_CELL)))
-        return _BY_NAMES.get(frozenset(names))
+        return layer_class(members, self.modules.get((*path, attr(_CELL)), {}))
 
-    def _recurrent(self, cell: Path) -> str | None:
-        """Return the class of a recurrent layer, based on the gates of its cell."""
-        members = {name.removeprefix("_"): leaf for name, leaf in self.modules.get(cell, {}).items()}
-        if not {"kernel", "recurrent_kernel"} <= members.keys() <= {"kernel", "recurrent_kernel", "bias"}:
-            return None
-        shape = members["recurrent_kernel"].shape
-        gates = [number for number in _BY_GATES if len(shape) == 2 and shape[1] == number * shape[0] > 0]
-        return _BY_GATES[gates[0]] if gates else None
+
+def layer_class(members: Mapping[str, Leaf], cell: Mapping[str, Leaf]) -> str | None:
+    """Return a Keras layer's class in snake case, from its variables or those of its cell."""
+    if not members:
+        return _recurrent_class(cell)
+    names = {name.removeprefix("_") for name in members}
+    if "kernel" in names and names <= {"kernel", "bias"}:
+        rank = next(len(leaf.shape) for name, leaf in members.items() if name.endswith("kernel"))
+        if rank in _CONVOLUTIONS:
+            return _CONVOLUTIONS[rank]
+    if {"moving_mean", "moving_variance"} <= names:
+        return "batch_normalization"
+    if names <= {"gamma", "beta"}:
+        return "layer_normalization"
+    return _BY_NAMES.get(frozenset(names))
+
+
+def _recurrent_class(cell: Mapping[str, Leaf]) -> str | None:
+    """Return the class of a recurrent layer, based on the gates of its cell."""
+    members = {name.removeprefix("_"): leaf for name, leaf in cell.items()}
+    if not {"kernel", "recurrent_kernel"} <= members.keys() <= {"kernel", "recurrent_kernel", "bias"}:
+        return None
+    shape = members["recurrent_kernel"].shape
+    gates = [number for number in _BY_GATES if len(shape) == 2 and shape[1] == number * shape[0] > 0]
+    return _BY_GATES[gates[0]] if gates else None
 
 
 def _strip_private_edges(path: Path) -> Path:
-    """Return the path without tf.train.Checkpoint's private edges between a model and its layers."""
-    return tuple(
-        step._replace(value=str(step.value)[1:]) if step.value in _PROJECTIONS else step
-        for step in path
-        if step.value != _INNER and step.value not in _SEQUENCES
+    """Return the path without tf.train.Checkpoint's private edges between a model and its layers.
+
+    The last step names the variable.
+    """
+    *above, last = path
+    return (
+        *(
+            step._replace(value=str(step.value)[1:]) if step.value in _PROJECTIONS else step
+            for step in above
+            if step.value != _INNER and step.value not in _SEQUENCES
+        ),
+        last,
     )
 
 

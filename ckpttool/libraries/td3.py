@@ -46,6 +46,7 @@ from ckpttool.mapping.rules import (
     ToValue,
     constant_tensor,
     object_graph_paths,
+    sequential_names,
 )
 
 # FastTD3's and FastSAC's files: state_dicts of actor, qnet and its target, normalizers, and the arguments.
@@ -500,15 +501,19 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
         flat += [(path, (component, str(path[-1].value)), "") for path in bare if path in agent]
         for layer in sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer)):
             flat += layer
-    paths = object_graph_paths((str(ROOT.value), *name) for _, name, _ in flat)
-    moves = []
+    rules: dict[tuple[str, ...], tuple[Path, Rule]] = {}
     for source, name, kind in flat:
         rule: Rule = KEEP
         if kind:
             weights = SPELLING["tensorflow", kind].weights
             rule = next(w.to_canonical for w in weights if w.name == name[-1]).inverse(agent[source])
-        moves.append(Move(source, paths[str(ROOT.value), *name], rule))
-    return tuple(moves)
+        rules[str(ROOT.value), *name] = source, rule
+    written = {name: rule.leaf(agent[source]) for name, (source, rule) in rules.items()}
+    shapes = {name: leaf.shape if isinstance(leaf, Leaf) else () for name, leaf in written.items()}
+    # An agent's layers are numbered by any library, some from 0 and some from 1.
+    names = sequential_names(shapes, first=1)
+    paths = object_graph_paths(names.values())
+    return tuple(Move(source, paths[names[name]], rule) for name, (source, rule) in rules.items())
 
 
 def _move_single_tensors(agent: Tree) -> Iterator[Move]:
@@ -522,14 +527,10 @@ def _layers(
     part: AgentNetwork, agent: Tree, *, named: bool
 ) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
     """Yield for each layer its tensors' canonical paths, their edges from the agent, and its kind."""
-    sequential = all(layer.name and layer.name[-1].isdigit() for layer in part.layers)
     above = (part.head,) if named and part.head is not None else ()
     placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
     for position, layer in placed:
         name = (*above, *schema.get_written_name(position, layer))
-        if sequential and isinstance(position, int):
-            # keras/src/models/sequential.py: the input layer is number 0.
-            name = (*name[:-1], "_functional", "_operations", str(position + 1))
         yield [
             (source, (part.component, *name, weight.name), layer.kind)
             for weight in SPELLING["tensorflow", layer.kind].weights

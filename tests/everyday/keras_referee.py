@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import h5py
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tests.everyday import keras_nets as nets
+from tests.everyday import keras_programs
 from tests.everyday.cases import NAMES, Case
 from tests.everyday.verdicts import LoadingError, by_name, compare_outputs, compare_steps
 
 keras = nets.keras
-_FEW = 3  # layers whose orders are all tried
-_MOMENTUM = "saver_momentum"  # its optimizer is tf.compat.v1.train.MomentumOptimizer
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
@@ -70,125 +65,23 @@ def _compare(case: Case, net: Any, tool: Any, reference: dict[str, np.ndarray]) 
 # --- tf.train.Checkpoint --------------------------------------------------------------------------------
 
 
-def _checkpoint(case: Case, path: str, reference: dict[str, np.ndarray], lines: str) -> None:
+def _checkpoint(case: Case, _: str, reference: dict[str, np.ndarray], lines: str) -> None:
+    """Restore into the program of the case, which is written by hand."""
     if case.several:
         # A program that has one of the networks, as the comment says.
         lines = lines.replace(".assert_consumed()", ".assert_existing_objects_matched()")
-    paths = _objects(path)
-    reasons = []
-    for where, net, children in _candidates(case, paths):
-        objects: dict[str, Any] = {}
-        for name, child in children.items():
-            objects[f"{where}/{name.replace('.', '/')}".strip("/")] = child
-        tool = None
-        if "continued" in reference:
-            counts = {"_iterations", "iterations", "iter"}
-            counters = [(p, None) for p, node in paths.items() if counts & set(node)]
-            powers = [(p, None) for p, node in paths.items() if "beta1_power" in node]
-            if counters:
-                tool = _tool(case)
-                tool.build(net.trainable_variables)
-                objects[by_name(counters, where)[0][0]] = tool
-            elif powers and case.optimizer == "adam_v1":
-                tool = tf.compat.v1.train.AdamOptimizer(1e-2)
-                objects[powers[0][0]] = tool
-            elif case.name == _MOMENTUM:
-                tool = tf.compat.v1.train.MomentumOptimizer(1e-3, 0.9)
-                objects["optimizer"] = tool
-        try:
-            _execute(lines, _program(objects, lines, several=case.several))
-        except Exception as error:  # noqa: BLE001  # TensorFlow raises whatever it meets
-            reasons.append(" ".join(str(error).split())[:300])
-            continue
-        _compare(case, net, tool, reference)
-        return
-    raise LoadingError(f"restore: {'; '.join(reasons[:1]) or f'no {case.layers[0]} in the file'}")
-
-
-def _objects(path: str) -> dict[str, dict[str, int]]:
-    """Return the children of every object in a checkpoint, by all of its paths that repeat no object."""
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
-    found: dict[str, dict[str, int]] = {}
-    waiting: list[tuple[str, int, tuple[int, ...]]] = [("", 0, (0,))]
-    while waiting and len(found) < 5000:
-        where, index, before = waiting.pop(0)
-        found[where] = {child.local_name: child.node_id for child in graph.nodes[index].children}
-        for name, child in found[where].items():
-            if child not in before:
-                waiting.append((f"{where}/{name}".strip("/"), child, (*before, child)))
-    return found
-
-
-def _candidates(case: Case, paths: dict[str, dict[str, int]]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield where a model could be attached, the model, and its children by name."""
-    first = case.layers[0].replace(".", "/")
-    parents = [p.removesuffix(first).rstrip("/") for p in paths if f"/{p}".endswith(f"/{first}")]
-    wrapped = {p for p in parents if case.side == "torch" and {"module", "_orig_mod"} & set(p.split("/"))}
-    parents = [p for p in parents if p not in wrapped]
-    for where in sorted(parents, key=lambda p: any(word in p.lower() for word in ELSEWHERE)):
-        if case.name in {"tf_module", _MOMENTUM} or case.optimizer == "adam_v1":
-            # Optimizers of TensorFlow 1 take no variables of Keras 3.
-            from tests.everyday.tensorflow_files import Module
-
-            net = Module(("w", "b") if case.name == "tf_module" else ("kernel", "bias"))
-        else:
-            net = nets.build(case.net, _plain(case), _epsilon(case), case.dtype)
-        names = zip(case.layers, _plain(case), strict=True)
-        yield where, net, {theirs: getattr(net, own) for theirs, own in names if hasattr(net, own)}
-    for marker in ("_functional", "layer_with_weights-0"):
-        for where in [p for p, node in paths.items() if marker in node]:
-            net = nets.sequential(case.net, _epsilon(case))
-            yield where, net, {"": net}
-    # The names that `inspect` shows, in their order: a program of one's own can have them.
-    for where, node in paths.items():
-        if case.side == "torch" and {"module", "_orig_mod"} & set(where.split("/")):
-            continue
-        of_layers = {"kernel", "_kernel", "gamma", "cell", "embeddings", "_embeddings"}
-        names = [n for n in node if of_layers & set(paths.get(f"{where}/{n}".strip("/"), ()))]
-        if len(names) == len(case.layers) and all(n.isidentifier() and n[0] != "_" for n in names):
-            # A file of Keras may list attributes by name: shapes say which layer is which.
-            for order in itertools.permutations(names) if len(names) <= _FEW else [tuple(names)]:
-                net = nets.build(case.net, order, _epsilon(case), case.dtype)
-                yield where, net, {name: getattr(net, name) for name in order}
+    continued = "continued" in reference
+    made = keras_programs.program(case, _epsilon(case), (lambda: _tool(case)) if continued else None)
+    try:
+        _execute(lines, made.names)
+    except Exception as error:  # TensorFlow raises whatever it meets
+        raise LoadingError(f"restore: {' '.join(str(error).split())[:300]}") from error
+    _compare(case, made.net, made.tool, reference)
 
 
 def _plain(case: Case) -> tuple[str, ...]:
     """Return names that attributes can have."""
     return case.layers if all(n.isidentifier() for n in case.layers) else NAMES[case.net]
-
-
-def _program(objects: dict[str, Any], lines: str, *, several: bool) -> dict[str, Any]:
-    """Return the names of a program that has these objects at these paths, by the printed lines.
-
-    Of `several` networks those that the case does not have hold nothing.
-    """
-    top: dict[str, Any] = {}
-    root = objects.pop("", None)
-    for path, value in objects.items():
-        first, _, rest = path.partition("/")
-        if root is not None and path == "optimizer":
-            root.compile(value)
-        if not rest:
-            top[first] = value
-            continue
-        holder = top.setdefault(first, tf.Module())
-        *middle, last = rest.split("/")
-        for step in middle:
-            if not hasattr(holder, step):
-                setattr(holder, step, tf.Module())
-            holder = getattr(holder, step)
-        setattr(holder, last, value)
-    for name, value in re.findall(r"\b(\w+)=(\w+)\b", lines):
-        if several or name in top:
-            top[value] = top.get(name, tf.Module())
-    for name in re.findall(r"\b(\w+)=\[optimizer\]", lines):
-        top["optimizer"] = getattr(top.get(name), "0", tf.Module())
-    if root is None and "model" not in top:
-        root = tf.Module()
-        for name, value in top.items():
-            setattr(root, name, value)
-    return {"objects": dict(top), **({} if root is None else {"model": root}), **top}
 
 
 # --- .weights.h5 ----------------------------------------------------------------------------------------

@@ -212,7 +212,8 @@ def _found(results: Sequence[tuple[Case, str, bool]], folder: Path) -> dict[tupl
     for case, column, part in results:
         side = "torch"
         if column == "tf":
-            side = "keras_2" if case.side == "keras_2" else "tensorflow"
+            # A file of a Sequential names no edges of an object graph: those of Keras 3 are written.
+            side = "keras_2" if case.side == "keras_2" and not case.path.endswith(".h5") else "tensorflow"
         elif column == "keras":
             side = "tensorflow"
         path = str(target(case, column, folder / case.name))
