@@ -23,7 +23,7 @@ FACTS = (
     *("--activation", "--head", "--bounds", "--env"),
     *("--input-shape", "--flatten", "--wrapper", "--adapter"),
 )
-_OPTION = re.compile(rf"({'|'.join(FACTS)})[ =]('[^']*'|[^\s',;:)]+)")
+_OPTION = re.compile(rf"({'|'.join(FACTS)})[ =]('[^']*'|[^\s';)]+)")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*([,:][A-Z][A-Z_]*|,?\.\.\.)*")
 # Answers that state no value: to play without wrappers, a layer that receives no flattened image.
 _NONE = ("none", "no")
@@ -42,7 +42,7 @@ def invented_values(hint: str, stated: str) -> list[str]:
     A value is none if `stated` contains it (the command and its message), if the hint lists several values
     of the option, or if a registry of environments lists it.
     """
-    found = [(option, value.strip("'")) for option, value in _OPTION.findall(hint)]
+    found = [(option, value.strip("',:")) for option, value in _OPTION.findall(hint)]
     choices = Counter(option for option, _ in dict.fromkeys(found))
     return [
         f"{option} {value}"
@@ -53,8 +53,15 @@ def invented_values(hint: str, stated: str) -> list[str]:
             or choices[option] > 1
             or re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-])", stated)
             or (option == "--env" and _is_registered(value))
+            or (option == "--wrapper" and _are_stated(value, stated))
         )
     ]
+
+
+def _are_stated(wrapper: str, stated: str) -> bool:
+    """Return whether the message states each number among a wrapper's arguments: the bounds of training."""
+    numbers = re.findall(r"=([-+.\w]+)", wrapper)
+    return bool(numbers) and all(re.search(rf"(?<![\w.-]){re.escape(n)}(?![\w.])", stated) for n in numbers)
 
 
 def _is_registered(env: str) -> bool:
