@@ -610,3 +610,20 @@ def test_texts_that_are_not_utf8_are_spelled_out(tmp_path: Path) -> None:
     found = open_checkpoint(str(tmp_path / "x.h5"))
     assert len(found.tree) == 1
     assert any("model_config" in note for note in found.notes)
+
+
+def test_an_optimizer_can_be_the_whole_file(tmp_path: Path) -> None:
+    """What `optimizer.save_own_variables` writes: a counter, a rate and moments, without a model."""
+    path = tmp_path / "optimizer.weights.h5"
+    with h5py.File(path, "w") as file:
+        vars_ = file.create_group("vars")
+        moments = [np.full((4, 8), n, np.float32) for n in range(2)]
+        for number, array in enumerate([np.int64(7), np.float32(1e-3), *moments]):
+            vars_[str(number)] = array
+    tree = open_checkpoint(str(path)).tree
+    found = {leaf.key: leaf.array().tolist() for _, leaf in tree.tensors()}
+    assert 7 in found.values()
+    assert moments[1].tolist() in found.values()
+    assert in_process("inspect", path).status == 0
+    assert in_process("convert", path, tmp_path / "out.pt").status == 2
+    assert not (tmp_path / "out.pt").exists()

@@ -89,7 +89,7 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
     owners = {leaf.key: (path, leaf.shape) for path, leaf in walk.leaves.items()} if walk.optimizers else {}
     for node, at in walk.optimizers:
         mine = node.group == "optimizer"
-        inner = at[-1].value == INNER
+        inner = bool(at) and at[-1].value == INNER  # an optimizer may be the whole file
         known = config_of(optimizer.settings.get(INNER)) if inner else optimizer
         recorded = known if (mine or inner) and known.cls else KerasConfig(optimizer_class(node.name), {})
         slots = listed_leaves(node.variables, at, node.slots, owners)
@@ -104,7 +104,9 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
         containers[at] = Container("module", recorded.cls, recorded.facts() | facts)
         found = recorded if mine else found
         if not complete:
-            notes.append(f"{node.group}: the file does not record which variable each slot belongs to")
+            notes.append(
+                f"{node.group or 'optimizer'}: the file does not record which variable each slot belongs to"
+            )
     keys = {leaf.key for leaf in leaves.values()}
     for dataset in index.datasets.values():
         if dataset.path not in keys:
@@ -1051,9 +1053,10 @@ _ENDS = ("_optimizer", "_optim", "_opt")
 def find_trained_network(at: Path, walk: KerasWalk) -> Path | None:
     """Return what the optimizer at this path trains: `X` for `X_optimizer`, or all its siblings.
 
-    None if there is no such object, for several optimizers without a deciding name, or more than _MOST.
+    None if there is no such object, for several optimizers without a deciding name, for more than _MOST, and
+    for an optimizer that is the whole file.
     """
-    if len(walk.optimizers) > _MOST:
+    if len(walk.optimizers) > _MOST or not at:
         return None
     beside = at[:-1]
     name = str(at[-1].value)
@@ -1061,7 +1064,7 @@ def find_trained_network(at: Path, walk: KerasWalk) -> Path | None:
         sibling = (*beside, attr(name.removesuffix(end)))
         if name.endswith(end) and sibling in walk.containers:
             return sibling
-    others = [other for _, other in walk.optimizers if other[-1].value != INNER]
+    others = [other for _, other in walk.optimizers if not other or other[-1].value != INNER]
     alone = sum(other[: len(beside)] == beside for other in others) == 1
     return beside if alone or name == "optimizer" else None
 
