@@ -24,7 +24,7 @@ FACTS = (
     *("--input-shape", "--flatten", "--wrapper", "--adapter"),
 )
 _OPTION = re.compile(rf"({'|'.join(FACTS)})[ =]('[^']*'|[^\s';)]+)")
-_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*([,:][A-Z][A-Z_]*|,?\.\.\.)*")
+_PLACEHOLDER = re.compile(r"\.\.\.|[A-Z][A-Z_]*([,:][A-Z][A-Z_]*|,?\.\.\.)*")
 # Answers that state no value: to play without wrappers, a layer that receives no flattened image.
 _NONE = ("none", "no")
 

@@ -354,7 +354,7 @@ class TestMake:
 
     @pytest.mark.parametrize(
         ("name", "near"),
-        [("Pendulm-v1", "Pendulum-v1"), ("Pendulum-v7", "Pendulum-v1"), ("HalfCheetah-v2", "HalfCheetah-v5")],
+        [("Pendulm-v1", "Pendulum-v1"), ("Pendulum-v7", "Pendulum-v1"), ("HalfCheetah-v2", "HalfCheetah-v4")],
     )
     def test_an_unknown_name_gets_a_near_one(self, name: str, near: str) -> None:
         with pytest.raises(UsageError, match=name) as caught:

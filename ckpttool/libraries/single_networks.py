@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 
 from ckpttool.core import plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_tree, onnx
 from ckpttool.formats.common import Format
@@ -923,8 +923,11 @@ def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
 def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
     """Raise UnsupportedError if a Sequential has a misplaced norm, or no activation between layers.
 
-    Layers numbered without any gap belong to a ModuleList, whose activations are in its code.
+    Layers numbered without any gap belong to a ModuleList, whose activations are in its code. Numbers from
+    Keras count no activation that is an argument of a layer: the receipt of the conversion lists them.
     """
+    if _has_recorded_activations(chain, file):
+        return
     for one, two in pairwise(chain):
         if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _norm_follows(one, two):
             raise UnsupportedError(
@@ -948,6 +951,15 @@ def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
                 path="/".join(name),
                 found=f"{'/'.join(before)} before it",
             )
+
+
+def _has_recorded_activations(chain: Sequence[ComponentLayer], file: str) -> bool:
+    """Return whether the file's sidecar has an activation, read from the source, for each hidden layer."""
+    with contextlib.suppress(CkpttoolError):
+        known = load_sidecar(file)
+        hidden = sum(map(_is_dense, chain)) - 1
+        return known is not None and known.is_read("activations") and len(known.activations or ()) == hidden
+    return False
 
 
 def _require_no_branches(chain: Sequence[ComponentLayer], file: str) -> None:
