@@ -796,6 +796,9 @@ def followed(*words: object, most: int = 4) -> tuple[str, ...]:
             return command
         assert ran.status == 2, ran.err
         hint = ran.err.split("hint: ", 1)[1].strip()
+        if hint.startswith("ckpttool eval"):
+            command = tuple(shlex.split(hint)[1:])
+            continue
         more = named_facts(hint)
         if not more:
             # One of several options is as good as another.
