@@ -1099,7 +1099,7 @@ def bind_torch_optimizers(
         if chosen is None:
             fitting = abbreviate_list([name for name, _, _ in fits], 3)
             why = f"fit several networks ({fitting})" if fits else "match the parameters of no network"
-            notes.append(f"{title}: its param_groups {why}; its state is not converted")
+            notes.append(f"{title}: its param_groups {why}; its state is not converted; {WITHOUT}")
             continue
         name, bound, own = fits[chosen]
         if bound.note:
