@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.convert import convert
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
@@ -149,14 +148,6 @@ def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
     again = recognize_tree(apply_plan(agent, plan_torch(binding, agent, {})), "agent.pt")
     assert again is not None
     assert [name for name, _ in again.parts[0].branches] == ["std"]
-
-
-def test_a_deviation_without_inputs_is_converted(tmp_path: Path) -> None:
-    names = [*ENCODER, f"{PROJECTION}/_means_projection_layer"]
-    arrays = layers(names, (3, 16, 12, 2)) | {f"{PROJECTION}/_bias/bias": np.full(2, 0.5, "f4")}
-    done = convert(written(whole(arrays | critics()), tmp_path / "ckpt-3"), str(tmp_path / "a.pt"))
-    assert done.written
-    assert any(each.source.endswith("_bias/bias") for each in done.report.mapped)
 
 
 def test_the_action_joins_encoded_observations(tmp_path: Path) -> None:
