@@ -612,6 +612,7 @@ class _Planner:
         theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
         if self.checkpoint.format != options.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
+        whole, tree = tree, general_conversion.without_copies(tree)
         try:
             rows = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
             original, tree = tree, rows.tree
@@ -620,7 +621,9 @@ class _Planner:
                 plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
             else:
                 plan = general_conversion.to_torch(tree, given, self.settings, stated)
-            return plan if tree is original else rows.plan(plan)
+            plan = plan if tree is original else rows.plan(plan)
+            copies = tuple(path for path in whole if path not in original)
+            return replace(plan, consumed=(*plan.consumed, *copies))
         except CkpttoolError as error:
             raise error.located(file=self.checkpoint.path) from error.__cause__
 

@@ -500,8 +500,8 @@ def _without_deviation(tensors: dict[str, Path], framework: str) -> dict[str, Pa
     """
     kinds = _kinds_by_names()
     rest = {name: path for name, path in tensors.items() if not _DEVIATION.fullmatch(name)}
-    names = (framework, frozenset(tensors)), (framework, frozenset(rest))
-    return rest if names[0] not in kinds and names[1] in kinds else tensors
+    alone = (framework, frozenset(rest)) in kinds and (framework, frozenset(tensors)) not in kinds
+    return rest if rest and alone else tensors
 
 
 def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
