@@ -627,6 +627,27 @@ def test_an_export_whose_lists_differ_is_not_taken_for_one_model() -> None:
     assert general_conversion.is_keras_export(named(exported()))
 
 
+def numbered_export() -> dict[str, np.ndarray]:
+    """A Sequential model's variables in call order, and again in the order of a set."""
+    rng = np.random.default_rng(0)
+    shapes = ((8, 16), (16,), (16, 16), (16,), (16, 2), (2,))
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    first = {f"variables/{n}": value for n, value in enumerate(values)}
+    return first | {f"_all_variables/{n}": values[at] for n, at in enumerate((2, 1, 5, 0, 4, 3))}
+
+
+def test_an_exported_list_of_variables_may_be_repeated_in_another_order(tmp_path: Path) -> None:
+    arrays = numbered_export()
+    save(named(arrays), str(tmp_path / "variables"), "tf")
+    done = convert(str(tmp_path / "variables"), str(tmp_path / "net.pt"))
+    assert done.written
+    assert not done.report.unused
+    found = {each.target: each for each in done.report.mapped}
+    assert [found[f"variables/{n}/weight"].shape_out for n in range(3)] == [(16, 8), (16, 16), (2, 16)]
+    arrays["_all_variables/0"] = arrays["_all_variables/0"].T.copy()
+    assert not general_conversion.is_keras_export(named(arrays))
+
+
 def test_an_h5_file_of_weights_becomes_keras_3s_by_class_and_order(tmp_path: Path) -> None:
     layers = {
         "up": {"kernel": np.ones((3, 3, 2, 4), np.float32)},

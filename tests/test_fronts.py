@@ -578,3 +578,25 @@ def test_the_bounds_of_each_part_are_compared(made: Any) -> None:
     (entry,) = entries(vector=(np.full(5, -9, "f4"), np.full(5, 9, "f4")))
     assert ("vector" in entry.value, entry.decides) == (True, True)
     assert entries(image=(np.zeros(shapes["image"], "f4"), np.ones(shapes["image"], "f4")))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [("PPO", {}), ("PPO", {"net_arch": []}), ("SAC", {"net_arch": []}), ("TD3", {})],
+)
+def test_options_that_a_refused_conversion_prints_convert(
+    made: Any, algorithm: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model, path = made(algorithm, "Pictures", **settings)
+    model.save(path)
+    command = ["convert", path, tmp_path / "a", "--to", "tf", "--optimizer", "none"]
+    ran = in_process(*command)
+    assert ran.status == 1, ran.out
+    assert "activation  " not in ran.out
+    # The first option of a layer is its image; a layer after the extractor only has `no`.
+    options: dict[str, str] = {}
+    for name, value in re.findall(r"--flatten '([^'=]+)=([^']+)'", ran.out + ran.err):
+        options.setdefault(name, value)
+    assert options
+    followed = in_process(*command, *(f"--flatten={name}={value}" for name, value in options.items()))
+    assert followed.status == 0, followed.out + followed.err

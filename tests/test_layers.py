@@ -646,3 +646,9 @@ def test_no_tree_is_a_surprise(entries: list[tuple[str, list[int]]]) -> None:
         flattening.plan_to_tensorflow(torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})),
     ):
         assert len({move.source for move in made.moves}) <= len(entries)
+
+
+@pytest.mark.parametrize("make", [torch_tree, tensorflow_tree])
+def test_a_deviation_alone_is_no_layer(make: Callable[[Mapping[str, np.ndarray]], Tree]) -> None:
+    tree = make({"head/log_std": np.zeros(2, "f4"), "head/std": np.zeros(2, "f4")})
+    assert not find_layers(tree, "torch" if make is torch_tree else "tensorflow")

@@ -339,3 +339,22 @@ def test_other_algorithms_are_listed_and_no_agents(name: str) -> None:
     found = open_checkpoint(str(ZOO / name))
     assert recognize_tree(found.tree, name) is None
     assert digest_checkpoint(found).tensors
+
+
+@pytest.mark.parametrize("name", ["logstd", "log_std", "sigma"])
+def test_a_deviation_in_the_scope_of_the_last_layer_is_no_part_of_it(name: str, tmp_path: Path) -> None:
+    """As common/distributions.py, proba_distribution_from_latent, of PPO2, A2C, ACKTR and TRPO."""
+    generator = np.random.default_rng(1)
+    shapes = {"pi_fc0": (OBS, 5), "vf_fc0": (OBS, 5), "vf": (5, 1), "pi": (5, ACT), "q": (5, ACT)}
+    made: dict[str, Any] = {}
+    for layer, shape in shapes.items():
+        made[f"model/{layer}/w:0"] = generator.normal(size=shape).astype("f4")
+        made[f"model/{layer}/b:0"] = generator.normal(size=shape[1]).astype("f4")
+    made[f"model/pi/{name}:0"] = generator.normal(size=(1, ACT)).astype("f4")
+    path = sb2.put(tmp_path, sb2.zipped(made, b"{}"))
+    done = convert(path, str(tmp_path / "a.pt"))
+    assert done.written
+    assert not done.report.unused
+    found = {each.source: each for each in done.report.mapped}
+    assert found["model/pi/w"].rule == "transpose"
+    assert found[f"model/pi/{name}"].rule == "keep"

@@ -265,6 +265,21 @@ def test_the_algorithm_of_version_2_keeps_its_optimizers(tmp_path: Path) -> None
     assert torch.equal(written[6]["exp_avg_sq"], second[0]["exp_avg_sq"])
 
 
+def test_tensors_without_axes_beside_the_layers_are_converted(tmp_path: Path) -> None:
+    actor = Last(3, 2, ("mu", "sigma"))
+    spiking = nn.Module()
+    spiking.register_buffer("threshold", torch.ones(16))
+    spiking.register_buffer("graded_spikes_factor", torch.tensor(1.0))
+    spiking.register_buffer("reset_mechanism_val", torch.tensor(0))
+    actor.preprocess.model.lif_in = spiking
+    critics = {name: Last(5, 1) for name in ("critic", "critic_old", "critic2", "critic2_old")}
+    torch.save(whole({"actor": actor, **critics}).state_dict(), tmp_path / "policy.pth")
+    done = convert(str(tmp_path / "policy.pth"), str(tmp_path / "ckpt"), to="tf")
+    assert done.written
+    assert any("part by part" in note for note in done.report.notes)
+    assert sum("lif_in" in each.source for each in done.report.mapped) == 3
+
+
 @pytest.mark.corpus
 def test_an_offline_agent_is_whole(corpus: Path) -> None:
     assert len(recognised(next((corpus / "torch/tianshou").rglob("td3_bc/*/policy.pth"))).parts) == 6

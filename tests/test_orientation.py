@@ -335,6 +335,7 @@ BY_HAND: dict[str, Arrays] = {
     "scopes": rows_of("eval_net/l1/w1", "eval_net/l1/b1", "eval_net/l2/w2", "eval_net/l2/b2"),
     "known names, rows": rows_of("l1/kernel", "l1/bias", "l2/kernel", "l2/bias"),
     "repeated": vectors_of("w", "b", "w_1", "b_1"),
+    "numbers before": vectors_of("theta_p/1w", "theta_p/1b", "theta_p/2w", "theta_p/2b"),
 }
 
 
@@ -368,8 +369,9 @@ def test_networks_named_by_hand_come_back(name: str, tmp_path: Path) -> None:
     assert all(np.array_equal(stored[each], a) for each, a in arrays.items())
 
 
-def test_moments_of_a_bias_in_a_row_have_its_shape(tmp_path: Path) -> None:
-    arrays = rows_of("w_1", "b_1", "w_2", "b_2")
+@pytest.mark.parametrize("name", ["numbers after", "no names", "no names, rows"])
+def test_moments_of_a_bias_have_its_shape(name: str, tmp_path: Path) -> None:
+    arrays = BY_HAND[name]
     moments = {f"{n}/{s}": np.full_like(a, 2.0) for n, a in arrays.items() for s in ("Adam", "Adam_1")}
     done = convert(
         hand_written(tmp_path / "m.ckpt", arrays | moments), str(tmp_path / "net.pt"), dry_run=True
@@ -398,3 +400,30 @@ def test_a_plan_without_the_largest_matrix_is_refused(tmp_path: Path) -> None:
         convert(source, str(tmp_path / "net.pt"), allow_missing=True)
     small = hand_written(tmp_path / "s.ckpt", {**arrays, "big_one": array(2, 10)})
     assert convert(small, str(tmp_path / "net.pt"), allow_missing=True).written
+
+
+def test_unnamed_networks_of_one_graph_are_numbered(tmp_path: Path) -> None:
+    actor = [array(3, 8), array(8), array(8, 6), array(6), array(6, 1), array(1)]
+    # The action joins the second layer by a matrix: no output before it has its size.
+    critic = [array(3, 8), array(8), array(2, 6), array(6), array(8, 6), array(6), array(6, 1), array(1)]
+    every = [*actor, *actor, *critic, *critic]
+    names = ["Variable", *(f"Variable_{n}" for n in range(1, len(every)))]
+    source = hand_written(tmp_path / "m.ckpt", dict(zip(names, every, strict=True)))
+    done = convert(source, str(tmp_path / "net.pt"))
+    assert done.written
+    assert any("4 networks" in each for each in done.report.assumed)
+    found = {each.target: each for each in done.report.mapped}
+    for network, arrays in enumerate((actor, actor, critic, critic)):
+        for layer, matrix in enumerate(arrays[::2]):
+            assert found[f"{network}/{layer}/weight"].shape_out == matrix.T.shape
+
+
+def test_an_adam_whose_powers_are_zero_names_the_option_that_leaves_it_out(tmp_path: Path) -> None:
+    arrays = BY_HAND["no names"]
+    moments = {f"{n}/{s}": np.full_like(a, 2.0) for n, a in arrays.items() for s in ("Adam", "Adam_1")}
+    powers = {name: np.float32(0).reshape(()) for name in ("beta1_power", "beta2_power")}
+    source = hand_written(tmp_path / "m.ckpt", {**arrays, **moments, **powers})
+    done = convert(source, str(tmp_path / "net.pt"))
+    assert not done.written
+    assert any("--optimizer none" in note for note in done.report.notes)
+    assert convert(source, str(tmp_path / "net.pt"), optimizer=("none",)).written

@@ -9,8 +9,10 @@ can store them; the rest goes to the sidecar.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -100,9 +102,7 @@ def to_torch(
     Networks without other entries become one flat state_dict. With optimizers or other values, each
     network is a separate state_dict under its attribute name (`model` if the model is the root).
     """
-    found = without_copies(tree)
-    made = _TorchPlanner(found, given, OptimizerSettings(settings, stated)).plan()
-    return replace(made, consumed=(*made.consumed, *(path for path in tree if path not in found)))
+    return _TorchPlanner(tree, given, OptimizerSettings(settings, stated)).plan()
 
 
 def to_objects(
@@ -673,21 +673,34 @@ class _ObjectsPlanner(_TorchPlanner):
 def without_copies(tree: Tree) -> Tree:
     """Return the tree without the second variable list of Keras's export.
 
-    Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`.
+    Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`. Lists of a
+    Sequential model's numbered variables may be in two orders.
     """
-    originals = {tree.names[path].partition("/")[2]: path for path in tree if path[:1] == (_VARIABLES,)}
-    copies = {path: tree.names[path].partition("/")[2] for path in tree if path[:1] == (_COPIED,)}
-    pairs = [(tree[path], tree[originals[name]]) for path, name in copies.items() if name in originals]
-    same = len(pairs) == len(copies) and all(
-        isinstance(one, Leaf)
-        and isinstance(other, Leaf)
-        and (one.dtype, one.shape) == (other.dtype, other.shape)
-        and one.read() == other.read()
-        for one, other in pairs
-    )
-    if not copies or not same:
+    copies = [path for path in tree if path[:1] == (_COPIED,)]
+    sizes = _count_shapes(tree, (_VARIABLES,))
+    if not copies or _count_shapes(tree, (_COPIED,)) - sizes:
         return tree
-    return Tree({p: leaf for p, leaf in tree.items() if p not in copies}, tree.aliases, tree.containers)
+    if _count_contents(tree, (_COPIED,)) - _count_contents(tree, (_VARIABLES,)):
+        return tree
+    left = {path: leaf for path, leaf in tree.items() if path[:1] != (_COPIED,)}
+    return Tree(left, tree.aliases, tree.containers)
+
+
+def _count_shapes(tree: Tree, below: Path) -> Counter[object]:
+    leaves = (leaf for path, leaf in tree.items() if path[: len(below)] == below)
+    # Values that are no tensors are equal to nothing.
+    return Counter((leaf.dtype, leaf.shape) if isinstance(leaf, Leaf) else object() for leaf in leaves)
+
+
+def _count_contents(tree: Tree, below: Path) -> Counter[object]:
+    """Count the tensors of one list by content; by name, too, where names have more than a number."""
+    found: Counter[object] = Counter()
+    for path, leaf in tree.items():
+        if path[: len(below)] == below and isinstance(leaf, Leaf):
+            name = tree.names[path].partition("/")[2]
+            own = "" if name.isdecimal() else name
+            found[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
+    return found
 
 
 def _strip_keras_edges(names: Mapping[str, Name]) -> dict[str, Name]:

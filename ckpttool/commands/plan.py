@@ -447,20 +447,37 @@ class _Planner:
         if self.folds and (binding is None or binding.layout == NO_LAYOUT):
             raise UsageError("--fold-normalizer needs an agent that a layout recognises", file=file)
         kept = self._is_kept()
-        if request.given and (kept or binding is not None):
-            why = (
-                "is copied unchanged"
-                if kept or binding is None
-                else f"is mapped by its layout, {binding.layout}"
-            )
-            raise UsageError(
-                f"--kind and --flatten set how layers are mapped, but this checkpoint {why}",
-                file=file,
-                hint="leave out --kind and --flatten",
-            )
+        if request.given and kept:
+            raise self._no_layers_to_map("is copied unchanged")
         if kept:
             return self._copy()
-        return _Choice(self._by_parts()) if binding is None else self._by_layout(binding)
+        if binding is None:
+            return _Choice(self._by_parts())
+        return self._by_stated_layers(binding) if request.given else self._by_layout(binding)
+
+    def _by_stated_layers(self, binding: RecognizedAgent) -> _Choice:
+        """Return the plan part by part, with the user's layers, of an agent that its layout does not map.
+
+        Raise UsageError if the layout decides how all layers are mapped.
+        """
+        own = replace(self, request=self.request._replace(given=()))
+        complete = self.request.options.layout is not None or self.kind.agent or self.folds
+        if not complete:
+            with contextlib.suppress(MappingError, UnsupportedError):
+                plan = own._by_layout(binding).plan
+                complete = plan is None or not _open_problems(self.tree, plan, binding.consumed)
+        if complete:
+            raise self._no_layers_to_map(f"is mapped by its layout, {binding.layout}")
+        plan = self._by_parts()
+        sentence = f"converted part by part: layout {binding.layout} does not map these layers"
+        return _Choice(replace(plan, notes=(sentence, *plan.notes)))
+
+    def _no_layers_to_map(self, why: str) -> UsageError:
+        return UsageError(
+            f"--kind and --flatten set how layers are mapped, but this checkpoint {why}",
+            file=self.checkpoint.path,
+            hint="leave out --kind and --flatten",
+        )
 
     def _is_kept(self) -> bool:
         """Return whether all is copied into another format unchanged, under the same paths."""
@@ -566,20 +583,27 @@ class _Planner:
         return _Choice(plan, agent, by_layout=True)
 
     def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> Plan | None:
-        """Return the plan part by part if it keeps slots or layers that the layout cannot map."""
+        """Return the plan part by part if it keeps tensors that the layout cannot map."""
         if self.request.options.layout is not None or self.kind.agent or self.folds:
             return None
         unplaced = frozenset(left)
         open_ = [leaf for path, leaf in self.tree.tensors() if path in unplaced]
         slots = any(leaf.role == "slot" for leaf in open_)
-        layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
-        general = self._attempt_by_parts() if slots or layers else None
+        general = self._attempt_by_parts() if slots or _count_weights(self.tree, left) else None
         if general is None:
             return None
         problems = _open_problems(self.tree, general)
-        if problems and not (slots and len(problems) < len(left)):
+        fewer = slots and len(problems) < len(left)
+        if (
+            problems
+            and not fewer
+            and not _count_weights(self.tree, problems) < _count_weights(self.tree, left)
+        ):
             return None
-        what = "the optimizer's state" if slots else "other networks"
+        layers = any(len(leaf.shape) > 1 for leaf in open_)
+        what = (
+            "other networks" if layers else "the optimizer's state" if slots else "tensors beside its layers"
+        )
         sentence = f"converted part by part: layout {agent.layout} cannot store {what}"
         return replace(general, notes=(sentence, *general.notes))
 
@@ -596,6 +620,7 @@ class _Planner:
         theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
         if self.checkpoint.format != options.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
+        whole, tree = tree, general_conversion.without_copies(tree)
         try:
             rows = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
             original, tree = tree, rows.tree
@@ -607,7 +632,9 @@ class _Planner:
                 )
             else:
                 plan = general_conversion.to_torch(tree, given, self.settings, stated)
-            return plan if tree is original else rows.plan(plan)
+            plan = plan if tree is original else rows.plan(plan)
+            copies = tuple(path for path in whole if path not in original)
+            return replace(plan, consumed=(*plan.consumed, *copies))
         except CkpttoolError as error:
             raise error.located(file=self.checkpoint.path) from error.__cause__
 
@@ -656,6 +683,12 @@ def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> l
     """Return what a plan leaves open: source entries by path, target entries by name."""
     used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
     return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
+
+
+def _count_weights(tree: Tree, open_: Iterable[Path | str]) -> int:
+    """Return how many of a plan's open entries are tensors of networks."""
+    entries = (tree.get(each) for each in open_ if not isinstance(each, str))
+    return sum(isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") for leaf in entries)
 
 
 def _is_kept(

@@ -346,7 +346,8 @@ def _used_fact_entries(
         if name == "epsilon" and not normed:
             continue
         value, origin = getattr(known, name), known.origin(name)
-        if value is None or known.is_assumed(name):
+        # A network without hidden layers has no activations.
+        if value is None or value in ([], ()) or known.is_assumed(name):
             continue
         where = stored.get(name) or (origin if known.is_read(name) else "")
         values = [getattr(known, each) for each in names]

@@ -56,6 +56,8 @@ _FLAGS = ("amsgrad", "nesterov", "centered")
 # Keras 2's learning rate decay, which torch keeps unused, has no effect if it is 0.
 _HARMLESS: Mapping[str, Setting] = {"decay": 0, "maximize": False, "dampening": 0, "lr_decay": 0, _DECAY: 0}
 
+_NO_COUNT = f"{{}}: the number of its updates is unknown; {WITHOUT}"
+
 
 class KerasOptimizerArguments:
     """The settings of an optimizer that are not Keras variables; `weights` are its network's moves."""
@@ -265,6 +267,8 @@ class KerasOptimizerWriter:
         )
 
     def _notes(self) -> Iterator[str]:
+        if self._lacks_count():
+            yield _NO_COUNT.format(self.name)
         if any(self._without_rate()):
             yield (
                 f"{self.name}: Keras's momentum includes the learning rate, which is 0 in the checkpoint; "
@@ -360,10 +364,13 @@ class KerasOptimizerWriter:
             if self._source(slot, weight) is None
             and (not self.family.zeros or (self._begun(weight) and not self._begins(slot)))
         ]
-        if self.started and self.family.uses_count and not self.known.has("step"):
+        if self._lacks_count():
             lost.append(display(self.variables()["step"][0]))
         lost += [display(self.moment(slot, weight.target)) for slot, weight in self._without_rate()]
         return tuple(dict.fromkeys(lost))
+
+    def _lacks_count(self) -> bool:
+        return bool(self.started and self.family.uses_count and not self.known.has("step"))
 
     def _without_rate(self) -> Iterator[tuple[str, Move]]:
         """Yield the gradient sums that Keras multiplies by a learning rate that is missing."""
@@ -639,11 +646,7 @@ class TorchOptimizerWriter:
                 for slot in dict.fromkeys(wanted if self._begun(parameter) or not self.family.zeros else ())
                 if not self._has(slot, weight) or self._lacks_rate(slot, weight)
             ]
-        if (
-            self.started
-            and self.family.uses_count
-            and schema.canonical_setting_path(self.name, "step") not in self.agent
-        ):
+        if self._lacks_count():
             lost.append(f"{self.name}/state/0/step")
         if self.known.momentum_unknown:
             lost.append(f"{self.name}/param_groups/0/momentum")
@@ -651,9 +654,13 @@ class TorchOptimizerWriter:
             lost.append(f"{self.name}/param_groups/0/weight_decay")
         return list(dict.fromkeys(lost))
 
+    def _lacks_count(self) -> bool:
+        step = schema.canonical_setting_path(self.name, "step")
+        return bool(self.started and self.family.uses_count and step not in self.agent)
+
     def notes(self) -> list[str]:
         """Return notes for people: groups, an update count that is not converted, computed numbers."""
-        found = []
+        found = [_NO_COUNT.format(self.name)] if self._lacks_count() else []
         if len(self.groups) > 1:
             sizes = " and ".join(str(len(group)) for group in self.groups)
             found.append(
@@ -1092,7 +1099,7 @@ def bind_torch_optimizers(
         if chosen is None:
             fitting = abbreviate_list([name for name, _, _ in fits], 3)
             why = f"fit several networks ({fitting})" if fits else "match the parameters of no network"
-            notes.append(f"{title}: its param_groups {why}; its state is not converted")
+            notes.append(f"{title}: its param_groups {why}; its state is not converted; {WITHOUT}")
             continue
         name, bound, own = fits[chosen]
         if bound.note:

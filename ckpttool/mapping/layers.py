@@ -455,6 +455,9 @@ def find_modules(
 _At = tuple[Name, str]
 
 
+_DEVIATION = re.compile(r"_?(?:log_?)?(?:std|sigma)(?:_dev)?")
+
+
 def split_joined_name(name: str) -> tuple[str, str] | None:
     """Return the layer and the tensor named by a single word, None for other words.
 
@@ -485,9 +488,20 @@ def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -
         part, stored = (match["part"], match["stored"]) if match else ("", bare)
         found.setdefault((tuple(module), part), {})[stored] = path
     return {
-        (at, part): Layer(at, (), tensors, part, last=at[-1] if at else "")
+        (at, part): Layer(at, (), _without_deviation(tensors, framework), part, last=at[-1] if at else "")
         for (at, part), tensors in found.items()
     }
+
+
+def _without_deviation(tensors: dict[str, Path], framework: str) -> dict[str, Path]:
+    """Return a module's tensors; if only a policy's deviation is too many for a layer, without it.
+
+    stable_baselines/common/distributions.py (hill-a) creates `logstd` in the scope of the mean's layer.
+    """
+    kinds = _kinds_by_names()
+    rest = {name: path for name, path in tensors.items() if not _DEVIATION.fullmatch(name)}
+    alone = (framework, frozenset(rest)) in kinds and (framework, frozenset(tensors)) not in kinds
+    return rest if rest and alone else tensors
 
 
 def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:

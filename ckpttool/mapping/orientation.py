@@ -54,9 +54,9 @@ _JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
 _BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
 # The last step of a name if it is only a number, or a word and a number.
 _NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
-# A matrix or a bias in one word with its layer, as programs with tf.Variable name them: `l1_w`, `w_1`, `W1`.
+# A matrix or a bias in one word with its layer, as programs with tf.Variable name them: `l1_w`, `1w`, `W1`.
 _WORDS = r"(?P<matrix>[wW](?:eights?)?|kernel)|(?P<bias>[bB](?:ias(?:es)?)?)"
-_AFTER = re.compile(rf"(?P<layer>.+)_(?:{_WORDS})")
+_AFTER = re.compile(rf"(?P<layer>[0-9]{{1,4}}|.+(?=_))_?(?:{_WORDS})")
 _BEFORE = re.compile(rf"(?:{_WORDS})(?:_?(?P<number>\d{{1,4}})|_(?P<layer>\w+))?", re.ASCII)
 _KERNEL: Mapping[str, str] = {"torch": "weight", "tensorflow": "kernel"}
 # The vectors of a norm in the order of Keras's get_weights, by count; PyTorch has no statistics among its
@@ -66,6 +66,8 @@ _NORM: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "tensorflow": {2: ("gamma", "beta"), 4: ("gamma", "beta", "moving_mean", "moving_variance")},
 }
 _TITLES: Mapping[str, str] = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+# Between the steps of a path in one name.
+_DOTS: Mapping[str, str] = {"torch": ".", "tensorflow": "/"}
 
 
 class OrientationEvidence(NamedTuple):
@@ -191,37 +193,33 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
             path=abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN),
             hint="use --to npz to copy the arrays unchanged, or convert a file with names (a state_dict)",
         )
-    places: dict[Path, Path] = {}
-    dot = "." if framework == "torch" else "/"
-    for row, each in zip(found, layers, strict=True):
-        paths = iter(row)
-        for number, names in enumerate(each):
-            for name in names:
-                path, _ = next(paths)
-                # A list with one layer is that layer.
-                own = name if len(each) == 1 and len(path) > 1 else f"{number}{dot}{name}"
-                places[path] = (*path[:-1], key(own))
+    places = {
+        path: (*path[:-1], key(own))
+        for row, each in zip(found, layers, strict=True)
+        for (path, _), own in zip(row, each, strict=True)
+    }
     if len(set(places.values())) < len(places):
         return same
-    rules = {places[path]: rule for row in found for path, rule in _bias_rules(row).items()}
-    leaves = {
-        places[path]: replace(_apply(rules.get(places[path]), leaf), role="parameter")
-        for row in found
-        for path, leaf in row
-    }
     inside = {path[:-1] for path in places}
+    first = {path: replace(leaf, role="parameter") for row in found for path, leaf in row}
+    ordered = Tree(
+        {**first, **{path: leaf for path, leaf in tree.items() if path not in places}},
+        {},
+        {path: held for path, held in tree.containers.items() if path not in inside},
+    )
     shown = abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN)
     what = f"{shown}: unnamed arrays, read as layers in this order, each matrix before its bias"
-    return LayeredTree(
-        Tree(
-            {**leaves, **{path: leaf for path, leaf in tree.items() if path not in places}},
-            {},
-            {path: held for path, held in tree.containers.items() if path not in inside},
-        ),
-        {places.get(path, path): path for path in tree},
-        (what,),
-        rules,
-    )
+    many = max(_count_networks(each, framework) for each in layers)
+    if many > 1:
+        what += f"; the shapes start anew, so they are {many} networks"
+    rows = {path for row in found for path in _row_biases(row)}
+    return _rename(ordered, places, rows)._replace(assumed=(what,))
+
+
+def _count_networks(names: Sequence[str], framework: str) -> int:
+    """Return how many networks the names of `_name_arrays` number."""
+    dot = _DOTS[framework]
+    return len({name.split(dot)[0] for name in names if name.count(dot) > 1}) or 1
 
 
 class _Pair(NamedTuple):
@@ -245,7 +243,8 @@ def _find_pairs(tree: Tree) -> list[_Pair]:
         match = _AFTER.fullmatch(name) or _BEFORE.fullmatch(name)
         if match is not None:
             words = match.groupdict()
-            own = words["layer"] or (f"layer{words['number']}" if words.get("number") else "")
+            own = words["layer"] or words.get("number") or ""
+            own = f"layer{own}" if own.isdigit() else own
             kind = "matrix" if words["matrix"] else "bias"
             found.setdefault((path[:-1], above), {}).setdefault(own, {})[kind] = path
     pairs: list[_Pair] = []
@@ -279,7 +278,14 @@ def _group_pairs(tree: Tree, pairs: Sequence[_Pair]) -> LayeredTree:
     for pair in pairs:
         for path, stored in ((pair.matrix, "kernel"), (pair.bias, "bias")):
             places[path] = (*path[:-1], key(f"{pair.layer}/{stored}" if pair.layer else stored))
-    rows = {pair.bias for pair in pairs if len(_shape(tree[pair.bias])) == 2}
+    return _rename(tree, places, {pair.bias for pair in pairs if len(_shape(tree[pair.bias])) == 2})
+
+
+def _rename(tree: Tree, places: dict[Path, Path], rows: set[Path]) -> LayeredTree:
+    """Return the tree with leaves at their places, and the biases of `rows`, [1, n], as vectors.
+
+    The moments of an optimizer follow their parameters.
+    """
     rules: dict[Path, Rule] = {}
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for path, leaf in tree.items():
@@ -330,13 +336,13 @@ def _find_rows(tree: Tree) -> list[_Row]:
     ]
 
 
-def _bias_rules(row: _Row) -> dict[Path, Rule]:
-    """Return the rules from biases [1, n] to [n], if each matrix of the row has such a bias after it."""
+def _row_biases(row: _Row) -> list[Path]:
+    """Return the biases [1, n], if each matrix of the row has such a bias after it."""
     shapes = [leaf.shape for _, leaf in row]
     rows = list(zip(shapes[::2], shapes[1::2], strict=False))
     if len(shapes) % 2 or not all(len(m) > 1 and bias == (1, m[-1]) for m, bias in rows):
-        return {}
-    return {path: Reshape(leaf.shape[1:]) for path, leaf in row[1::2]}
+        return []
+    return [path for path, _ in row[1::2]]
 
 
 def _is_network(row: _Row) -> bool:
@@ -376,27 +382,49 @@ def _infer_row_orientation(tree: Tree, recorded: Framework | None, target: str |
     )
 
 
-def _name_arrays(
-    rows: Sequence[_Row], framework: str, *, stated: bool = False
-) -> list[list[tuple[str, ...]]] | None:
-    """Return the names of every layer's arrays, row by row, in a framework's axes; None if they do not fit.
+def _name_arrays(rows: Sequence[_Row], framework: str, *, stated: bool = False) -> list[list[str]] | None:
+    """Return the last steps of every row's paths as layers, in a framework's axes; None if they do not fit.
 
-    Unless the orientation is stated, the input of every layer after the first must match the output
+    Unless the orientation is stated, every layer of several must have a bias, or its input match the output
     of an earlier one: within each row, or across all rows.
     """
-    flat = [_bias_rules(row) if framework == "tensorflow" else {} for row in rows]
+    flat = [_row_biases(row) if framework == "tensorflow" else {} for row in rows]
     shapes = [
         [leaf.shape[-1:] if path in rules else leaf.shape for path, leaf in row]
         for row, rules in zip(rows, flat, strict=True)
     ]
     each = [_recognize_layers(row, framework) for row in shapes]
-    found = [[layer.names for layer in row] for row in each if row is not None]
-    if len(found) < len(rows):
+    if None in each:
         return None
     chains = [[layer for layer in row or () if layer.returns] for row in each]
     whole = [layer for row in chains for layer in row]
     chained = all(len(row) > 1 and _is_chain(row) for row in chains) or (len(whole) > 1 and _is_chain(whole))
-    return found if stated or chained else None
+    paired = len(whole) > 1 and all(len(layer.names) > 1 for layer in whole)
+    if not (stated or chained or paired):
+        return None
+    dot = _DOTS[framework]
+    return [
+        _number(layers or [], dot, alone=len(row[0][0]) > 1, several=not chained)
+        for row, layers in zip(rows, each, strict=True)
+    ]
+
+
+def _number(layers: Sequence[_ArrayLayer], dot: str, *, alone: bool, several: bool) -> list[str]:
+    """Return the names of layers' arrays: layer and array, or network, layer and array.
+
+    `alone` leaves out the number of one layer. With `several`, a first layer that occurs again starts
+    another network.
+    """
+    sizes = [(layer.takes, layer.returns) for layer in layers]
+    starts = [at for at, size in enumerate(sizes) if size == sizes[0]] if several else [0]
+    found: list[str] = []
+    for at, layer in enumerate(layers):
+        network = sum(start <= at for start in starts) - 1
+        steps = [str(network), str(at - starts[network])] if len(starts) > 1 else [str(at)]
+        if alone and len(layers) == 1:
+            steps = []
+        found += [dot.join((*steps, name)) for name in layer.names]
+    return found
 
 
 class _ArrayLayer(NamedTuple):
