@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import MappingError, NotACheckpointError, UnsupportedError
 from ckpttool.core.sidecar import NO_BOUNDS, STATISTICS_UNKNOWN
@@ -252,3 +253,44 @@ def test_a_scale_of_another_size_is_refused(tmp_path: Path, golden: Golden) -> N
     with pytest.raises(MappingError) as caught:
         restore_agent(str(tmp_path / "a.pt"))
     golden(caught.value)
+
+
+def discrete(name: str) -> tuple[Any, Any]:
+    """Return an agent as dqn.py, c51.py and ppo.py keep it, and its scores for observations."""
+
+    def mlp(width: int, activation: type[Any]) -> Any:
+        return nn.Sequential(
+            nn.Linear(4, 12), activation(), nn.Linear(12, 8), activation(), nn.Linear(8, width)
+        )
+
+    torch.manual_seed(0)
+    made = nn.Module()
+    if name == "ppo":
+        made.critic, made.actor = mlp(1, nn.Tanh), mlp(2, nn.Tanh)
+        return made, made.actor
+    if name == "dqn":
+        made.network = mlp(2, nn.ReLU)
+        return made, made.network
+    made.register_buffer("atoms", torch.linspace(-3, 7, steps=11))
+    made.network = mlp(2 * 11, nn.ReLU)
+    return made, lambda x: (made.network(x).view(len(x), 2, 11).softmax(2) * made.atoms).sum(2)
+
+
+@pytest.mark.parametrize("name", ["dqn", "c51", "ppo"])
+def test_discrete_agents_take_the_best_action(name: str, tmp_path: Path) -> None:
+    made, scores = discrete(name)
+    path = tmp_path / f"{name}.cleanrl_model"
+    state = made.state_dict()
+    torch.save({"model_weights": state, "args": {"env_id": "CartPole-v1"}} if name == "c51" else state, path)
+    assert not without_a_way(path)
+    obs = np.random.default_rng(1).normal(size=(200, 4)).astype(np.float32)
+    agent = load_agent(str(path), None if name == "c51" else "CartPole-v1")
+    with torch.no_grad():
+        wanted = scores(torch.from_numpy(obs))
+    np.testing.assert_allclose(agent.scores(obs), wanted.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1).numpy())
+    assert bool(agent.facts.env) == (name == "c51")
+    done = convert(str(path), str(tmp_path / "out.pt"))
+    assert done.written
+    again = load_agent(str(tmp_path / "out.pt"), None if name == "c51" else "CartPole-v1")
+    np.testing.assert_array_equal(again.act(obs), wanted.argmax(1).numpy())

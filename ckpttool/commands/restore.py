@@ -289,6 +289,8 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
     import numpy as np
 
     one, other = ones[0], others[0]
+    if name == "choices":
+        return schema.Choices.read(one) == schema.Choices.read(other)
     if name == "head":
         return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":

@@ -233,7 +233,12 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             names=r"policy/(actor[./](mu|latent_pi)|(q_net|quantile_net)[./](q_net|quantile_net)"
             r"|mlp_extractor[./](policy|value|shared)_net|action_net|value_net|features_extractor)[./].*",
         ),
-        Plugin("cleanrl", "ckpttool.libraries.cleanrl", names=r"actor_logstd|0/(fc_mu|fc_mean)/weight"),
+        Plugin(
+            "cleanrl",
+            "ckpttool.libraries.cleanrl",
+            names=r"actor_logstd|0/(fc_mu|fc_mean)/weight|model_weights/atoms",
+            files=r".*\.cleanrl_model",
+        ),
         Plugin(
             "tianshou",
             "ckpttool.libraries.tianshou",

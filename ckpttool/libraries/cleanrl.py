@@ -1,19 +1,21 @@
-"""CleanRL's files: a tuple of state_dicts (actor, qf1, qf2), or one state_dict of a PPO agent.
+"""CleanRL's files: a tuple of state_dicts (actor, qf1, qf2), or one state_dict of a PPO, DQN or C51 agent.
 
 Source: github.com/vwxyzjn/cleanrl, cleanrl/td3_continuous_action.py, ddpg_continuous_action.py,
 sac_continuous_action.py (classes Actor, QNetwork, SoftQNetwork; `torch.save((actor.state_dict(),
 ...))`): ReLU, and an action is tanh of the last layer times the buffer action_scale plus
 action_bias. Targets and optimizers are not saved. cleanrl/ppo_continuous_action.py (class Agent):
 tanh between layers, the mean itself clipped to the bounds by ClipAction; NormalizeObservation's
-statistics are not saved.
+statistics are not saved. cleanrl/dqn.py (`q_network.state_dict()`), c51.py (`{"model_weights":
+q_network.state_dict(), "args": vars(args)}`; the buffer `atoms` has the values of the atoms, the last layer
+the atoms of each action together) and ppo.py (class Agent): networks in `network`, or `actor` and `critic`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.tree import Container, Tree, attr, index, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.core.tree import Container, Tree, ValueLeaf, attr, index, key
+from ckpttool.libraries import optimizers_read, schema, tf2rl
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -31,7 +33,7 @@ _MAP = ("action_scale", "action_bias")
 
 TABLE = LayoutTable(
     name="cleanrl",
-    title="CleanRL's TD3, DDPG, SAC: a tuple of state_dicts; PPO: actor_mean, critic, actor_logstd",
+    title="CleanRL's TD3, DDPG, SAC: a tuple of state_dicts; PPO, DQN, C51: one of them",
     framework="torch",
     components={"0": "actor", "1": "critic/q1", "2": "critic/q2"},
     optimizers={},
@@ -49,17 +51,61 @@ _PPO = replace(
     tensors={"actor_logstd": "actor/log_std"},
 )
 
+# Agents with discrete actions; the suffix of the library's files is the evidence for these names.
+_SUFFIX = ".cleanrl_model"
+_DISCRETE = replace(
+    TABLE, facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5), branches={}, tensors={}
+)
+_DQN = replace(_DISCRETE, components={"network": "critic/q1"})
+_C51 = replace(
+    _DISCRETE,
+    components={"model_weights/network": "critic/q1"},
+    tensors={"model_weights/atoms": "critic/q_support"},
+)
+_CATEGORICAL = replace(
+    _DISCRETE,
+    components={"actor": "actor", "critic": "value"},
+    facts=AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5),
+)
+_ARGUMENTS, _WEIGHTS = key("args"), key("model_weights")
+
 # The last layer of an Actor: TD3's and DDPG's, SAC's.
 _LAST = ("fc_mu.weight", "fc_mean.weight")
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
-    """Return the recognised agent of a tuple that begins with CleanRL's Actor, or of PPO's dict."""
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+    """Return the recognised agent of a tuple that begins with CleanRL's Actor, or of another agent's dict."""
+    if (_WEIGHTS, key("atoms")) in tree and (_WEIGHTS, key("network.0.weight")) in tree:
+        return _bind_c51(tree)
+    if name.endswith(_SUFFIX) and (key("network.0.weight"),) in tree:
+        binding = bind(tree, _DQN)
+        return None if binding is None else binding.with_q_policies()
+    if name.endswith(_SUFFIX) and {(key("actor.0.weight"),), (key("critic.0.weight"),)} <= tree.keys():
+        return bind(tree, _CATEGORICAL)
     if (key("actor_logstd"),) in tree and (key("actor_mean.0.weight"),) in tree:
         return bind(tree, _PPO)
     if not any((index(0), key(last)) in tree for last in _LAST):
         return None
     return bind(tree, TABLE)
+
+
+def _bind_c51(tree: Tree) -> RecognizedAgent | None:
+    """Return the recognised agent of C51: as many actions as the last layer has groups of atoms."""
+    binding = bind(tree, _C51)
+    atoms = schema.read_numbers(tree[_WEIGHTS, key("atoms")])
+    if binding is None or not atoms:
+        return None
+    widths = [leaf.shape[0] for path, leaf in tree.tensors() if path[0] == _WEIGHTS and len(leaf.shape) == 2]
+    count, rest = divmod(widths[-1], len(atoms))
+    if rest or not count:
+        return None
+    choices = schema.Choices((count,), (0,), "atoms", atoms)
+    facts = binding.facts.read("model_weights/atoms", choices=choices)
+    env = tree.get((_ARGUMENTS, key("env_id")))
+    if isinstance(env, ValueLeaf) and (plain := tf2rl.plain_id(env.value)) is not None:
+        facts = facts.read("args", env=plain)
+    rest_of = frozenset(path for path in tree if path[0] == _ARGUMENTS)
+    return replace(binding.with_q_policies(), facts=facts, consumed=binding.consumed | rest_of)
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
