@@ -204,7 +204,7 @@ def with_stranger(tmp_path: Path) -> Path:
 
 def test_an_unmapped_tensor_stops_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = open_checkpoint(str(TF_SAMPLE))
-    mystery = {attributes("policy/mystery"): leaf(np.zeros(3, np.float32), "m")}
+    mystery = {attributes("policy/mystery"): leaf(np.zeros((3, 4), np.float32), "m")}
     from dataclasses import replace
 
     # The sample's sidecar was written for other weights.

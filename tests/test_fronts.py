@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -18,8 +19,9 @@ from torch import nn
 from ckpttool.commands.evaluate import Protocol, SpaceComparison, choose_environment, prepare_agent
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import EnvironmentMismatchError, UnsupportedError, plugins
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
 from ckpttool.evaluation import EnvSpec
+from ckpttool.formats import open_checkpoint
 from tests import sb3_files as sb3
 from tests import warm_sb3
 from tests.conftest import ckpttool, in_process
@@ -600,3 +602,40 @@ def test_options_that_a_refused_conversion_prints_convert(
     assert options
     followed = in_process(*command, *(f"--flatten={name}={value}" for name, value in options.items()))
     assert followed.status == 0, followed.out + followed.err
+
+
+def test_observations_with_exchanged_axes_are_read(made: Any) -> None:
+    """NumPy 2.4 pickles the transposed images of VecTransposeImage in axis order K."""
+    model, path = made("PPO", "Pictures")
+    seen = np.random.default_rng(0).integers(0, 255, (2, 5, 4, 3), np.uint8)
+    model._last_obs = seen.transpose(0, 3, 1, 2)
+    assert not model._last_obs.flags.forc
+    model.save(path)
+    stored = {display(place): leaf for place, leaf in open_checkpoint(str(path)).tree.tensors()}
+    np.testing.assert_array_equal(stored["data/_last_obs"].array(), model._last_obs)
+
+
+@pytest.mark.parametrize(
+    ("function", "hidden"),
+    [
+        (
+            functools.partial(nn.LeakyReLU, negative_slope=0.2),
+            "functools.partial(LeakyReLU, negative_slope=0.2)",
+        ),
+        (functools.partial(nn.ELU, 0.5), "functools.partial(ELU, 0.5)"),
+        (functools.partial(nn.ReLU, inplace=True), "relu"),
+    ],
+    ids=["named", "by position", "no change"],
+)
+def test_an_activation_with_arguments_is_named(made: Any, function: Any, hidden: str, tmp_path: Path) -> None:
+    model, _ = made("PPO", "Grid", activation_fn=nn.ReLU)
+    path = str(tmp_path / "agent.zip")
+    model.policy_kwargs = {**model.policy_kwargs, "activation_fn": function}
+    model.save(path)
+    assert restore_agent(path).binding.facts.hidden == hidden
+    seen = {"obs": np.zeros((2, 2, 5), "f4")}
+    if hidden == "relu":
+        policy_of(path, seen)
+    else:
+        with pytest.raises(CkpttoolError, match=re.escape(hidden)):
+            policy_of(path, seen)

@@ -589,7 +589,13 @@ class _Planner:
         unplaced = frozenset(left)
         open_ = [leaf for path, leaf in self.tree.tensors() if path in unplaced]
         slots = any(leaf.role == "slot" for leaf in open_)
-        general = self._attempt_by_parts() if slots or _count_weights(self.tree, left) else None
+        tops = {self.tree.names[move.source].split("/")[0] for move in agent.moves.moves}
+        weights = any(
+            leaf.role in ("parameter", "buffer") and (len(leaf.shape) > 1 or self._is_below(path, tops))
+            for path, leaf in self.tree.tensors()
+            if path in unplaced
+        )
+        general = self._attempt_by_parts() if slots or weights else None
         if general is None:
             return None
         problems = _open_problems(self.tree, general)
@@ -606,6 +612,11 @@ class _Planner:
         )
         sentence = f"converted part by part: layout {agent.layout} cannot store {what}"
         return replace(general, notes=(sentence, *general.notes))
+
+    def _is_below(self, path: Path, tops: Collection[str]) -> bool:
+        """Return whether a tensor is below one of these attributes, e.g. a scalar of a network."""
+        first, *more = self.tree.names[path].split("/")
+        return first in tops and bool(more)
 
     def _attempt_by_parts(self) -> Plan | None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):

@@ -135,12 +135,38 @@ def read_activation(tree: Tree) -> str | None:
         found = _member(tree, "policy_kwargs", "act_fun")
     if found is None:
         # A custom function or class: a name that no supported activation has.
-        return read_class_name(tree, "policy_kwargs", "activation_fn")
+        return _read_partial(tree) or read_class_name(tree, "policy_kwargs", "activation_fn")
     if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
         return str(found.value) if isinstance(found, ValueLeaf) else "?"
     full = found.value.name if isinstance(found.value, Record) else found.value.strip("<>'").split("'")[-1]
     ours = full.startswith((TORCH_CLASSES, "tensorflow."))
     return _ACTIVATIONS.get(full.rpartition(".")[2], full) if ours else full
+
+
+def _read_partial(tree: Tree) -> str | None:
+    """Return the activation of a functools.partial, with its arguments unless they change no number."""
+    path = (_DATA, key("policy_kwargs"), key("activation_fn"))
+    held = tree.containers.get(path)
+    if held is None or held.name != "functools.partial":
+        return None
+    # functools.partial.__reduce__: the class, its arguments, its named arguments.
+    state = (*path, attr("__state__"))
+    values = {
+        place[len(state) :]: leaf.value
+        for place, leaf in tree.items()
+        if isinstance(leaf, ValueLeaf) and place[: len(state)] == state
+    }
+    made = values.get((index(0),))
+    full = made.name if isinstance(made, Record) else "?"
+    given = {
+        "".join(f"{step.value}=" for step in place[1:] if step.kind == "key"): value
+        for place, value in values.items()
+        if place[:1] in ((index(1),), (index(2),)) and len(place) > 1
+    }
+    if not {*given} - {"inplace="} and full.startswith(TORCH_CLASSES):
+        return _ACTIVATIONS.get(full.rpartition(".")[2], full)
+    shown = ", ".join((full.rpartition(".")[2], *(f"{name}{value!r}" for name, value in given.items())))
+    return f"functools.partial({shown})"
 
 
 def read_class_name(tree: Tree, *names: str) -> str | None:

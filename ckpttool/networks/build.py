@@ -633,7 +633,7 @@ def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:
     name = hidden[min(number, len(hidden) - 1)] if hidden else "linear"
     if name not in get_args(ActivationName):
         known = ", ".join(get_args(ActivationName))
-        raise UsageError(f"unknown activation {name!r}", hint=f"choose from {known}")
+        raise UsageError(f"unknown activation {name!r}", hint=f"networks with {known} can be run")
     return Activation(cast(ActivationName, name))
 
 
