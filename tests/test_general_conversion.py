@@ -1257,6 +1257,8 @@ def test_sorted_names_never_change_whose_moments_these_are(tmp_path: Path, name:
     for leaf in slots:
         assert leaf.of is not None
         *module, last = found.names[leaf.of].split("/")[1:]
+        if module[:2] == ["_functional", "_operations"]:  # a Sequential of Keras counts from its input layer
+            module = [str(int(module[2]) - 1), *module[3:]]
         their = {"kernel": "weight", "gamma": "weight", "bias": "bias", "beta": "bias"}[last]
         moment = wanted[".".join((*module, their))]
         np.testing.assert_array_equal(leaf.array(), moment.T if last == "kernel" else moment)

@@ -693,7 +693,7 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
     native = options.format_framework(checkpoint.format)
     if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
         return None
-    names = abbreviate_list([display(path) for path in matrices], 3)
+    names = abbreviate_list([display(path) or "one array" for path in matrices], 3)
     return (
         f"no name identifies a layer, so axes stay as in the file ({names}); nn.Linear expects [out, in], "
         "Dense [in, out]"
