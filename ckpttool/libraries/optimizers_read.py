@@ -999,6 +999,15 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     return OptimizerMoves((*moves, *settings), consumed, of)
 
 
+# torch/optim/lr_scheduler.py and swa_utils.py: what schedulers store in an optimizer's groups.
+_SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
+
+
+def is_scheduled(path: Path) -> bool:
+    """Return whether a value of an optimizer's group belongs to a scheduler, not to the optimizer."""
+    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in _SCHEDULED
+
+
 def _find_foreign_class(keys: set[str], slots: set[str]) -> str | None:
     """Return the class of an unsupported optimizer, based on its settings' names."""
     found = next((owner for name, owner in TORCH_OTHERS.items() if name in keys), None)
