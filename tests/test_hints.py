@@ -275,7 +275,6 @@ SITUATIONS = [
     Situation("a class of one's own", own_class, H5, ("--kind 'a=dense'",)),
     Situation("noise of a GAN", gan, H5, ("--allow-missing",)),
     Situation("one network of two", gan, H5, ("--part generator",)),
-    Situation("NAdam", trained(torch.optim.NAdam), H5, ("--optimizer none",)),
     Situation(
         "an optimizer's file",
         trained(torch.optim.Adam),

@@ -1,14 +1,17 @@
-"""Optimizers of Keras before 2.3, whose slots have no names: which variable each belongs to."""
+"""Optimizers of Keras before 2.4, whose slots have only numbers: which variable each belongs to."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from ckpttool.commands.convert import convert
 from ckpttool.core import Inline, attr, display
 from ckpttool.core import Path as LeafPath
 from ckpttool.formats import (
@@ -30,9 +33,17 @@ def attributes(name: str) -> LeafPath:
 
 
 def made(
-    path: Path, cls: str, shapes: list[tuple[int, ...]], first: tuple[str, ...], **config: object
+    path: Path,
+    cls: str,
+    shapes: list[tuple[int, ...]],
+    first: tuple[str, ...],
+    words: tuple[str, ...] = (),
+    **config: object,
 ) -> str:
-    """Write a model of two dense layers and its optimizer; slot number n is full of n."""
+    """Write a model of two dense layers and its optimizer; slot number n is full of n.
+
+    Keras 2.3 names the slots by `words` and the number of the variable.
+    """
     with h5py.File(path, "w") as file:
         for layer, weights in WEIGHTS.items():
             group = file.create_group(f"model_weights/{layer}")
@@ -43,16 +54,15 @@ def made(
         told = {"optimizer_config": {"class_name": cls, "config": config}}
         file.attrs["training_config"] = json.dumps(told).encode()
         file.attrs["keras_version"] = b"2.0.5"
-        names = [
-            *first,
-            *(f"training/{cls}/Variable_{n}:0" if n else "Variable:0" for n in range(len(shapes))),
-        ]
+        slots = [f"{word}_{n}:0" for word in words for n in range(len(SHAPES))]
+        slots = slots or [f"training/{cls}/Variable_{n}:0" if n else "Variable:0" for n in range(len(shapes))]
+        names = [*first, *slots]
         group = file.create_group("optimizer_weights")
         group.attrs["weight_names"] = [name.encode() for name in names]
         for name in first:
             group[name] = np.int64(9)
         for n, (name, shape) in enumerate(zip(names[len(first) :], shapes, strict=True)):
-            group[name] = np.full(shape, n, np.float32)
+            group[name] = np.full(shape, n if shape != (1,) else 0, np.float32)
     return str(path)
 
 
@@ -88,6 +98,60 @@ def test_slots_belong_to_the_variables_in_their_order(
     assert [n for n, _ in slots] == list(range(len(kinds) * 4))
     assert sum(leaf.role == "counter" for leaf in leaves.values()) == len(first[:1])
     assert len(leaves) == 4 + len(first) + 4 * len(kinds) + len(more)
+
+
+@pytest.mark.parametrize(
+    ("cls", "kinds", "words"),
+    [
+        ("Adam", ["m", "v"], ("m", "v")),
+        ("Adamax", ["m", "u"], ("m", "u")),
+        ("SGD", ["momentum"], ("moment",)),
+        ("RMSprop", ["rms"], ("accumulator",)),
+        ("Adagrad", ["accumulator"], ("accumulator",)),
+        ("Adadelta", ["accumulated_grad", "accumulated_delta"], ("accumulator", "delta_accumulator")),
+    ],
+)
+def test_numbered_slots_belong_to_the_variables_with_these_numbers(
+    tmp_path: Path, cls: str, kinds: list[str], words: tuple[str, ...]
+) -> None:
+    first = (f"{cls}/iterations:0",)
+    leaves = open_checkpoint(made(tmp_path / "m.h5", cls, SHAPES * len(kinds), first, words)).tree.leaves
+    slots = {int(leaf.array().flat[0]): leaf for leaf in leaves.values() if leaf.role == "slot"}
+    order = ["dense_1/kernel", "dense_1/bias", "dense_2/kernel", "dense_2/bias"]
+    assert [(slots[n].slot, display(slots[n].of or ())) for n in sorted(slots)] == [
+        (k, o) for k in kinds for o in order
+    ]
+    for other in (tuple(f"x{word}" for word in words), words[::-1]):
+        if other != words:
+            wrong = made(tmp_path / "w.h5", cls, SHAPES * len(kinds), first, other)
+            assert all(leaf.of is None for leaf in open_checkpoint(wrong).tree.leaves.values())
+
+
+STEP = """
+import sys, torch
+found = torch.load(sys.argv[1], weights_only=True)
+model = torch.nn.ModuleDict({"dense_1": torch.nn.Linear(3, 5), "dense_2": torch.nn.Linear(5, 2)})
+model.load_state_dict(found["model"])
+optimizer = torch.optim.Adam(model.parameters())
+optimizer.load_state_dict(found["optimizer"])
+model["dense_2"](model["dense_1"](torch.ones(1, 3))).sum().backward()
+optimizer.step()
+group = optimizer.param_groups[0]
+steps = [int(optimizer.state[p]["step"]) for p in model.parameters()]
+moments = [float(optimizer.state[p]["exp_avg_sq"].mean()) for p in model.parameters()]
+print(group["lr"], group["amsgrad"], steps, [round(m) for m in moments])
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("m", "v", "vhat")])
+def test_an_adam_with_placeholders_of_maxima_steps_in_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
+    shapes = [*SHAPES, *SHAPES, *[(1,)] * 4]
+    source = made(tmp_path / "m.h5", "Adam", shapes, ("Adam/iterations:0",), words, amsgrad=False, lr=0.0005)
+    assert convert(source, str(tmp_path / "m.pt")).written
+    ran = subprocess.run(
+        [sys.executable, "-c", STEP, str(tmp_path / "m.pt")], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "0.0005 False [10, 10, 10, 10] [4, 5, 6, 7]"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool.commands.convert import convert
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import Tree
 from ckpttool.formats import open_checkpoint
@@ -135,6 +136,17 @@ def test_ppo_acts_by_its_mean(tmp_path: Path) -> None:
     assert agent.known.head == "identity"
     assert any(each.what == "action map" and each.decides for each in agent.binding.facts.lacks)
     assert str(agent.known.provenance["head"]).startswith("assumed")
+
+
+def test_a_schedulers_rate_and_the_scale_of_values_are_kept_beside_the_target(tmp_path: Path) -> None:
+    file = ppo(Gaussian(), Critic(OBS))
+    file["optimizer"]["param_groups"][0]["initial_lr"] = 0.25
+    done = convert(saved(tmp_path, "agent.pt", file), str(tmp_path / "agent-1"), to="tf", sync=False)
+    assert done.written, done.report
+    kept = next(note for note in done.report.notes if note.startswith("kept in the sidecar: 4 values"))
+    assert "initial_lr" in kept
+    assert "value_preprocessor" in kept
+    assert any(leaf.role == "slot" for _, leaf in open_checkpoint(done.target).tree.tensors())
 
 
 def test_one_model_of_both_roles_is_its_policy(tmp_path: Path) -> None:

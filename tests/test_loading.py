@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -248,6 +249,41 @@ def test_whatever_fails_fails_before_anything_is_written(name: str, target: str,
             assert "unexpected" not in ran.err, (kind, below, ran.err)
             assert "Traceback" not in ran.err, (kind, below, ran.err)
             assert ran.status == 0 or not [*folder.iterdir()], (kind, below, ran.err, ran.out)
+
+
+ROOTS: dict[str, Any] = {
+    "array": np.ones((3, 4), "float32"),
+    "vector": np.ones(3),
+    "number": np.float64(0.5),
+    "truth": np.array([True, False]),
+    "nothing": np.zeros((0, 2), "float32"),
+    "objects": np.array([1, "a"], dtype=object),
+    "tensor": torch.ones(3, 4),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "int": 3,
+    "text": "a.b",
+    "none": None,
+    "list": [np.ones(2), torch.ones(2)],
+    "tuple": (torch.ones(2, 3),),
+    "empty dict": {},
+    "numbered": {0: torch.ones(2, 2), (1, 2): torch.ones(2)},
+}
+
+
+@pytest.mark.parametrize("target", ["torch", "tf", "tf1", "keras", "safetensors", "npz"])
+@pytest.mark.parametrize("name", ROOTS)
+def test_a_root_of_any_kind_is_converted_or_refused(name: str, target: str, tmp_path: Path) -> None:
+    torch.save(ROOTS[name], tmp_path / "a.pt")
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(ROOTS[name]))
+    suffix = {"torch": ".pt", "keras": ".weights.h5"}.get(target, f".{target}")
+    for source in ("a.pt", "a.pkl"):
+        folder = tmp_path / f"{source}_out"
+        folder.mkdir()
+        out = folder / ("out" if target.startswith("tf") else f"out{suffix}")
+        ran = in_process("convert", source, out, "--to", target, cwd=tmp_path)
+        assert "unexpected" not in ran.err, (source, ran.err)
+        assert "Traceback" not in ran.err, (source, ran.err)
+        assert ran.status == 0 or not [*folder.iterdir()], (source, ran.err, ran.out)
 
 
 def restore_beside(folder: Path) -> dict[str, str]:

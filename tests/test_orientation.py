@@ -373,6 +373,7 @@ def test_networks_named_by_hand_come_back(name: str, tmp_path: Path) -> None:
 def test_moments_of_a_bias_have_its_shape(name: str, tmp_path: Path) -> None:
     arrays = BY_HAND[name]
     moments = {f"{n}/{s}": np.full_like(a, 2.0) for n, a in arrays.items() for s in ("Adam", "Adam_1")}
+    moments |= {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.999)}
     done = convert(
         hand_written(tmp_path / "m.ckpt", arrays | moments), str(tmp_path / "net.pt"), dry_run=True
     )

@@ -150,6 +150,12 @@ def _require_convertible(checkpoint: Checkpoint, target: str, request: Conversio
     """Raise an error for a checkpoint without a network or with a missing shard."""
     if request.options.part is not None:
         return
+    if () in checkpoint.tree and format_framework(request.kind.format) == "tensorflow":
+        raise MappingError(
+            "the file is one array without a name, and TensorFlow's variables have names",
+            file=checkpoint.path,
+            hint="use --to npz to copy it unchanged",
+        )
     if request.plain and request.kind.format not in _ARRAYS:
         to = request.options.to
         words = f" {shlex.quote(target)}" + (f" --to {to}" if to is not None else "")

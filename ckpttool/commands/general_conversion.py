@@ -144,9 +144,14 @@ def largest_matrices(tree: Tree) -> set[Path]:
     return {path for path, size in sizes.items() if size == max(sizes.values())}
 
 
+def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer, by its path."""
+    return {**list_torch_optimizers(tree), **list_keras_optimizers(tree)}
+
+
 def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     """Return the tree without optimizer state, and notes; raise UsageError if there is none."""
-    tops = {**list_torch_optimizers(tree), **list_keras_optimizers(tree)}
+    tops = list_optimizers(tree)
     slots = {path for path, leaf in tree.tensors() if leaf.role == "slot"}
     gone = slots.union(*tops.values())
     if not gone:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from ckpttool.commands import general_conversion, options, restore, save
+from ckpttool.commands.optimizer_states import OPTIMIZER
 from ckpttool.commands.options import (
     TARGETS,
     ConversionRequest,
@@ -36,6 +37,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
+from ckpttool.libraries.optimizers_read import WITHOUT, is_scheduled
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
     NORMALIZER,
@@ -202,11 +204,19 @@ def plan_conversion(
         return _restored(ready, back.tree, back.moves, planner, known)
     planner = replace(planner, known=request.stated.into(known, binding, tree))
     ready = ready._replace(notes=(*ready.notes, *request.stated.notes(planner.known)))
-    choice = planner.choose()
+    made = _chosen(ready, planner, read)
+    if not any(request.stated) and request.rules is None and made.moves:
+        return _without_unfit_optimizers(ready, made, planner, read)
+    return made
+
+
+def _chosen(ready: PreparedTree, planner: _Planner, read: Sequence[str]) -> ConversionPlan:
+    """Return the plan that the planner chooses; `read` are the notes on files beside the checkpoint."""
+    request, checkpoint, choice = planner.request, planner.checkpoint, planner.choose()
     if choice.plan is not None and choice.by_layout:
         choice = choice._replace(plan=replace(choice.plan, notes=(*choice.plan.notes, *read)))
     plan, objects = _by_name(planner, choice.plan)
-    plan = plan if plan is not None else _state_dicts(tree, request.kind)
+    plan = plan if plan is not None else _state_dicts(ready.tree, request.kind)
     made = _copied(ready, planner) if plan is None else _mapped(ready, plan, choice, planner)
     return replace(
         made,
@@ -216,6 +226,62 @@ def plan_conversion(
         whole=request.whole and (plan is not None or request.kind.format != checkpoint.format),
         origins=_statement_origins(planner.known),
     )
+
+
+def _without_unfit_optimizers(
+    ready: PreparedTree, made: ConversionPlan, planner: _Planner, read: Sequence[str]
+) -> ConversionPlan:
+    """Return the plan without optimizers of which a part has no place in the target.
+
+    A framework may load such an optimizer and fail at its first step. One that only lacks some slots stays.
+    """
+    unused, moved = {*made.report.unused}, {move.source for move in made.moves}
+    unfit: dict[Path, list[Path]] = {}
+    gone: set[Path] = set()
+    for top, own in general_conversion.list_optimizers(ready.tree).items():
+        lost = [path for path in own if ready.names[path] in unused]
+        slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
+        whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
+        title = display(top) or OPTIMIZER
+        lacks = any(name.startswith(f"{title}/") for name in made.report.missing)
+        if own and (lacks or (lost and not whole)):
+            unfit[top] = lost
+            gone.update(own)
+    if not unfit:
+        return made
+    tree = options.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
+    kind, layout, part = planner.checkpoint, planner.request.options.layout, planner.request.options.part
+    try:
+        binding, _ = recognize_source_agent(kind, tree, layout, part)
+        left = _chosen(ready._replace(tree=tree), replace(planner, tree=tree, binding=binding), read)
+    except CkpttoolError:
+        return made
+    if not {*left.report.missing} <= {*made.report.missing}:
+        return made
+    notes = [
+        f"{display(top) or OPTIMIZER} is left out: {_why_unfit(top, lost, ready, made)}"
+        for top, lost in unfit.items()
+    ]
+    # The target alone does not restore the source.
+    return replace(left, whole=False, report=replace(left.report, notes=(*notes, *left.report.notes)))
+
+
+def _is_slot(leaf: Leaf | ValueLeaf) -> bool:
+    return isinstance(leaf, Leaf) and leaf.role == "slot"
+
+
+def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, made: ConversionPlan) -> str:
+    """Return why an optimizer has no place in the target: the plan's own sentence, or its entries."""
+    title = display(top) or OPTIMIZER
+    for note in made.report.notes:
+        if note.startswith((f"{title}: ", f"{title} ")) and WITHOUT in note:
+            why = note.removeprefix(title).replace(WITHOUT, "").rstrip("; ")
+            return why[2:] if why.startswith(": ") else f"it{why}"
+    if not lost:
+        lacks = [name for name in made.report.missing if name.startswith(f"{title}/")]
+        return f"the checkpoint lacks {abbreviate_list(lacks, 3)}"
+    names = abbreviate_list([ready.names[path] for path in lost], 3)
+    return f"the target has no place for {names}"
 
 
 def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None) -> PreparedTree:
@@ -347,8 +413,10 @@ def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple
     if agent is None:
         return plan.kept
     used = _used_paths(plan, agent)
-    values = (path for path, _ in tree.plain() if path not in used and _GROUPS not in path)
-    return (*plan.kept, *values)
+    beside = getattr(plugins.find("layouts", agent.layout).load(), "KEPT", ())
+    values = (path for path, _ in tree.plain() if _GROUPS not in path or is_scheduled(path))
+    scales = (path for path, _ in tree.tensors() if path[:1] in {(key(name),) for name in beside})
+    return (*plan.kept, *(path for path in (*values, *scales) if path not in used))
 
 
 def _stated_settings(stated: OptimizerOptions, known: Sidecar | None) -> Settings | None:
@@ -737,7 +805,7 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
     native = options.format_framework(checkpoint.format)
     if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
         return None
-    names = abbreviate_list([display(path) for path in matrices], 3)
+    names = abbreviate_list([display(path) or "one array" for path in matrices], 3)
     return (
         f"no name identifies a layer, so axes stay as in the file ({names}); nn.Linear expects [out, in], "
         "Dense [in, out]"

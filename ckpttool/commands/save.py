@@ -758,7 +758,7 @@ def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path]]:
     states = dict.fromkeys(
         path[:-1]
         for path, leaf in tree.tensors()
-        if leaf.role in _TRAINED and isinstance(path[-1].value, str) and "." in path[-1].value
+        if leaf.role in _TRAINED and path and isinstance(path[-1].value, str) and "." in path[-1].value
     )
     inside = [at for at in states if not any(at[: len(o)] == o for o in optimizers)]
     return inside, optimizers

@@ -767,7 +767,14 @@ def optimizer_class(name: str | None) -> str | None:
 
 def optimizer_config(found: object) -> KerasConfig:
     """Return an optimizer's configuration; `model.compile("adam")` may record only its name."""
-    return KerasConfig(optimizer_class(found), {}) if isinstance(found, str) else config_of(found)
+    if isinstance(found, str):
+        return KerasConfig(optimizer_class(found), {})
+    config = config_of(found)
+    if "lr" not in config.settings:
+        return config
+    # Before Keras 2.3, the learning rate is `lr`.
+    settings = {"learning_rate" if name == "lr" else name: value for name, value in config.settings.items()}
+    return config._replace(settings=settings)
 
 
 def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
@@ -984,14 +991,23 @@ def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path])
     return None
 
 
-# Optimizers of Keras before 2.3: slots named `Variable_7`, identified by their order alone.
+# Optimizers of Keras before 2.4: slots named `Variable_7`, identified by their order alone, or in 2.3 by the
+# numbers of their variables (`m_0`).
 #
-# Source: keras/optimizers.py of Keras 2.0 to 2.2 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
+# Source: keras/optimizers.py of Keras 2.0 to 2.3 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
 # to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list
 # over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without
 # amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
 
 _UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
+_NUMBERED = re.compile(r"(?:.*/)?([a-z_]+)_(\d+)(:0)?", re.DOTALL)
+# The words before the number; SGD calls its momentum `moment`, RMSprop and others theirs `accumulator`.
+_WORDS = {
+    "momentum": "moment",
+    "rms": "accumulator",
+    "accumulated_grad": "accumulator",
+    "accumulated_delta": "delta_accumulator",
+}
 _LISTS = {
     "Adam": ("m", "v"),
     "Nadam": ("m", "v"),
@@ -1016,7 +1032,7 @@ def leaves_by_count(
     settings = [each for each in datasets if not each[1].shape]
     slots = [each for each in datasets if each[1].shape]
     kinds = _LISTS.get(config.cls or "", ())
-    if not kinds or not trained or not all(_UNNAMED.fullmatch(name) for name, _ in slots):
+    if not kinds or not trained:
         return None
     if config.settings.get("amsgrad") is True:
         kinds = (*kinds, "vhat")
@@ -1025,6 +1041,11 @@ def leaves_by_count(
     if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):
         return None
     if rest and (config.cls != "Adam" or len(rest) != len(trained)):
+        return None
+    numbered = [(kind, number) for kind in (*kinds, "vhat") for number in range(len(trained))]
+    if not all(_UNNAMED.fullmatch(name) for name, _ in slots) and not all(
+        _is_numbered(name, *place) for (name, _), place in zip(slots, numbered, strict=False)
+    ):
         return None
     found: dict[Path, Leaf] = {}
     for (_, dataset), (kind, one) in zip(slots, wanted, strict=False):
@@ -1039,6 +1060,11 @@ def leaves_by_count(
         role: Role = "counter" if counts else "other"
         found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role)
     return found if len(found) == len(datasets) else None
+
+
+def _is_numbered(name: str, kind: str, number: int) -> bool:
+    found = _NUMBERED.fullmatch(name)
+    return found is not None and (found[1], int(found[2])) == (_WORDS.get(kind, kind), number)
 
 
 # Match optimizers to networks, and find their variable order, in agents with several of both.

@@ -505,6 +505,7 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     # Entries that TensorFlow 1 computes from the update count contain no further information.
     moves += () if counted else move_step_count(optimizer, powers)
     consumed = frozenset(powers.values()) if any(m.target[1:] == _STEP for m in moves) else frozenset()
+    consumed |= frozenset(_placeholders(tree, mine, family))
     named = is_named(found, tree)
     defaults = {} if counted or not named else family.tf1_defaults
     guessed = SAME_SLOTS.get(family.name) if kind is None and of and not named else None
@@ -520,6 +521,15 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
 
 
 _STEP = schema.canonical_setting_path("", "step")[1:]
+
+
+def _placeholders(tree: Tree, mine: Mapping[Name, Path], family: OptimizerFamily) -> Iterator[Path]:
+    """Yield the zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py)."""
+    for path in mine.values():
+        leaf, held = tree[path], tree.containers.get(path[:1])
+        off = held is not None and isinstance(held.state, dict) and held.state.get("amsgrad") is False
+        if family is ADAM and off and isinstance(leaf, Leaf) and (leaf.role, leaf.shape) == ("other", (1,)):
+            yield path
 
 
 def _stored_class(tree: Tree, mine: Mapping[Name, Path]) -> str | None:
@@ -987,6 +997,15 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     repeated = {path for group in found for path in group.settings.values()} - {m.source for m in settings}
     consumed = frozenset((*listed, *repeated, *(step.source for step in steps[1:])))
     return OptimizerMoves((*moves, *settings), consumed, of)
+
+
+# torch/optim/lr_scheduler.py and swa_utils.py: what schedulers store in an optimizer's groups.
+_SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
+
+
+def is_scheduled(path: Path) -> bool:
+    """Return whether a value of an optimizer's group belongs to a scheduler, not to the optimizer."""
+    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in _SCHEDULED
 
 
 def _find_foreign_class(keys: set[str], slots: set[str]) -> str | None:

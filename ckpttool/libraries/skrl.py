@@ -64,6 +64,8 @@ TABLE = LayoutTable(
 
 _STATISTICS = {"running_mean": "mean", "running_variance": "var", "current_count": "count"}
 # Since 2.0 a policy receives observations; before, its input was called the state.
+# Statistics of the returns, which only training needs: no other library has a place for them.
+KEPT = ("value_preprocessor",)
 _PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
 _EVIDENCE = frozenset(
     ("target_policy", "critic_1", "target_critic", "policy_optimizer", "value_preprocessor", *_PREPROCESSORS)
