@@ -997,6 +997,19 @@ def test_a_command_that_leaves_statistics_behind_exits_1(tmp_path: Path) -> None
     assert in_process("convert", path, str(tmp_path / "all"), "--to", "keras").status == 0
 
 
+def test_statistics_in_another_file_are_not_part_of_a_conversion(tmp_path: Path) -> None:
+    """The source is converted whole; only what plays or exports it needs them."""
+    path = saved(tmp_path / "model.pt", agent())
+    np.savez(tmp_path / "obs_norm.npz", mean=np.zeros(3), var=np.ones(3))
+    facts = ("--activation", "relu", "--head", "tanh", "--bounds", "-2", "2")
+    for target, status in (("out", 0), ("out.onnx", 1)):
+        options = ("--to", "tf") if status == 0 else facts
+        ran = in_process("convert", path, str(tmp_path / target), *options, "--json")
+        assert ran.status == status, ran.err
+        found = [each for each in ran.json()["ledger"] if each["where"] == "obs_norm.npz"]
+        assert {each["concerns"] for each in found} == {"playing"}
+
+
 # --- One ledger in all commands ------------------------------------------------------------------------
 
 

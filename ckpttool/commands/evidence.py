@@ -1223,10 +1223,12 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
     files.sort(key=lambda each: not each.is_statistics)
     for each in files[:_MOST_OPENED]:
         file = os.path.join(folder, each.name)
-        if each.is_statistics:
-            yield from _statistics_file(file, each.name, checkpoint, facts)
-        else:
-            yield from _settings_file(file, each.name, facts)
+        entries = (
+            _statistics_file(file, each.name, checkpoint, facts)
+            if each.is_statistics
+            else _settings_file(file, each.name, facts)
+        )
+        yield from (replace(entry, beside=True) for entry in entries)
     if left := files[_MOST_OPENED:]:
         what: Topic = "observation statistics" if left[0].is_statistics else "architecture"
         value = f"{len(left):,} more files of statistics or settings, which were not read"

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ckpttool.core import atomic_write, filesystem, text
 from ckpttool.core.errors import CkpttoolError, FormatError
@@ -387,6 +387,7 @@ class LedgerEntry:
         origin: origin if no file contains it: "default of layout fujimoto", "given", an action space.
         decides: whether leaving it out certainly changes the outputs; the exit status is 1 then.
         hint: what to do about it.
+        beside: whether it is in another file than the checkpoint's: no conversion takes that.
 
     """
 
@@ -397,6 +398,7 @@ class LedgerEntry:
     origin: str = ""
     decides: bool = False
     hint: str | None = None
+    beside: bool = False
 
     @property
     def sentence(self) -> str:
@@ -419,11 +421,13 @@ class LedgerEntry:
     @property
     def concerns(self) -> Concern:
         """What the fact is for: a conversion needs none that no file contains, playing and exports do."""
-        return "playing" if self.use == "cannot be known" else "conversion"
+        return "playing" if self.use == "cannot be known" or self.beside else "conversion"
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {**dataclasses.asdict(self), "concerns": self.concerns}
+        found = {**dataclasses.asdict(self), "concerns": self.concerns}
+        del found["beside"]
+        return found
 
 
 LedgerEntries = tuple[LedgerEntry, ...]
@@ -532,8 +536,13 @@ def entries_to_json(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
 
 def parse_entries(found: Iterable[Mapping[str, Any]]) -> LedgerEntries:
     """Return the entries of a JSON array made by `entries_to_json`."""
-    names = [field.name for field in dataclasses.fields(LedgerEntry)]
-    return tuple(LedgerEntry(**{name: cast(Any, each)[name] for name in names}) for each in found)
+    names = [field.name for field in dataclasses.fields(LedgerEntry) if field.name != "beside"]
+
+    def parse(each: Any) -> LedgerEntry:
+        beside = each["concerns"] == "playing" and each["use"] != "cannot be known"
+        return LedgerEntry(**{name: each[name] for name in names}, beside=beside)
+
+    return tuple(parse(each) for each in found)
 
 
 def describe_entries(entries: Iterable[LedgerEntry]) -> list[str]:
