@@ -303,7 +303,7 @@ class ObservationNormalizer(NamedTuple):
 class Choices(NamedTuple):
     """Discrete actions: each of the `counts` choices is a number from `starts[i]` on, of the best score.
 
-    `scores` says what the network's outputs are: one value per action ("values": Q-values or logits), or
+    `scores` states what the network's outputs are: one value per action ("values": Q-values or logits), or
     quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
     action), or logits of the probabilities of the values `support` ("atoms"). `single` is false where an
     action is an array (MultiDiscrete).

@@ -568,7 +568,7 @@ def _choose_policy(
 ) -> tuple[_CandidateNetwork, tuple[str, ...]]:
     """Return the one network that is the policy, by the requested name or by its own name.
 
-    `values` says that the networks are Q-networks: the only one is the policy.
+    `values` states that the networks are Q-networks: the only one is the policy.
     """
     requested = [n for n in found if wanted in (n.title, *n.name[-1:])]
     if len(requested) == 1:
