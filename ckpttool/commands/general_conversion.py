@@ -156,7 +156,9 @@ def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     gone = slots.union(*tops.values())
     if not gone:
         raise UsageError("the checkpoint has no optimizer", hint="leave out --optimizer none")
-    names = [display(top) or OPTIMIZER for top in tops if tops[top]]
+    names = [display(top) or OPTIMIZER for top in tops if tops[top]] or [
+        tree.names[path] for path in sorted(slots, key=display)
+    ]
     left = {path: leaf for path, leaf in tree.items() if path not in gone}
     return options.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
 
