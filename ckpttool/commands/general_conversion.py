@@ -146,7 +146,10 @@ def largest_matrices(tree: Tree) -> set[Path]:
 
 def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
     """Return the leaves of every optimizer, by its path."""
-    return {**list_torch_optimizers(tree), **list_keras_optimizers(tree)}
+    found = list_torch_optimizers(tree)
+    listed = {path for own in found.values() for path in own}
+    objects = list_keras_optimizers(tree)
+    return {**found, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}
 
 
 def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
