@@ -604,6 +604,19 @@ def test_optimizer_none_converts_the_networks_alone(tmp_path: Path, cls: str) ->
         converted(tmp_path / "x.pt", tmp_path, optimizer=("none", "optimizer/momentum=0.9"))
 
 
+def test_slots_of_no_optimizer_are_left_out_by_name() -> None:
+    from ckpttool.commands.general_conversion import without_optimizers
+    from ckpttool.core import Inline, Leaf, attr, display
+
+    leaves = {
+        (attr(name),): Leaf("float32", (1,), Inline(bytes(4)), name, role)
+        for name, role in (("w", "parameter"), ("m_0", "slot"))
+    }
+    tree, notes = without_optimizers(Tree(leaves))
+    assert [display(path) for path in tree] == ["w"]
+    assert notes == ("left out: m_0 (--optimizer none)",)
+
+
 def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
     from ckpttool.core import Tree, ValueLeaf, attr, key
     from ckpttool.libraries import TorchOptimizerWriter, canonical_setting_path, canonical_slot_path

@@ -13,6 +13,7 @@ from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, Tree
 from ckpttool.formats import open_checkpoint
+from tests.conftest import in_process
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.test_layouts import LayoutContract
 
@@ -200,6 +201,27 @@ def test_a_discrete_policy_takes_the_largest_output(tmp_path: Path) -> None:
     assert any("discrete" in each for each in agent.assumed)
     with pytest.raises(EnvironmentMismatchError):
         load_agent(str(tmp_path / "policy.pth"), "Pendulum-v1")
+
+
+@pytest.mark.parametrize("end", ["policy.pth", "policy.safetensors"])
+def test_a_critic_on_the_actors_own_layers_has_no_actions_as_inputs(end: str, tmp_path: Path) -> None:
+    """As in examples of PPO with discrete actions: `Critic(net)` and `Actor(net, ...)` with one `Net`."""
+    torch.manual_seed(0)
+    actor, critic = Last(3, 4, activation=nn.Tanh), Last(3, 1)
+    critic.preprocess = actor.preprocess
+    torch.save(whole({"actor": actor, "critic": critic}).state_dict(), tmp_path / "policy.pth")
+    path = tmp_path / end
+    if path.suffix == ".safetensors":
+        convert(str(tmp_path / "policy.pth"), str(path), to="safetensors")
+    found = recognised(path)
+    assert "discrete" in found.evidence
+    assert found.facts.head == "argmax"
+    agent = load_agent(str(path))
+    wanted = run(actor, observations()).argmax(-1)
+    np.testing.assert_array_equal(agent.act(observations()), wanted)
+    shown = in_process("inspect", str(path))
+    assert "bounds" not in shown.out
+    assert "scale" not in shown.out
 
 
 @pytest.mark.parametrize("numbered", [True, False])

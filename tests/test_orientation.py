@@ -428,3 +428,31 @@ def test_an_adam_whose_powers_are_zero_names_the_option_that_leaves_it_out(tmp_p
     assert not done.written
     assert any("--optimizer none" in note for note in done.report.notes)
     assert convert(source, str(tmp_path / "net.pt"), optimizer=("none",)).written
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernel", "assumed"),
+    [
+        ("dense_1", "dense_1/kernel:0", False),
+        ("dense_1", "agent/dense_1/kernel:0", False),
+        ("dense_1", "dense_1_W", False),
+        ("mine", "mine/kernel:0", True),
+        ("dense_1", "dense_1/weights:0", True),
+    ],
+)
+def test_keras_own_files_fix_the_axes_of_its_own_layers(
+    tmp_path: Path, layer: str, kernel: str, *, assumed: bool
+) -> None:
+    import h5py
+
+    weight = array(4, 4)
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        file.attrs["layer_names"] = [layer.encode()]
+        file.attrs["keras_version"] = b"2.2.4"
+        file.create_group(layer).attrs["weight_names"] = [kernel.encode()]
+        file[layer][kernel] = weight
+    done = convert(str(tmp_path / "m.h5"), str(tmp_path / "m.pt"))
+    found = open_checkpoint(done.target).tree
+    (written,) = (leaf.array() for _, leaf in found.tensors())
+    np.testing.assert_array_equal(written, weight.T)
+    assert any("square" in each for each in done.report.assumed) is assumed

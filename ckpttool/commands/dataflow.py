@@ -539,6 +539,9 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         builder.add("output", "action", detail=facts.choices.title)
         return
     origin = facts.assumed.get("head", "")
+    if facts.head == "argmax":  # the file has no list of the actions
+        builder.add("output", "one score per action")
+        return
     if not facts.head:
         builder.add("unknown", "action map?", assumed="not stored; pass --head")
     for name, detail in HEADS.get(facts.head, ()):

@@ -146,7 +146,10 @@ def largest_matrices(tree: Tree) -> set[Path]:
 
 def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
     """Return the leaves of every optimizer, by its path."""
-    return {**list_torch_optimizers(tree), **list_keras_optimizers(tree)}
+    found = list_torch_optimizers(tree)
+    listed = {path for own in found.values() for path in own}
+    objects = list_keras_optimizers(tree)
+    return {**found, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}
 
 
 def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
@@ -156,7 +159,9 @@ def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     gone = slots.union(*tops.values())
     if not gone:
         raise UsageError("the checkpoint has no optimizer", hint="leave out --optimizer none")
-    names = [display(top) or OPTIMIZER for top in tops if tops[top]]
+    names = [display(top) or OPTIMIZER for top in tops if tops[top]] or [
+        tree.names[path] for path in sorted(slots, key=display)
+    ]
     left = {path: leaf for path, leaf in tree.items() if path not in gone}
     return options.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
 

@@ -205,7 +205,8 @@ def plan_conversion(
     planner = replace(planner, known=request.stated.into(known, binding, tree))
     ready = ready._replace(notes=(*ready.notes, *request.stated.notes(planner.known)))
     made = _chosen(ready, planner, read)
-    if not any(request.stated) and request.rules is None and made.moves:
+    # A library's own file has its own optimizers, and its layout decides about them.
+    if made.moves and not (request.kind.agent or any(request.stated) or request.rules is not None):
         return _without_unfit_optimizers(ready, made, planner, read)
     return made
 
@@ -280,6 +281,8 @@ def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, made: Conve
     if not lost:
         lacks = [name for name in made.report.missing if name.startswith(f"{title}/")]
         return f"the checkpoint lacks {abbreviate_list(lacks, 3)}"
+    if not any(move.source[: len(top)] == top for move in made.moves) and top:
+        return "the target has no place for it"
     names = abbreviate_list([ready.names[path] for path in lost], 3)
     return f"the target has no place for {names}"
 

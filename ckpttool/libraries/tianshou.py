@@ -164,12 +164,20 @@ def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
 
 
 def _count_inputs(tree: Tree, component: str) -> int | None:
-    """Return the number of inputs of a component's first matrix."""
-    for path, leaf in tree.tensors():
-        name = f"/{tree.names[path]}"
-        if f"/{component}/" in name and name.endswith("/weight") and len(leaf.shape) == 2:
-            return leaf.shape[1]
-    return None
+    """Return the number of inputs of a component's first matrix.
+
+    A critic on the actor's own `preprocess` has further names for its tensors,
+    or in files without these only its last layer.
+    """
+    own = [
+        (f"/{tree.names[path]}", leaf)
+        for path, leaf in tree.tensors()
+        if f"/{component}/" in f"/{tree.names[path]}"
+    ]
+    if own and component != "actor" and all(f"/{component}/last/" in name for name, _ in own):
+        return _count_inputs(tree, "actor")
+    matrices = (leaf for name, leaf in own if name.endswith("/weight") and len(leaf.shape) == 2)
+    return next((leaf.shape[1] for leaf in matrices), None)
 
 
 def _as_discrete(binding: RecognizedAgent) -> RecognizedAgent:

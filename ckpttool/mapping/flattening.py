@@ -303,7 +303,7 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
             einsum = cls.replace("_", "").lower() == "einsumdense" and "equation" not in about.settings
             if einsum:
                 equations.append(layer.title)
-            elif not about.cls:
+            elif not about.cls and not _is_dense_of_keras(layer, group):
                 square.setdefault(kind.framework, []).append(layer.title)
     for name in turned.keys() & square.keys():
         raise MappingError(
@@ -335,6 +335,16 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
         if names
     )
     return (*by_bias, *by_default, *by_class)
+
+
+def _is_dense_of_keras(layer: Layer, group: Mapping[str, Leaf]) -> bool:
+    """Return whether Keras itself named the layer, and the kernel as in its HDF5 files: [in, out].
+
+    Before version 2, Keras called the kernel W.
+    """
+    names = [leaf.name or "" for leaf in group.values() if len(leaf.shape) == 2]
+    own = bool(layer.name) and re.fullmatch(r"dense(_\d+)?", layer.name[-1]) is not None
+    return own and all(name.endswith(("/kernel:0", "_W", "_W:0")) for name in names)
 
 
 def _require_equations(squares: Sequence[str]) -> None:
