@@ -65,7 +65,8 @@ def test_a_conversion_is_paired_with_its_source(
 ) -> None:
     pytest.importorskip(needs)
     path = str(corpus / source)
-    done = convert(path, str(tmp_path / target), to=to, allow_missing=True, sync=False)
+    bounds = env if to == "cleanrl" else None
+    done = convert(path, str(tmp_path / target), to=to, allow_missing=True, sync=False, env=bounds)
     assert done.written
     how = Protocol(episodes=episodes, num_envs=min(episodes, 4))
     paired(evaluate(path, env, how), evaluate(done.target, env, how))
