@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import MappingError, NotACheckpointError, UnsupportedError
+from ckpttool.core import MappingError, NotACheckpointError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import NO_BOUNDS, STATISTICS_UNKNOWN
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import AgentMetadata, matches_action_map
@@ -164,7 +165,7 @@ def test_there_and_back_is_the_same(tmp_path: Path, gaussian: bool) -> None:
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_without_bounds_the_buffers_are_missing(tmp_path: Path) -> None:
+def test_an_actor_without_bounds_is_never_written(tmp_path: Path) -> None:
     actor, *networks = saved(tmp_path / "a.cleanrl_model")
     names = {"fc1": "l1", "fc2": "l2", "fc_mu": "l3", "fc3": "l3"}
     for member, module in (("actor", actor), ("critic", networks[0])):
@@ -174,10 +175,16 @@ def test_without_bounds_the_buffers_are_missing(tmp_path: Path) -> None:
             if "." in name
         }
         torch.save(state, tmp_path / f"set_{member}")
-    done = convert(str(tmp_path / "set"), str(tmp_path / "b.cleanrl_model"))
-    assert done.report.missing == ("0/action_scale", "0/action_bias")
-    assert not done.written
-    assert any("--bounds" in note for note in done.report.notes)
+    target = tmp_path / "b.cleanrl_model"
+    for allow_missing in (False, True):
+        with pytest.raises(UsageError) as caught:
+            convert(str(tmp_path / "set"), str(target), allow_missing=allow_missing)
+        assert "--bounds LOW HIGH" in str(caught.value.hint)
+        assert not target.exists()
+    bounded = AgentFacts(action_low=-2, action_high=2)
+    assert convert(str(tmp_path / "set"), str(target), facts=bounded).written
+    loaded(target, actor, networks[:1])
+    assert actor.action_scale.tolist() == [2.0, 2.0]
 
 
 def test_an_agent_without_q_functions_is_refused(tmp_path: Path, golden: Golden) -> None:
@@ -201,14 +208,15 @@ def test_statistics_that_only_the_sidecar_keeps_are_noted(tmp_path: Path, to: st
     agent["normalizer"] = {"mean": torch.ones(3), "var": torch.full((3,), 4.0)}
     torch.save(agent, tmp_path / "a.pt")
     target = str(tmp_path / "b-1")
-    notes = convert(str(tmp_path / "a.pt"), target, to=to, allow_missing=True).report.notes
+    facts = AgentFacts(action_low=-1, action_high=1) if to == "cleanrl" else NO_FACTS
+    notes = convert(str(tmp_path / "a.pt"), target, to=to, allow_missing=True, facts=facts).report.notes
     golden("\n".join(notes))
-    if to == "tf":  # the others' bounds are missing
+    if to == "tf":  # the others' bounds are missing or given
         same(actions(target), actions(tmp_path / "a.pt"))
     del agent["normalizer"]
     torch.save(agent, tmp_path / "a.pt")
-    notes = convert(str(tmp_path / "a.pt"), target, to=to, allow_missing=True, force=True).report.notes
-    assert not any("statistics" in note for note in notes)
+    again = convert(str(tmp_path / "a.pt"), target, to=to, allow_missing=True, force=True, facts=facts)
+    assert not any("statistics" in note for note in again.report.notes)
 
 
 @pytest.mark.parametrize("to", ["cleanrl", "fujimoto"])

@@ -11,6 +11,7 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from tests import schemas, warm
 from tests.conftest import TF_SAMPLE
 from tests.restored import agree
@@ -65,7 +66,8 @@ def test_a_conversion_is_paired_with_its_source(
 ) -> None:
     pytest.importorskip(needs)
     path = str(corpus / source)
-    done = convert(path, str(tmp_path / target), to=to, allow_missing=True, sync=False)
+    facts = AgentFacts(action_low=-1, action_high=1) if to == "cleanrl" else NO_FACTS
+    done = convert(path, str(tmp_path / target), to=to, allow_missing=True, sync=False, facts=facts)
     assert done.written
     how = Protocol(episodes=episodes, num_envs=min(episodes, 4))
     paired(evaluate(path, env, how), evaluate(done.target, env, how))

@@ -135,11 +135,11 @@ def is_keras_export(tree: Tree) -> bool:
 
 
 def largest_matrices(tree: Tree) -> set[Path]:
-    """Return the weights of two or more axes with the most elements."""
+    """Return the matrices with the most elements; other kernels are no part of every network."""
     sizes = {
         path: leaf.size
         for path, leaf in tree.tensors()
-        if len(leaf.shape) > 1 and leaf.role == "parameter" and "float" in leaf.dtype
+        if len(leaf.shape) == 2 and leaf.role == "parameter" and "float" in leaf.dtype
     }
     return {path for path, size in sizes.items() if size == max(sizes.values())}
 

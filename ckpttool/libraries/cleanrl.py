@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.tree import Container, Tree, ValueLeaf, attr, index, key
+from ckpttool.core.tree import Container, Tree, ValueLeaf, index, key
 from ckpttool.libraries import optimizers_read, schema, tf2rl
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent, require_action_bounds
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -111,8 +111,8 @@ def _bind_c51(tree: Tree) -> RecognizedAgent | None:
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the tuple that CleanRL's Actor and QNetwork load strictly.
 
-    If the bounds are unknown, the two buffers are missing. Raise UnsupportedError for networks or an
-    action map that CleanRL's classes cannot represent.
+    Raise UsageError if the action bounds are unknown, which are two of the actor's buffers, and
+    UnsupportedError for networks or an action map that CleanRL's classes cannot represent.
     """
     soft = is_gaussian(binding)
     names = LayerNames("fc{n}", "fc_mean", {"log_std": "fc_logstd"}) if soft else LayerNames("fc{n}", "fc_mu")
@@ -121,7 +121,6 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     ]
     rows.append(NetworkRow("actor", (index(0),), names))
     rows += [NetworkRow(f"critic/q{n}", (index(n),), _Q) for n in (1, 2)[: count_critics(binding)]]
-    known = all((attr("actor"), attr(name)) in agent for name in _MAP)
     writing = WritingTable(
         "CleanRL",
         rows,
@@ -129,10 +128,10 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         depth=3,
         needs=("actor", "critic"),
         containers={(): Container("tuple")},
-        notes=() if known else (_UNKNOWN,),
     )
-    return plan_torch_file(writing, binding, agent, settings)
+    made = plan_torch_file(writing, binding, agent, settings)
+    require_action_bounds(binding.facts, agent, "CleanRL's actor")
+    return made
 
 
 _Q = LayerNames("fc{n}", "fc{n}")
-_UNKNOWN = "unknown action bounds: pass --bounds LOW HIGH"
