@@ -17,6 +17,7 @@ from torch import nn
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError, UsageError
+from ckpttool.core.sidecar import OUTPUT_RANGE
 from tests import test_layout_cleanrl as cleanrl
 from tests import test_layout_d3rlpy as d3rlpy
 from tests import test_layout_elegantrl as elegantrl
@@ -379,7 +380,7 @@ def test_a_d3_file_tells_all_that_its_agent_needs(tmp_path: Path, gaussian: bool
     with torch.no_grad():
         close(actions(target, obs), actor(seen(obs)), 3.0)
     assert restore_agent(target).known.is_read("action_high")
-    assert restore_agent(target).known.origin("action_high") == "config"
+    assert restore_agent(target).known.origin("action_high") == f"config {OUTPUT_RANGE}"
 
 
 def test_a_d3_file_normalises_as_the_agent_did(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core import Leaf, Tree
+from ckpttool.core import Leaf, MappingError, Tree
 from ckpttool.formats import open_checkpoint
 from tests.trees import attributes, leaf
 
@@ -57,7 +57,11 @@ def test_pytorch_there_and_back(state: dict[str, torch.Tensor], to: str) -> None
     with tempfile.TemporaryDirectory() as folder:
         first, there, back = (str(Path(folder, name)) for name in ("a.pt", "b-1", "c.pt"))
         torch.save(state, first)
-        convert(first, there, to=to, allow_missing=True, sync=False)
+        try:
+            convert(first, there, to=to, allow_missing=True, sync=False)
+        except MappingError:  # the largest matrix would be missing
+            assert [each.name for each in Path(folder).iterdir()] == ["a.pt"]
+            return
         convert(there, back, sync=False)
         found = torch.load(back, weights_only=True)
         assert list(found) == list(state)
