@@ -21,12 +21,15 @@ from ckpttool.networks import (
     Activation,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Concat,
     Convolution,
     Flatten,
     Multiply,
     Network,
     Node,
+    QuantileMean,
     Slice,
     StateSlot,
     Transpose,
@@ -673,7 +676,11 @@ class TestCapture:
 
 
 def rows_of_layers() -> dict[str, Network]:
-    return NETWORKS | {"one": chain(4, dense(4, 3)), "wide": WIDE}
+    choices = {
+        "choice": chain(4, dense(4, 9), QuantileMean(3), ArgMax((3,), (1,))),
+        "atoms": chain(4, dense(4, 12), AtomMean(np.linspace(-1, 1, 6, dtype=np.float32))),
+    }
+    return NETWORKS | {"one": chain(4, dense(4, 3)), "wide": WIDE} | choices
 
 
 @pytest.mark.torch

@@ -313,14 +313,13 @@ def test_networks_of_other_sizes_are_named(tmp_path: Path, shared_workers: None)
     assert all(row[1:] == ["0", "-", "-", "-", "-", "NO"] for row in rows)
 
 
-def test_a_hint_of_eval_becomes_the_running_command(corpus: Path, tmp_path: Path) -> None:
+def test_a_hint_of_eval_lists_options_in_other_commands_too(corpus: Path, tmp_path: Path) -> None:
     agent = corpus / "tf" / "sb2" / "zoo" / "td3_Pendulum-v0.pkl"
     policy = corpus / "exported" / "onnx" / "g1_policy.onnx"
     ran = in_process("verify", agent, policy, "--bounds", "-2", "2")
     refused(ran)
-    hint = shlex.split(ran.err.splitlines()[1].removeprefix("hint: "))
-    assert hint[:4] == ["ckpttool", "verify", str(agent), str(policy)]
-    assert hint[4:] == ["--bounds", "-2", "2", "--head", "affine"]
+    # Whether the model's tanh is scaled is a fact of the training program: both options are listed.
+    assert ran.err.splitlines()[1].startswith("hint: add --head affine if")
 
 
 def test_help_of_a_command() -> None:
@@ -452,7 +451,7 @@ def test_stats_shortens_names_on_a_terminal_only(tmp_path: Path) -> None:
     [
         ("tf/sb2/zoo/td3_BipedalWalker-v2.zip", ["--env", "BipedalWalker-v3"]),
         ("tf/keras_h5/yosider_kerasrl/ddpg_Pendulum-v0_weights_actor.h5f", ["--env", "Pendulum-v1"]),
-        ("torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0_actor", ["--env", "HalfCheetah-v5"]),
+        ("torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0_actor", ["--env", "HalfCheetah-v4"]),
         ("torch/tianshou/Pendulum-v1/td3/policy.pth", ["--env", "Pendulum-v1"]),
         ("torch/sb3_zoo/tqc/Swimmer-v3_1/Swimmer-v3.zip", []),  # args.yml names it
     ],

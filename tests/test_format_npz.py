@@ -398,7 +398,7 @@ def test_a_bare_array_is_measured(tmp_path: Path) -> None:
         assert ran.status == 0, ran.err
     assert (
         in_process("convert", tmp_path / "x.pkl", tmp_path / "x.h5", "--json").json()["error"]["kind"]
-        == "unsupported"
+        == "mapping"
     )
 
 

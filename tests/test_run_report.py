@@ -368,7 +368,7 @@ def test_a_page_of_many_checkpoints_and_layers_stays_small() -> None:
     steps = [str(step) for step in range(2000)]
     norms = [1.0] * 2000
     norms[777] = math.nan
-    layers = [LayerHistory(f"a/{n}", 1, 1, tuple(norms), (None, *[0.1] * 1999)) for n in range(30)]
+    layers = [LayerHistory(f"a/{n}", 1, 1, tuple(norms), (None, *[0.1] * 1999)) for n in range(300)]
     drift = build_drift(layers, steps)
     assert drift.grouped == 40
     for row in drift.rows:

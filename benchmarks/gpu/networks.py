@@ -14,6 +14,8 @@ from ckpttool.networks import (
     ActivationName,
     Add,
     Affine,
+    ArgMax,
+    AtomMean,
     Clip,
     Concat,
     Convolution,
@@ -25,6 +27,7 @@ from ckpttool.networks import (
     Network,
     NetworkBuilder,
     Node,
+    QuantileMean,
     Slice,
     Transpose,
     add_gru,
@@ -167,6 +170,9 @@ def every_layer(seed: int = 0) -> dict[str, Network]:
         ),
         "Concat, Slice, Add, Multiply": gated(seed),
         "two inputs": critic(seed),
+        "ArgMax": chain(9, dense(r, 9, 7), ArgMax((3, 4), (0, -1))),
+        "QuantileMean": chain(9, dense(r, 9, 20), QuantileMean(5)),
+        "AtomMean": chain(9, dense(r, 9, 22), AtomMean(np.linspace(-1, 1, 11, dtype=np.float32))),
     }
     names: tuple[ActivationName, ...] = get_args(ActivationName)
     # The type of a network is that of its arrays: an activation alone would compute in float32 only.
