@@ -141,9 +141,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
+            # Counted first: the reader may have all of it, and count anew, before this thread goes on.
+            self.site.moved += len(body)
             try:
                 self.wfile.write(body if short is None else body[:short])
-                self.site.moved += len(body)
             except OSError:  # who asked has gone
                 self.close_connection = True
         if short is not None:
