@@ -169,7 +169,7 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
         size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
     bounds = None if low is None or high is None else (low, high)
     unclear = {name: why for name, why in assumed.items() if why}
-    choices = facts.choices or (None if own.choices is None else schema.Choices.read(own.choices))
+    choices = facts.choices or schema.known_choices(own)
     return FlowFacts(hidden, head, bounds, size, clip, unclear, choices)
 
 
@@ -208,7 +208,7 @@ def agent_facts(agent: Agent) -> FlowFacts:
         len(norm.get("mean", ())),
         norm.get("clip"),
         assumed,
-        None if known.choices is None else schema.Choices.read(known.choices),
+        schema.known_choices(known),
     )
 
 

@@ -61,10 +61,15 @@ from ckpttool.evaluation.statistics import (
     summarize,
 )
 from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
-from ckpttool.evaluation.wrappers import WrapperSpec
-from ckpttool.libraries import single_networks
-from ckpttool.libraries.schema import NO_LAYOUT, UNBOUNDED, AgentNetwork, Choices, PolicyEncoder
-from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
+from ckpttool.evaluation.wrappers import Bounds, WrapperSpec
+from ckpttool.libraries import schema, single_networks
+from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
+from ckpttool.networks.build import (
+    Shapes,
+    fits_observations,
+    layer_widths,
+    policy_network,
+)
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
 
@@ -461,8 +466,10 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
 
 def spec_choices(spec: EnvSpec) -> Choices | None:
     """Return the environment's discrete actions, None for continuous ones."""
-    counts, starts = (tuple(each[place] for each in spec.choices) for place in range(2))
-    return Choices(counts, starts, single=len(counts) == 1) if counts else None
+    if not spec.choices:
+        return None
+    counts, starts = zip(*spec.choices, strict=True)
+    return Choices(counts, starts, single=len(counts) == 1)
 
 
 def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
@@ -557,13 +564,7 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     return PlayableAgent(agent.checkpoint.path, place, network, entries, notes)
 
 
-# The spaces that an agent's files store, compared with those of the environment as it is played.
-#
-# Sources: stable_baselines3/common/utils.py, check_for_correct_spaces (which refuses other spaces);
-# gymnasium/wrappers/{transform_action,transform_observation,stateful_observation}.py.
-
-Bounds = tuple[np.ndarray, np.ndarray]
-# Spaces are float32.
+# Two bounds are equal within float32 rounding.
 _ROUNDED, _NEAR_ZERO = 1e-5, 1e-6
 
 
@@ -573,6 +574,9 @@ class SpaceComparison:
 
     They mean that training used a wrapper which is not played, or another version of the task. That
     `--wrapper none` is given states that training used no wrapper.
+
+    Sources: stable_baselines3/common/utils.py, check_for_correct_spaces (which refuses other spaces);
+    gymnasium/wrappers/{transform_action,transform_observation,stateful_observation}.py.
     """
 
     agent: Agent
@@ -583,7 +587,7 @@ class SpaceComparison:
     @property
     def _no_wrapper(self) -> bool:
         given = self.how.wrappers
-        return given is not None and all(each == wrappers.NONE for each in given)
+        return given is not None and all(wrapper == wrappers.NONE for wrapper in given)
 
     @property
     def _other_version(self) -> bool:
@@ -609,17 +613,15 @@ class SpaceComparison:
     def _observations(self) -> Iterator[tuple[str, Bounds, Bounds]]:
         """Yield each input whose stored bounds contradict the environment's: its name, stored, own."""
         known = self.agent.known
-        space = known.observation_space if known.is_read("observation_space") else None
-        for name, part in ({} if space is None else space["parts"]).items():
-            own, sizes = self.spec.observation_bounds.get(name), {len(part["low"]), len(part["high"])}
+        if not known.is_read("observation_space"):
+            return
+        for name, ends in schema.observation_bounds(known.observation_space).items():
+            own, sizes = self.spec.observation_bounds.get(name), {*map(len, ends)}
             # The axes of images may have another order: only one bound for all values can be compared.
             if own is None or not sizes <= {1, own[0].size if own[0].ndim == 1 else 1}:
                 continue
-            low, high = (_to_infinite(each.reshape(-1)) for each in own)
-            stored = (
-                np.array([-np.inf if each is None else each for each in part["low"]]),
-                np.array([np.inf if each is None else each for each in part["high"]]),
-            )
+            low, high = (_to_infinite(bound.reshape(-1)) for bound in own)
+            stored = np.array(ends[0]), np.array(ends[1])
             # Statistics in use explain unbounded observations: NormalizeObservation's space has no bounds.
             explained = known.obs_norm is not None and bool(
                 np.isinf(stored[0]).all() and np.isinf(stored[1]).all()
@@ -688,7 +690,7 @@ class SpaceComparison:
     def _hint(self, wrapper: WrapperSpec) -> str:
         """Return the command that plays inside one more wrapper; its option alone beside given statistics."""
         around = (*wrappers.deserialize_wrappers(self.place.wrappers), wrapper)
-        options = [word for each in around for word in ("--wrapper", wrappers.format_wrapper(each))]
+        options = [word for outer in around for word in ("--wrapper", wrappers.format_wrapper(outer))]
         known = self.agent.known
         if known.is_given("obs_norm"):  # from a file whose name is not recorded
             return shlex.join(("add", *options))
@@ -711,7 +713,7 @@ _NO_WRAPPER = "--wrapper none if training used no wrapper"
 
 def _to_infinite(bound: np.ndarray) -> np.ndarray:
     wide = np.asarray(bound, np.float64)
-    return np.where(np.abs(wide) < UNBOUNDED, wide, np.copysign(np.inf, wide))
+    return np.where(np.abs(wide) < schema.INFINITE, wide, np.copysign(np.inf, wide))
 
 
 def _are_close(ones: Bounds, others: Bounds) -> bool:
@@ -850,7 +852,7 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
     The same error is raised for other numbers of values, other first values, or a policy whose last layer
     has a `width` that does not match them.
     """
-    known = None if agent.known.choices is None else Choices.read(agent.known.choices)
+    known = schema.known_choices(agent.known)
     theirs = spec_choices(spec)
     if known is None and theirs is None and agent.known.head != "argmax":
         return False

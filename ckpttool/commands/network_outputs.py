@@ -29,7 +29,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import CRITICS, NO_LAYOUT, VALUES, AgentNetwork, Choices, RecognizedAgent
+from ckpttool.libraries.schema import CRITICS, NO_LAYOUT, VALUES, AgentNetwork, RecognizedAgent, known_choices
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import (
     HEADS,
@@ -169,7 +169,7 @@ def derive_network_settings(
         tuple(map(float, low)),
         tuple(map(float, high)),
         known.obs_norm,
-        None if known.choices is None else Choices.read(known.choices),
+        known_choices(known),
     )
     return settings, tuple(assumed)
 

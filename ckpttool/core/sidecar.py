@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ckpttool.core import atomic_write, filesystem, text
 from ckpttool.core.errors import CkpttoolError, FormatError
@@ -272,6 +272,10 @@ def _is_plain_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(map(plain, value.values()))
 
 
+Scores = Literal["values", "quantiles", "quantiles_last", "atoms"]
+"""What discrete actions are chosen by (libraries/schema.py, Choices)."""
+
+
 def _is_choices(value: object) -> bool:
     if not isinstance(value, dict) or value.keys() != {"counts", "starts", "scores", "support", "single"}:
         return False
@@ -284,7 +288,7 @@ def _is_choices(value: object) -> bool:
         whole
         and 0 < len(counts) == len(starts) <= _MOST_NUMBERS
         and min(counts) > 0
-        and value["scores"] in ("values", "quantiles", "quantiles_last", "atoms")
+        and value["scores"] in get_args(Scores)
         and _is_numbers(value["support"])
         and (value["scores"] == "atoms") == bool(value["support"])
         and (value["single"] is False or (value["single"] is True and len(counts) == 1))

@@ -873,12 +873,10 @@ def _make_observation_bounds(
     space: schema.ObservationSpace | None, size: int
 ) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
     """Yield the bounds of `size` observations, if they are recorded."""
-    part = ({} if space is None else space["parts"]).get(schema.OBSERVATION, {})
-    if part and all(len(row) in (1, size) for row in part.values()):
-        for end, unbounded in (("low", -math.inf), ("high", math.inf)):
-            row = [unbounded if each is None else each for each in part[end]]
-            row *= size // len(row)
-            yield (*_SPACE, attr(end)), schema.make_float32_tensor(row)
+    ends = schema.observation_bounds(space).get(schema.OBSERVATION, ())
+    if all(len(row) in (1, size) for row in ends):
+        for name, row in zip(("low", "high"), ends, strict=False):
+            yield (*_SPACE, attr(name)), schema.make_float32_tensor(row * (size // len(row)))
 
 
 def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Sequence[float]]:

@@ -19,6 +19,8 @@ from ckpttool.core.sidecar import (
     STATISTICS_UNKNOWN,
     LedgerEntry,
     NotUnderstood,
+    Scores,
+    Sidecar,
     Topic,
     unknown_fact,
 )
@@ -311,7 +313,7 @@ class Choices(NamedTuple):
 
     counts: tuple[int, ...]
     starts: tuple[int, ...]
-    scores: Literal["values", "quantiles", "quantiles_last", "atoms"] = "values"
+    scores: Scores = "values"
     support: tuple[float, ...] = ()
     single: bool = True
 
@@ -335,7 +337,7 @@ class Choices(NamedTuple):
 
     @staticmethod
     def read(found: Mapping[str, Any]) -> Choices:
-        """Return the choices of a JSON object that `is_choices` accepts."""
+        """Return the choices of a JSON object in the form of `document`."""
         held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
         return Choices(**held)
 
@@ -408,7 +410,7 @@ OBSERVATION = "obs"
 """Name of the input of agents whose observations are a single array."""
 ObservationSpace = Mapping[str, Any]
 """The observations' space in sidecar form: `library` and, by input, `low` and `high` in `parts`."""
-UNBOUNDED = 1e30  # older spaces have the largest float32 in place of infinity
+INFINITE = 1e30  # older spaces have the largest float32 in place of infinity
 _MOST_BOUNDS = 4096
 
 
@@ -429,8 +431,25 @@ def make_observation_space(
     return {"library": library, "parts": found} if found else None
 
 
+def observation_bounds(space: ObservationSpace | None) -> dict[str, tuple[list[float], list[float]]]:
+    """Return low and high of each input of a space, infinite where there is no bound; {} for None."""
+    return {
+        name: (_widen_bound(part["low"], -math.inf), _widen_bound(part["high"], math.inf))
+        for name, part in ({} if space is None else space["parts"]).items()
+    }
+
+
+def _widen_bound(row: Sequence[float | None], unbounded: float) -> list[float]:
+    return [unbounded if each is None else each for each in row]
+
+
+def known_choices(known: Sidecar) -> Choices | None:
+    """Return the known discrete actions, None for continuous ones."""
+    return None if known.choices is None else Choices.read(known.choices)
+
+
 def _shorten_bound(numbers: Sequence[float]) -> list[float | None]:
-    row = [float(each) if abs(each) < UNBOUNDED else None for each in numbers]
+    row = [float(each) if abs(each) < INFINITE else None for each in numbers]
     return row[:1] if len(set(row)) == 1 else row
 
 
@@ -480,8 +499,8 @@ class AgentMetadata(NamedTuple):
         return self._replace(stated=MappingProxyType(stated))
 
     def lacking(self, entry: LedgerEntry) -> AgentMetadata:
-        """Return the facts with one more unknown fact."""
-        return self._replace(lacks=(*self.lacks, entry))
+        """Return the facts with one more unknown fact, each once."""
+        return self if entry in self.lacks else self._replace(lacks=(*self.lacks, entry))
 
     def without_lack(self, *known: Topic | LedgerEntry) -> AgentMetadata:
         """Return the facts without the unknown facts that are `known`: all of a topic, or single ones."""
