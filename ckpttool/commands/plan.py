@@ -251,9 +251,9 @@ def _without_unfit_optimizers(
     if not unfit:
         return made
     tree = options.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
-    kind, layout, part = planner.checkpoint, planner.request.options.layout, planner.request.options.part
+    wanted = planner.request.options
     try:
-        binding, _ = recognize_source_agent(kind, tree, layout, part)
+        binding, _ = recognize_source_agent(planner.checkpoint, tree, wanted.layout, wanted.part)
         left = _chosen(ready._replace(tree=tree), replace(planner, tree=tree, binding=binding), read)
     except CkpttoolError:
         return made

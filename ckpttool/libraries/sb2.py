@@ -447,8 +447,7 @@ def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Pat
     ddpg = any(str(path[1].value) == "qf_output" for path in ours if len(path) > 1)
     if ddpg and kernels and isinstance(kernels[0], Leaf):
         # They are the algorithm's own: VecNormalize may have been in use as well.
-        facts = add_ddpg_statistics(facts, tree, kernels[0].shape[0]).without_lack(STATISTICS_UNKNOWN)
-        facts = facts.lacking(STATISTICS_UNKNOWN)
+        facts = add_ddpg_statistics(facts, tree, kernels[0].shape[0]).lacking(STATISTICS_UNKNOWN)
     return facts
 
 

@@ -311,7 +311,12 @@ def _bind_by_names(
         bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
     chain = _order_dense_layers(layers, file)
-    _require_sequential(chain.layers, file)
+    try:
+        _require_sequential(chain.layers, file)
+    except UnsupportedError:
+        # Numbers from Keras count no activation that is an argument of a layer.
+        if not _has_recorded_activations(chain.layers, file):
+            raise
     _require_no_branches(chain.layers, file)
     facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
     more = _list_gaps(chain.layers)
@@ -923,11 +928,8 @@ def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
 def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
     """Raise UnsupportedError if a Sequential has a misplaced norm, or no activation between layers.
 
-    Layers numbered without any gap belong to a ModuleList, whose activations are in its code. Numbers from
-    Keras count no activation that is an argument of a layer: the receipt of the conversion lists them.
+    Layers numbered without any gap belong to a ModuleList, whose activations are in its code.
     """
-    if _has_recorded_activations(chain, file):
-        return
     for one, two in pairwise(chain):
         if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _norm_follows(one, two):
             raise UnsupportedError(

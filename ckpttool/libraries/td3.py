@@ -246,10 +246,7 @@ _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for 
 _SCALES = ("action_scale", "max_action", "action_limit", "act_limit", "action_bound")
 _ACTION_MAP = {
     **dict.fromkeys(
-        (
-            f"actor/{name}"
-            for name in ("action_scale", "max_action", "action_limit", "act_limit", "action_bound")
-        ),
+        (f"actor/{name}" for name in _SCALES),
         "actor/action_scale",
     ),
     "actor/action_bias": "actor/action_bias",
