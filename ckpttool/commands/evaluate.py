@@ -24,6 +24,7 @@ from ckpttool.commands.inspect import format_command
 from ckpttool.commands.network_outputs import (
     ActionBounds,
     derive_network_settings,
+    missing_options,
     require_even_bounds,
     require_facts,
 )
@@ -397,7 +398,7 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
     place = (
         None if requested is None else EvaluationEnvironment(requested, trusted=True, obs_dim=seen, **outfit)
     )
-    if place is not None and may_choose(agent):
+    if place is not None and may_choose(agent) and missing_options(agent, agent.known):
         agent = _with_choices_of(agent, place)
     require_facts(agent, needs_env=not (requested or known.get("id")))
     if place is not None:
