@@ -248,6 +248,36 @@ def test_a_closed_agent_does_not_act() -> None:
         agent.act(np.zeros(3))
 
 
+def test_no_call_of_a_closed_agent_computes_anything() -> None:
+    import torch
+
+    obs, actions = np.zeros((2, 3), np.float32), np.zeros((2, 1), np.float32)
+    agent = ckpttool.load_agent(SAMPLE, backend="torch")
+    calls = (
+        lambda: agent.act(torch.zeros(2, 3)),
+        lambda: agent.predict(obs),
+        lambda: agent.q_values(obs, actions),
+    )
+    for call in calls:
+        call()
+    agent.close()
+    for call in calls:
+        with pytest.raises(UsageError):
+            call()
+
+
+def test_facts_include_the_choices_of_the_environment(tmp_path: Path) -> None:
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    torch.save(net.state_dict(), tmp_path / "q_net.pt")
+    facts = ckpttool.AgentFacts(activations="relu")
+    with ckpttool.load_agent(str(tmp_path / "q_net.pt"), "CartPole-v1", facts=facts) as agent:
+        assert agent.choices is not None
+        assert agent.facts.choices == agent.choices.document()
+        assert agent.facts.head == "argmax"
+
+
 def test_several_threads_get_the_actions_of_their_own_observations() -> None:
     agent = ckpttool.load_agent(SAMPLE)
     rows = np.random.default_rng(0).normal(size=(8, 50, 3)).astype(np.float32)

@@ -66,6 +66,7 @@ from ckpttool.evaluation.wrappers import Bounds, WrapperSpec
 from ckpttool.libraries import schema, single_networks
 from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
 from ckpttool.networks.build import (
+    NetworkSettings,
     Shapes,
     fits_observations,
     layer_widths,
@@ -325,7 +326,7 @@ class EvaluationEnvironment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayableAgent:
-    """An agent ready to play: its policy network, and the ledger of what was and was not used.
+    """An agent ready to play: its policy network and settings, and the ledger of what was and was not used.
 
     It holds no open file and can be pickled, so that another process can play it.
     """
@@ -333,6 +334,7 @@ class PlayableAgent:
     checkpoint: str
     place: EvaluationEnvironment
     network: Network
+    settings: NetworkSettings
     ledger: LedgerEntries
     notes: tuple[str, ...]
 
@@ -562,7 +564,7 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
         network = network.cast(how.dtype)
     drift = _environment_drift_notes(agent, spec)
     notes = (*agent.notes, *_wrapper_override_note(agent, how), *drift, *differing.notes())
-    return PlayableAgent(agent.checkpoint.path, place, network, entries, notes)
+    return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes)
 
 
 # Two bounds are equal within float32 rounding.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, Usa
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation.environments import import_gymnasium
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
+from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
@@ -40,8 +41,9 @@ _NUMPY, _TORCH = "numpy", "torch"
 
 @dataclass(frozen=True, slots=True)
 class _PolicySetup:
-    """A policy's network with its settings and ledger, and the environment's specification if it has one."""
+    """A policy's network with the agent's facts, settings and ledger, and the environment if it has one."""
 
+    agent: restore.Agent
     network: Network
     settings: NetworkSettings
     ledger: LedgerEntries
@@ -81,7 +83,7 @@ def load_agent(
     agent = restore.restore_agent(path, layout, facts or NO_FACTS, network)
     bounded = agent.known.action_low is not None or agent.known.head in UNBOUNDED
     prepared = _in_environment(agent, env, how) if env is not None or not bounded else _alone(agent, how)
-    return LoadedAgent(agent, prepared, how)
+    return LoadedAgent(prepared, how)
 
 
 def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _PolicySetup:
@@ -95,11 +97,9 @@ def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _Po
     place = choose_environment(agent, env, how)
     with place.make(1) as vector:
         spec = vector.spec
-        entrant = prepare_agent(agent, place, how, spec)
-        bounds = ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), None)
-        agent = assume_choices(agent, spec)
-    settings, _ = derive_network_settings(agent, bounds)
-    return _PolicySetup(entrant.network, settings, entrant.ledger, spec)
+    agent = assume_choices(agent, spec)
+    entrant = prepare_agent(agent, place, how, spec)
+    return _PolicySetup(agent, entrant.network, entrant.settings, entrant.ledger, spec)
 
 
 def _alone(agent: restore.Agent, how: Protocol) -> _PolicySetup:
@@ -112,7 +112,7 @@ def _alone(agent: restore.Agent, how: Protocol) -> _PolicySetup:
         require_even_bounds(agent, settings)
     network = policy_network(agent.tree, part, settings, agent.front(part.title))
     ledger = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed))
-    return _PolicySetup(network.cast(how.dtype), settings, ledger, None)
+    return _PolicySetup(agent, network.cast(how.dtype), settings, ledger, None)
 
 
 class LoadedAgent:
@@ -123,9 +123,9 @@ class LoadedAgent:
     memory of the device.
     """
 
-    def __init__(self, agent: restore.Agent, prepared: _PolicySetup, how: Protocol) -> None:
+    def __init__(self, prepared: _PolicySetup, how: Protocol) -> None:
         """Put the policy on the device; use `load_agent` to make one."""
-        self._agent, self._how = agent, how
+        self._agent, self._how = prepared.agent, how
         self._settings, self._spec = prepared.settings, prepared.spec
         self._network = prepared.network
         self._backend = cast(Backend, plugins.find("backends", how.backend).load())
@@ -195,17 +195,12 @@ class LoadedAgent:
         """Return the bounds of an input: the environment's, those of the files, or those of its type."""
         if self._spec is not None and name in self._spec.observation_bounds:
             return self._spec.observation_bounds[name]
-        part = ((self._agent.known.observation_space or {}).get("parts") or {}).get(name)
-        size = int(np.prod(self._shapes[name]))
-        if part is not None and {len(part["low"]), len(part["high"])} <= {1, size}:
-            low, high = (
-                np.array([edge if each is None else each for each in part[end]])
-                for end, edge in (("low", -np.inf), ("high", np.inf))
-            )
-            shape = self._shapes[name]
-            return low.reshape(shape if low.size == size else ()), high.reshape(
-                shape if high.size == size else ()
-            )
+        ends = schema.observation_bounds(self._agent.known.observation_space).get(name, ())
+        shape = self._shapes[name]
+        size = int(np.prod(shape))
+        if ends and {*map(len, ends)} <= {1, size}:
+            low, high = (np.reshape(end, shape if len(end) == size else ()) for end in ends)
+            return low, high
         if dtype.kind == "f":
             return -np.inf, np.inf
         return np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -233,8 +228,7 @@ class LoadedAgent:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
         if _is_tensor(observations):
             return self._act_on_tensor(observations)
-        actions, _ = self._step("act", cast(Observation, observations), ())
-        return self._as_actions(actions, single=self._is_single(observations))
+        return self._as_actions(self._step("act", cast(Observation, observations))[0])
 
     def predict(
         self,
@@ -251,7 +245,6 @@ class LoadedAgent:
         """
         if not deterministic:
             raise UnsupportedError("actions are not sampled: only deterministic ones are supported")
-        single = self._is_single(observation)
         carried = tuple(state or ())
         if carried and episode_start is not None:
             kept = ~np.asarray(episode_start, np.bool_).reshape(-1)
@@ -259,7 +252,7 @@ class LoadedAgent:
                 each * kept.reshape(-1, *[1] * (each.ndim - 1)).astype(each.dtype) for each in carried
             )
         actions, after = self._step("act", observation, carried)
-        return np.asarray(self._as_actions(actions, single=single)), after or None
+        return np.asarray(self._as_actions(actions)), after or None
 
     def scores(self, observations: Observation) -> np.ndarray:
         """Return what discrete actions are chosen by, [n, values]: Q-values, or a policy's logits.
@@ -268,8 +261,7 @@ class LoadedAgent:
         """
         if self.choices is None:
             raise UsageError("the actions are continuous", hint="use q_values or value")
-        found, _ = self._step("scores", observations, ())
-        return found[0] if self._is_single(observations) else found
+        return self._step("scores", observations)[0]
 
     def q_values(self, observations: Observation, actions: np.ndarray | None = None) -> np.ndarray:
         """Return the values of actions, [n, critics]; of a Q-network for discrete actions, those of all.
@@ -293,7 +285,8 @@ class LoadedAgent:
         given = {OBS: np.asarray(observations), "action": np.asarray(actions)}
         if single:
             given = {name: array[None] for name, array in given.items()}
-        found = np.concatenate([self._policy(title).step(given)[0] for title in titles], axis=-1)
+        each = [self._run(title, lambda critic: critic.step(given)[0]) for title in titles]
+        found = np.concatenate(each, axis=-1)
         return found[0] if single else found
 
     def value(self, observations: Observation) -> np.ndarray:
@@ -301,9 +294,7 @@ class LoadedAgent:
         title = next((p.title for p in self._agent.binding.parts if p.component == VALUES[0]), None)
         if title is None:
             raise UsageError("the file holds no state-value network", file=self.path)
-        found, _ = self._step(title, observations, ())
-        values = found[:, 0]
-        return cast(np.ndarray, values[0] if self._is_single(observations) else values)
+        return self._step(title, observations)[0][..., 0]
 
     def _policy(self, role: str) -> Policy:
         """Return a network on the device: "act", "scores", or the one of that title."""
@@ -326,18 +317,23 @@ class LoadedAgent:
             found = build_part_network(self._agent, part_of, self._settings)
         return found.cast(self._how.dtype)
 
-    def _step(self, role: str, observations: Observation, state: State) -> tuple[np.ndarray, State]:
-        if not self._open:
-            raise UsageError("the agent is closed", file=self.path)
+    def _step(self, role: str, observations: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return a network's outputs, those of one observation without the batch, and the next state."""
+        single = self._is_single(observations)
         given: Any = observations
-        if self._is_single(observations):
-            given = (
-                {name: np.asarray(value)[None] for name, value in observations.items()}
-                if isinstance(observations, Mapping)
-                else np.asarray(observations)[None]
-            )
+        if single and isinstance(observations, Mapping):
+            given = {name: np.asarray(value)[None] for name, value in observations.items()}
+        elif single:
+            given = np.asarray(observations)[None]
+        found, after = self._run(role, lambda policy: policy.step(given, state))
+        return found[0] if single else found, after
+
+    def _run(self, role: str, call: Callable[[Policy], Any]) -> Any:
+        """Return what the call gives for a network, one call at a time; raise UsageError after `close`."""
         with self._lock:
-            return self._policy(role).step(given, state)
+            if not self._open:
+                raise UsageError("the agent is closed", file=self.path)
+            return call(self._policy(role))
 
     def _is_single(self, observations: Any) -> bool:
         """Return whether this is one observation; raise EnvironmentMismatchError for another rank."""
@@ -354,13 +350,12 @@ class LoadedAgent:
             )
         return bool(rank == len(shape))
 
-    def _as_actions(self, actions: Any, *, single: bool) -> Any:
+    def _as_actions(self, actions: Any) -> Any:
         """Return a network's output as the environment's actions: whole numbers for discrete ones."""
-        if self.choices is not None:
-            actions = actions.astype(np.int64) if isinstance(actions, np.ndarray) else actions.long()
-            if self.choices.single:
-                actions = actions[:, 0]
-        return actions[0] if single else actions
+        if self.choices is None:
+            return actions
+        whole = actions.astype(np.int64) if isinstance(actions, np.ndarray) else actions.long()
+        return whole[..., 0] if self.choices.single else whole
 
     def _act_on_tensor(self, observations: Any) -> Any:
         """Return the actions on the tensor's device, computed there if the agent is there."""
@@ -368,14 +363,14 @@ class LoadedAgent:
 
         single = self._is_single(observations)
         rows = observations[None] if single else observations
-        policy = self._policy("act")
-        if hasattr(policy, "act") and str(rows.device) == self.device and len(self._shapes) == 1:
-            with self._lock:
-                actions = policy.act(rows)
-        else:
-            found, _ = self._step("act", rows.detach().cpu().numpy(), ())
-            actions = as_tensor(found).to(rows.device)
-        return self._as_actions(actions, single=single)
+
+        def act(policy: Any) -> Any:
+            if hasattr(policy, "act") and str(rows.device) == self.device and len(self._shapes) == 1:
+                return policy.act(rows)
+            return as_tensor(policy.step(rows.detach().cpu().numpy())[0]).to(rows.device)
+
+        actions = self._run("act", act)
+        return self._as_actions(actions[0] if single else actions)
 
     def _bounds(self) -> tuple[Any, Any]:
         if self._settings.action_low:
