@@ -14,10 +14,20 @@ from torch import nn
 
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.export_onnx import export
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.network_outputs import ActionBounds, build_part_network, derive_network_settings
 from ckpttool.commands.restore import Agent, restore_agent
-from ckpttool.core import ChecksumError, CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core import (
+    ChecksumError,
+    CkpttoolError,
+    EnvironmentMismatchError,
+    UnsupportedError,
+    UsageError,
+)
+from ckpttool.libraries.schema import Choices
 from ckpttool.networks import layer_widths, numpy_backend
+from ckpttool.networks.build import NetworkBuilder
+from ckpttool.networks.network import Activation, ArgMax, AtomMean, Dense, QuantileMean
 from tests.conftest import ROOT, TF_SAMPLE
 from tests.test_policy_alone import followed
 
@@ -311,7 +321,7 @@ def test_a_recurrent_policy_carries_its_state(
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "argmax": (lambda _m, x: x.argmax(dim=-1, keepdim=True), "ArgMax"),
+    "argmin": (lambda _m, x: x.argmin(dim=-1, keepdim=True), "ArgMin"),
     "softmax": (lambda _m, x: torch.softmax(x, dim=-1), "Softmax"),
     "exp": (lambda _m, x: torch.exp(x), "Exp"),
     "noise": (lambda _m, x: x + torch.randn_like(x), "RandomNormalLike"),
@@ -352,3 +362,83 @@ def test_several_inputs_are_named(tmp_path: Path) -> None:
     with pytest.raises(CkpttoolError) as caught:
         restore_agent(str(path))
     assert "goal" in (caught.value.found or "")
+
+
+# Discrete actions.
+
+CHOICES = {
+    "values": ((), ArgMax((5,), (0,))),
+    "first action": ((), ArgMax((5,), (-2,))),
+    "several": ((), ArgMax((2, 4, 3), (0, 1, 0))),
+    "quantiles": ((QuantileMean(7),), ArgMax((3,), (0,))),
+    "quantiles_last": ((QuantileMean(7, last=True),), ArgMax((3,), (0,))),
+    "atoms": ((AtomMean(np.float32([-1, 0.5, 2, 4, 8, 9, 11])),), ArgMax((3,), (0,))),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_export_of_discrete_actions_is_read_back(name: str, tmp_path: Path) -> None:
+    from ckpttool.networks.onnx_export import encode_model
+
+    before, chosen = CHOICES[name]
+    width = sum(chosen.counts) * (7 if before else 1)
+    generator, path = np.random.default_rng(4), tmp_path / "a.onnx"
+    builder = NetworkBuilder([("obs", 3)])
+    for rows, columns in ((3, 7), (7, width)):
+        kernel, bias = generator.normal(size=(rows, columns)), generator.normal(size=columns)
+        builder.add(Dense(kernel.astype(np.float32), bias.astype(np.float32)))
+        builder.add(Activation("tanh"))  # also after the last layer
+    for layer in (*before, chosen):
+        builder.add(layer)
+    network = builder.done()
+    places = [f"/{n}" for n in range(len(network.nodes))]
+    path.write_bytes(encode_model(network, places, "action", {}, "scores"))
+    obs = generator.normal(size=(300, 3)).astype(np.float32)
+    scores, wanted = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
+    agent = load_agent(str(path))
+    assert agent.choices is not None
+    assert agent.choices == Choices(chosen.counts, chosen.starts, single=len(chosen.counts) == 1)
+    np.testing.assert_allclose(agent.scores(obs), scores, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(agent.act(obs).reshape(wanted.shape), wanted)
+    assert len(np.unique(wanted[:, 0])) > 1
+
+
+class Greedy(nn.Module):
+    """A Q-network that returns the number of the best action, as programs export it."""
+
+    def __init__(self, after: Any) -> None:
+        super().__init__()
+        self.q, self.after = nn.Sequential(nn.Linear(4, 9), nn.ELU(), nn.Linear(9, 2)), after
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        return self.after(self.q(obs))
+
+
+@pytest.mark.parametrize(
+    "after", [lambda q: q.argmax(1), lambda q: q.argmax(-1, keepdim=True), lambda q: q.argmax(1).float()]
+)
+def test_an_exported_arg_max_chooses(after: Any, tmp_path: Path) -> None:
+    path = exported(Greedy(after), tmp_path / "q.onnx", torch.randn(1, 4))
+    obs = np.random.default_rng(2).normal(size=(300, 4)).astype(np.float32)
+    (wanted,) = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
+    agent = load_agent(str(path), "CartPole-v1")
+    np.testing.assert_array_equal(agent.act(obs), wanted.reshape(-1))
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(str(path), "Acrobot-v1")
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(str(path), "Pendulum-v1")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda q: q.argmax(1, keepdim=True) * 2.0,
+        lambda q: q.argmax(1, keepdim=True) + 0.5,
+        lambda q: q.argmin(1),
+    ],
+    ids=["doubled", "half", "smallest"],
+)
+def test_other_uses_of_an_arg_max_are_refused(after: Any, tmp_path: Path) -> None:
+    path = exported(Greedy(after), tmp_path / "q.onnx", torch.randn(1, 4))
+    with pytest.raises(UnsupportedError):
+        load_agent(str(path), "CartPole-v1")

@@ -29,6 +29,7 @@ _SAME = frozenset(("Identity", "Dropout", "StopGradient"))
 # Intermediate values of a supported layer, which no other operator may use.
 PARTIAL = frozenset(
     ("mean", "centred", "squared", "variance", "shifted", "deviation", "erf", "erf_1", "gelu_2", "cell")
+    + ("grouped", "probabilities", "weighted", "arg_max")
 )
 
 
@@ -269,11 +270,14 @@ def _identity(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> 
     return given[0]
 
 
-def _cast_value(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:  # noqa: ARG001
+def _cast_value(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
     to = node.get("to")
     if isinstance(given[0], ProgramShape):
         return given[0] if to in (6, 7) else None
-    return given[0] if to in FLOATS else None
+    found = reader.operation(given[0]) if isinstance(given[0], ProgramValue) else None
+    # The number of a discrete action is whole in every type.
+    whole = found is not None and found.kind == "arg_max"
+    return given[0] if to in FLOATS or (whole and to in (6, 7)) else None
 
 
 def _activation(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
@@ -534,6 +538,11 @@ def _match_pattern_part(
             name="gelu",
             slope=0.01,
         )
+    if node.op == "Mul" and found.kind == "probabilities" and array.size == array.shape[-1] == flow.shape[-1]:
+        paths = () if constant.path is None else (constant.path,)
+        return _add_partial(
+            reader, node, "weighted", flow.shape, flow, of=found.value["of"], support=array, paths=paths
+        )
     if found.kind == "layer_norm" and found.value["stage"] < 2 and array.shape[-1:] == flow.shape[-1:]:
         return _merge_norm_scale(reader, node, flow, found, constant)
     return None
@@ -585,6 +594,9 @@ def _mean(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
     flow = given[0]
     array = given[1].array if len(given) > 1 and isinstance(given[1], ProgramConstant) else None
     axes = _axes(node, array)
+    found = reader.operation(flow) if isinstance(flow, ProgramValue) else None
+    if found is not None and found.kind == "grouped":
+        return _mean_of_group(reader, node, found, axes)
     if (
         not isinstance(flow, ProgramValue)
         or axes not in ((-1,), (flow.rank - 1,))
@@ -593,11 +605,58 @@ def _mean(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
         return None
     if not _has_feature_axis(flow) or len(flow.shape) != 1:
         return None
-    found = reader.operation(flow)
     if found is not None and found.kind == "squared":
         centred = reader.operations[found.inputs[0] - reader.first]
         return _add_partial(reader, node, "variance", flow.shape, flow, of=centred.value["of"])
     return _add_partial(reader, node, "mean", flow.shape, flow)
+
+
+# Scores of discrete actions from several outputs of each, and the number of the best one.
+
+
+def _mean_of_group(
+    reader: ProgramRecorder, node: OnnxNode, grouped: ProgramOperation, axes: tuple[int, ...] | None
+) -> ProgramValue | None:
+    """Return the mean of each action's quantiles: one of the two axes of its outputs."""
+    rows, columns = grouped.value["sizes"]
+    last = {(-1,): True, (2,): True, (-2,): False, (1,): False}.get(axes or ())
+    if last is None or node.get("keepdims", 1):
+        return None
+    number, width = (columns, rows) if last else (rows, columns)
+    before = ProgramValue(grouped.inputs[0], (rows * columns,))
+    return reader.add("quantile_mean", (width,), before, quantiles=number, last=last)
+
+
+def _softmax(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
+    found = reader.operation(given[0]) if isinstance(given[0], ProgramValue) else None
+    if found is None or found.kind != "grouped" or node.get("axis", -1) not in (-1, 2):
+        return None
+    return _add_partial(reader, node, "probabilities", given[0].shape, given[0], of=found.inputs[0])
+
+
+def _sum(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
+    """Return the expected value of each action, whose probabilities are weighted with atoms."""
+    flow = given[0]
+    found = reader.operation(flow) if isinstance(flow, ProgramValue) else None
+    array = given[1].array if len(given) > 1 and isinstance(given[1], ProgramConstant) else None
+    if found is None or found.kind != "weighted" or node.get("keepdims", 1):
+        return None
+    if _axes(node, array) not in ((-1,), (2,)):
+        return None
+    before = ProgramValue(found.value["of"], (math.prod(flow.shape),))
+    support, paths = _floats(found.value["support"].reshape(-1)), found.value["paths"]
+    return reader.add("atom_mean", flow.shape[:1], before, support=support, paths=paths)
+
+
+def _arg_max(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
+    """Return the number of the largest value; of equal ones the first."""
+    flow = _plain_value(given[0])
+    if flow is None or len(flow.shape) != 1 or node.get("axis", 0) not in (-1, 1):
+        return None
+    if node.get("select_last_index", 0):
+        return None
+    shape = (1,) if node.get("keepdims", 1) else ()
+    return _add_partial(reader, node, "arg_max", shape, flow, count=flow.shape[0])
 
 
 def _root(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
@@ -891,7 +950,7 @@ def _add_flatten(reader: ProgramRecorder, flow: ProgramValue) -> ProgramValue:
     return reader.add("flatten", (math.prod(flow.shape),), replace(flow, ones=()), image=flow.shape)
 
 
-def _reshape(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:  # noqa: ARG001
+def _reshape(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
     flow, to = given
     if isinstance(flow, ProgramShape):
         return ProgramShape(flow.values)
@@ -914,7 +973,23 @@ def _reshape(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> A
             return replace(flow, ones=(0,))
         if target[1] == 1:
             return replace(flow, ones=(1,))
-    return None
+    return _group(reader, node, flow, target) if len(target) == 3 and len(flow.shape) == 1 else None
+
+
+def _group(
+    reader: ProgramRecorder, node: OnnxNode, flow: ProgramValue, target: Sequence[int | None]
+) -> ProgramValue | None:
+    """Return an observation's values as rows and columns."""
+    (size,), (batch, *rest) = flow.shape, target
+    sizes = [each for each in rest if each is not None and each > 0]
+    if flow.ones or batch not in (None, 0, -1) or [*target].count(-1) > 1 or None in rest or 0 in rest:
+        return None
+    if len(sizes) == 1 and size % sizes[0] == 0:
+        sizes.insert(rest.index(-1), size // sizes[0])
+    if len(sizes) != 2 or math.prod(sizes) != size:
+        return None
+    shape = (sizes[0], sizes[1])
+    return replace(_add_partial(reader, node, "grouped", shape, flow, sizes=shape), ones=())
 
 
 def _convolution(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
@@ -1032,6 +1107,9 @@ OPERATORS: dict[str, Callable[[ProgramRecorder, OnnxNode, Sequence[Any]], Any]] 
     "Gemm": _gemm,
     "MatMul": _matmul,
     "ReduceMean": _mean,
+    "ReduceSum": _sum,
+    "Softmax": _softmax,
+    "ArgMax": _arg_max,
     "Sqrt": _root,
     "Erf": _erf,
     "Neg": _negative,

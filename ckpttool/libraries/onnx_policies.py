@@ -31,7 +31,7 @@ from ckpttool.libraries.onnx_operators import (
     UnsupportedOperator,
     fold_constants,
 )
-from ckpttool.libraries.schema import Program, ProgramOperation
+from ckpttool.libraries.schema import Choices, Program, ProgramOperation
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.layers import LayerOption
 from ckpttool.mapping.rules import (
@@ -75,6 +75,7 @@ class OnnxComputation(NamedTuple):
     """Computation of a graph: its steps if it is a chain of layers, and the whole program.
 
     `mean`, `std` and `clip` are a chain's observation normalisation, `used` the paths of all constants.
+    Of a graph that chooses discrete actions, both end with the values that the `choices` are made by.
     """
 
     steps: tuple[ChainStep, ...] | None
@@ -84,6 +85,7 @@ class OnnxComputation(NamedTuple):
     clip: float | None
     used: tuple[Path, ...]
     notes: tuple[str, ...]
+    choices: Choices | None = None
 
 
 def read_onnx_policy(checkpoint: Checkpoint, network: str = "actor") -> OnnxComputation | None:
@@ -226,6 +228,8 @@ class _OnnxProgramReader(ProgramRecorder):
                 value if isinstance(value, UnsupportedOperator) else UnsupportedOperator("a constant", name)
             )
             raise self._refused(what)
+        found = self._find_choices(value)
+        value, choices = (value, None) if found is None else found
         if len(value.shape) != 1:
             raise self._refused(UnsupportedOperator(f"an output of shape {list(value.shape)}", name))
         taken = self._reachable(value.number)
@@ -240,7 +244,40 @@ class _OnnxProgramReader(ProgramRecorder):
             notes.append("the model computes in float64 but is run in float32")
         steps, norm = _match_chain(program)
         used = tuple(path for operation in program.operations for path in operation.value.get("paths", ()))
-        return OnnxComputation(steps, program, *norm, tuple(dict.fromkeys(used)), tuple(notes))
+        return OnnxComputation(steps, program, *norm, tuple(dict.fromkeys(used)), tuple(notes), choices)
+
+    def _find_choices(self, output: ProgramValue) -> tuple[ProgramValue, Choices] | None:
+        """Return the scores of discrete actions and the choices; None if the output is no such choice.
+
+        Each action is the number of the largest score, or of the largest in one of consecutive slices of the
+        scores, plus its first value.
+        """
+        last = self.operation(output)
+        numbers = last.inputs if last is not None and last.kind == "concat" else (output.number,)
+        counts, starts, stop, sources = [], [], 0, set()
+        for number in numbers:
+            operation, start = self._at(number), 0.0
+            if operation is not None and operation.kind == "affine" and (operation.value["scale"] == 1).all():
+                start = float(operation.value["shift"].reshape(-1)[0])
+                operation = self._at(operation.inputs[0])
+            if operation is None or operation.kind != "arg_max" or not start.is_integer():
+                return None
+            counts.append(operation.value["count"])
+            starts.append(int(start))
+            source, before = operation.inputs[0], self._at(operation.inputs[0])
+            if len(numbers) > 1:
+                if before is None or before.kind != "slice" or before.value["start"] != stop:
+                    return None
+                source, stop = before.inputs[0], before.value["stop"]
+            sources.add(source)
+        values = (value for value in self.scope.values() if isinstance(value, ProgramValue))
+        scores = next((each for each in values if {each.number} == sources and not each.ones), None)
+        if scores is None or scores.shape != (sum(counts),):
+            return None
+        return scores, Choices(tuple(counts), tuple(starts), single=len(counts) == 1)
+
+    def _at(self, number: int) -> ProgramOperation | None:
+        return self.operation(ProgramValue(number, ()))
 
     def _output(self, network: str) -> tuple[str, list[str]]:
         """Return the name of the output that is the action, and the names of the others."""

@@ -34,6 +34,7 @@ from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
+    Choices,
     EncoderInput,
     ObservationNormalizer,
     PolicyEncoder,
@@ -243,9 +244,12 @@ def _bind_keras_program(
         return chain
 
 
-def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: str) -> RecognizedAgent:
-    """Return the binding of a policy that computes a model's own program."""
-    program, head = _split_final_tanh(program)
+def _bind_program(
+    program: Program, used: Sequence[Path], tree: Tree, origin: str, choices: Choices | None = None
+) -> RecognizedAgent:
+    """Return the binding of a policy that computes a model's own program, and then the `choices`."""
+    program, head = (program, "argmax") if choices is not None else _split_final_tanh(program)
+    read = ("head", "activations", *(("choices",) if choices is not None else ()))
     moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in used)
     return RecognizedAgent(
         layout=NO_LAYOUT,
@@ -255,7 +259,8 @@ def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: st
             head=head,
             hidden="",
             epsilon=_EPSILON["torch"],
-            origins=dict.fromkeys(("head", "activations"), origin),
+            choices=choices,
+            origins=dict.fromkeys(read, origin),
         ),
         evidence=f"a computation recorded in {origin}",
     )
@@ -1087,6 +1092,9 @@ def _bind_traced(
 def _bind_onnx(found: onnx_policies.OnnxComputation, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding of an ONNX model: a chain of layers, else a program."""
     origin = "the ONNX graph"
+    if found.choices is not None:
+        binding = _bind_program(found.program, found.used, checkpoint.tree, origin, found.choices)
+        return binding.noted(*found.notes)
     if found.steps is not None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)

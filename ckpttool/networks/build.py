@@ -196,6 +196,8 @@ _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
     "transpose": lambda v: Transpose(tuple(v["axes"])),
     "add": lambda _v: Add(),
     "multiply": lambda _v: Multiply(),
+    "quantile_mean": lambda v: QuantileMean(v["quantiles"], last=v["last"]),
+    "atom_mean": lambda v: AtomMean(v["support"]),
     "convolution": lambda v: Convolution(v["kernel"], v["bias"], tuple(v["strides"]), v["padding"]),
 }
 
