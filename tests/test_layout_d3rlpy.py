@@ -323,14 +323,16 @@ def test_a_policy_before_a_decoder_is_no_actor(tmp_path: Path, golden: Golden) -
     golden(caught.value)
 
 
-def test_discrete_actions_are_no_agent(tmp_path: Path, golden: Golden) -> None:
+def test_networks_of_another_algorithm_are_no_agent(tmp_path: Path, golden: Golden) -> None:
     state, _, _ = td3()
-    state["q_funcs"] = nn.ModuleList([Head(OBS, ACT)]).state_dict()
-    assert recognize_tree(open_checkpoint(saved(tmp_path, "m.pt", state)).tree, "m.pt") is None
-    path = d3(tmp_path, td3()[0], config("discrete_bc"))
+    path = d3(tmp_path, state, config("discrete_bc"))
     with pytest.raises(UsageError) as caught:
         restore_agent(path)
     golden(caught.value)
+    state["q_funcs"] = nn.ModuleList([Head(OBS, ACT)]).state_dict()
+    path = d3(tmp_path, state, config("td3"))
+    with pytest.raises(UsageError):
+        restore_agent(path)
 
 
 @pytest.mark.parametrize("outputs", [OBS + ACT, 4])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_BOUNDS
@@ -175,12 +176,11 @@ def test_a_ppo_agent_acts_by_its_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        MLPCategoricalActor(nn.Tanh),
         MLPActor(nn.PReLU),
         MLPActor(nn.ReLU, nn.Sigmoid),
         MLPActor(lambda: nn.ELU(0.5)),
     ],
-    ids=["discrete", "prelu", "another output", "elu of another slope"],
+    ids=["prelu", "another output", "elu of another slope"],
 )
 def test_what_cannot_be_run_is_said(tmp_path: Path, policy: Any, golden: Golden) -> None:
     path = saved(tmp_path, MLPActorCritic(policy, q=MLPQFunction(nn.ReLU)))
@@ -247,12 +247,21 @@ def test_a_state_dict_alone_has_the_habits_of_core(
     assert not without_a_way(tmp_path / "a.pt")
 
 
-def test_a_state_dict_of_choices_is_not_run(tmp_path: Path, golden: Golden) -> None:
-    agent = MLPActorCritic(MLPCategoricalActor(nn.Tanh), v=MLPCritic(nn.Tanh))
-    torch.save(agent.state_dict(), tmp_path / "a.pt")
-    with pytest.raises(UnsupportedError) as caught:
-        actions(tmp_path / "a.pt")
-    golden(caught.value)
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_largest_logit_is_chosen(whole: bool, tmp_path: Path) -> None:
+    """The module contains its activations; a state_dict has the default."""
+    made = MLPActorCritic(MLPCategoricalActor(nn.ELU if whole else nn.Tanh), v=MLPCritic(nn.Tanh))
+    path = tmp_path / "a.pt"
+    if whole:
+        path = saved(tmp_path, made)
+    else:
+        torch.save(made.state_dict(), path)
+    agent = load_agent(str(path))
+    with torch.no_grad():
+        wanted = made.pi.logits_net(torch.from_numpy(observations())).numpy()
+    same(agent.scores(observations()), wanted)
+    np.testing.assert_array_equal(agent.act(observations()), wanted.argmax(1))
+    assert not any(entry.what == "action bounds" for entry in restore_agent(str(path)).ledger)
 
 
 # --- TF1: variables by name ------------------------------------------------------------------------------

@@ -835,7 +835,8 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
     `sizes` are the policy's numbers of observations and actions.
     """
     obs_dim, act_dim = sizes
-    if _require_same_choices(agent, act_dim, spec):
+    discrete = _require_same_choices(agent, act_dim, spec)
+    if discrete:
         act_dim = spec.action_dim
     actions = format_count(spec.action_dim, "action")
     if (obs_dim, act_dim) != (spec.obs_dim, spec.action_dim):
@@ -844,7 +845,7 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
             file=agent.checkpoint.path,
             expected=f"{format_count(spec.obs_dim, 'observation')} and {actions}",
             found=f"{obs_dim} and {act_dim}",
-            hint=_sizes_hint(spec, obs_dim, act_dim),
+            hint=None if discrete else _sizes_hint(spec, obs_dim, act_dim),
         )
     return ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 

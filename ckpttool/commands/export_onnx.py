@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from ckpttool.commands import receipt, restore
-from ckpttool.commands.evaluate import environment_hint, read_action_bounds
+from ckpttool.commands.evaluate import assume_choices, environment_hint, read_action_bounds
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
     ActionBounds,
@@ -147,6 +147,8 @@ def derive_export_settings(
 
     An environment is created if requested, or if only its action space can supply the bounds.
     """
+    if part.acts and env is not None:
+        agent = assume_choices(agent, _environment_spec(agent, env))
     known = agent.known
     bounded = known.action_low is not None and known.action_high is not None
     needed = part.acts and known.head not in UNBOUNDED and not bounded

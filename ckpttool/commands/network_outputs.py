@@ -29,7 +29,15 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import CRITICS, NO_LAYOUT, VALUES, AgentNetwork, RecognizedAgent, known_choices
+from ckpttool.libraries.schema import (
+    CRITICS,
+    NO_LAYOUT,
+    VALUES,
+    AgentNetwork,
+    Choices,
+    RecognizedAgent,
+    known_choices,
+)
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import (
     HEADS,
@@ -149,7 +157,14 @@ def derive_network_settings(
     if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
         epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
     low, high = known.action_low, known.action_high
-    if known.choices is not None:
+    choices = known_choices(known)
+    if choices is None and known.head == "argmax":
+        # The scores of one choice and those of several are the same outputs.
+        width = layer_widths(agent.tree, next(part for part in agent.binding.parts if part.acts))[1]
+        choices = Choices((width,), (0,))
+        origin = f"a discrete policy with {format_count(width, 'output')}"
+        assumed.append(LedgerEntry("assumed", "discrete actions", choices.title, origin=origin))
+    if choices is not None:
         low, high = (), ()
     elif low is None or high is None:
         low, high = bounds.low, bounds.high
@@ -169,7 +184,7 @@ def derive_network_settings(
         tuple(map(float, low)),
         tuple(map(float, high)),
         known.obs_norm,
-        known_choices(known),
+        choices,
     )
     return settings, tuple(assumed)
 

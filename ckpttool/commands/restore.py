@@ -873,7 +873,8 @@ def build_agent(
     Given `facts` override the sidecar's and the files'; a note names each contradiction.
     """
     require_layers(binding, own.sidecar, sidecar.sidecar_path(checkpoint.path))
-    if own.sidecar is not None and own.sidecar.choices is not None:
+    recorded = own.sidecar
+    if recorded is not None and (recorded.choices is not None or recorded.head == "argmax"):
         binding = binding.with_q_policies()
     binding = with_source_computation(binding, own.sidecar, checkpoint)
     binding = with_names(binding, checkpoint.tree, own.sidecar)

@@ -242,7 +242,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "tianshou",
             "ckpttool.libraries.tianshou",
-            names=r"(.*/)?actor[./](_modules/)?preprocess[./].*",
+            names=r"(.*/)?(actor[./](_modules/)?preprocess|model_old[./](_modules/)?(module|model)[./].*)[./].*",
         ),
         Plugin(
             "spinningup",
@@ -253,20 +253,20 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "d3rlpy",
             "ckpttool.libraries.d3rlpy",
-            names=r"(torch/)?_?(policy|imitator)/_encoder/(_layers|_fcs|_last_layers|_fc)/.*",
+            names=r"(torch/)?_?(policy|imitator|q_funcs/0|q_func/_q_funcs/0)/_encoder/(_layers|_fcs|_last_layers|_fc)/.*",
         ),
         Plugin(
             "rsl_rl",
             "ckpttool.libraries.rsl_rl",
             names=r"(model_state_dict/(actor|student)|(actor|student)_state_dict/mlp)/0/weight",
         ),
-        Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/mu/weight"),
+        Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/(mu|logits)/.*"),
         Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
         Plugin("elegantrl", "ckpttool.libraries.elegantrl", names=r"((_parameters|_buffers)/)?state_avg"),
         Plugin(
             "skrl",
             "ckpttool.libraries.skrl",
-            names=r"(target_policy|critic_1|target_critic|policy_optimizer|value"
+            names=r"(target_policy|critic_1|target_critic|policy_optimizer|value|q_network"
             r"|(value|observation|state)_preprocessor)(/.*)?",
         ),
         Plugin(

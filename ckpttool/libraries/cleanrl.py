@@ -79,7 +79,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
         return _bind_c51(tree)
     if name.endswith(_SUFFIX) and (key("network.0.weight"),) in tree:
         binding = bind(tree, _DQN)
-        return None if binding is None else binding.with_q_policies()
+        return None if binding is None else binding.choosing(tree)
     if name.endswith(_SUFFIX) and {(key("actor.0.weight"),), (key("critic.0.weight"),)} <= tree.keys():
         return bind(tree, _CATEGORICAL)
     if (key("actor_logstd"),) in tree and (key("actor_mean.0.weight"),) in tree:
@@ -95,17 +95,13 @@ def _bind_c51(tree: Tree) -> RecognizedAgent | None:
     atoms = schema.read_numbers(tree[_WEIGHTS, key("atoms")])
     if binding is None or not atoms:
         return None
-    widths = [leaf.shape[0] for path, leaf in tree.tensors() if path[0] == _WEIGHTS and len(leaf.shape) == 2]
-    count, rest = divmod(widths[-1], len(atoms))
-    if rest or not count:
-        return None
-    choices = schema.Choices((count,), (0,), "atoms", atoms)
-    facts = binding.facts.read("model_weights/atoms", choices=choices)
+    binding = binding.choosing(tree, "atoms", atoms, len(atoms), "model_weights/atoms")
+    facts = binding.facts
     env = tree.get((_ARGUMENTS, key("env_id")))
     if isinstance(env, ValueLeaf) and (plain := tf2rl.plain_id(env.value)) is not None:
         facts = facts.read("args", env=plain)
     rest_of = frozenset(path for path in tree if path[0] == _ARGUMENTS)
-    return replace(binding.with_q_policies(), facts=facts, consumed=binding.consumed | rest_of)
+    return replace(binding, facts=facts, consumed=binding.consumed | rest_of)
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:

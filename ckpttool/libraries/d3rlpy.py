@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core.errors import UnsupportedError, UsageError
-from ckpttool.core.sidecar import NO_ACTIVATIONS, OUTPUT_RANGE, LedgerEntry
+from ckpttool.core.sidecar import NO_ACTIVATIONS, OUTPUT_RANGE, LedgerEntry, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
+    CRITICS,
+    DISCRETE_CHOICE,
     AgentMetadata,
     AgentNetwork,
+    Choices,
     ObservationNormalizer,
     RecognizedAgent,
     action_bounds,
@@ -63,12 +66,44 @@ def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, w
     mine = {
         name.removeprefix(_PARAMS): value for name, value in configuration.items() if name.startswith(_PARAMS)
     }
+    size, discrete = configuration.get("action_size"), _is_discrete(configuration)
+    if discrete:
+        binding = _add_choices(binding, mine, size, where)
     facts = binding.facts
     for what in ("action map", "observation statistics", "activation"):
         facts = facts.without_lack(what)
-    facts = _add_bounds(facts, mine, configuration.get("action_size"), where)
+    if not discrete:
+        facts = _add_bounds(facts, mine, size, where)
     facts = _add_normalizer(facts, mine, configuration.get("observation_shape/0"), where)
     return _add_activations(replace(binding, facts=facts), mine, where)
+
+
+_Q_LEARNING = frozenset(("dqn", "double_dqn", "nfq"))
+# d3rlpy/models/torch/q_functions: DiscreteQRQFunction has the quantiles of one action together.
+_SCORES: Mapping[object, Scores] = {"mean": "values", "qr": "quantiles_last"}
+
+
+def _is_discrete(configuration: ConfigValues) -> bool:
+    kind = str(configuration.get("config/type", ""))
+    return kind.startswith("discrete") or kind in _Q_LEARNING
+
+
+def _add_choices(
+    binding: RecognizedAgent, configuration: ConfigValues, size: object, where: str
+) -> RecognizedAgent:
+    """Return the binding of an agent that chooses the best of `size` actions, the first of which is 0.
+
+    dqn_impl.py, bc_impl.py, sac_impl.py in d3rlpy/algos/qlearning/torch (`inner_predict_best_action`): by the
+    mean of all Q-functions, or by a policy's logits.
+    """
+    binding = binding.with_q_policies()
+    acting = next(part for part in binding.parts if part.acts)
+    stated = configuration.get("q_func_factory/type", "mean") if acting.chooses else "mean"
+    scores = _SCORES.get(stated)
+    if not isinstance(size, int) or not 0 < size < 1 << 16 or scores is None:
+        return binding.refused(acting.component, DISCRETE_CHOICE)
+    choices = Choices((size,), (0,), scores)
+    return replace(binding, facts=binding.facts.read(where, head="argmax", choices=choices))
 
 
 def _add_bounds(facts: AgentMetadata, configuration: ConfigValues, size: object, where: str) -> AgentMetadata:
@@ -139,6 +174,7 @@ def _add_activations(binding: RecognizedAgent, configuration: ConfigValues, wher
 
 
 _FACTORIES = {
+    **dict.fromkeys(CRITICS, ("critic_encoder_factory", "encoder_factory")),
     "actor": ("actor_encoder_factory", "encoder_factory"),
     "actor_target": ("actor_encoder_factory",),
     "value": ("value_encoder_factory",),
@@ -382,7 +418,7 @@ def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, 
 
 TABLE = LayoutTable(
     name="d3rlpy",
-    title="d3rlpy's agents with continuous actions: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ...",
+    title="d3rlpy's agents: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ...; DQN, discrete CQL, SAC, BC",
     framework="torch",
     components={
         "policy": "actor",
@@ -411,7 +447,9 @@ TABLE = LayoutTable(
 _CRITICS = {"q_funcs": "critic", "targ_q_funcs": "critic_target"}
 _OLD_CRITICS = {"_q_func/_q_funcs": "critic", "_targ_q_func/_q_funcs": "critic_target"}
 _IMITATOR = {"imitator": "actor"}
-_EVIDENCE = re.compile(r"(torch/)?(_?)(policy|imitator)/_encoder/(_layers|_fcs|_last_layers|_fc)/")
+_EVIDENCE = re.compile(
+    r"(torch/)?(_?)(policy|imitator|q_funcs/0|q_func/_q_funcs/0)/_encoder/(_layers|_fcs|_last_layers|_fc)/"
+)
 # Each Q-function is matched separately: no trained ensemble is larger.
 _NUMBER, _ENSEMBLE = re.compile(r"[0-9]{1,4}"), 50
 # Algorithms whose `policy` depends on more than the observation, or acts in a latent space.
@@ -419,31 +457,41 @@ _DECODERS = ("vae_decoder", "imitator")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the recognised agent of a `.d3` file, or of a dict of its state_dicts.
-
-    Agents with discrete actions are not recognised.
-    """
+    """Return the recognised agent of a `.d3` file, or of a dict of its state_dicts."""
     match = next(filter(None, map(_EVIDENCE.match, tree.names.values())), None)
     # Part of a .d3 file without its configuration, which might specify discrete actions.
     if match is None or (name.endswith(".d3") and not match[1]):
         return None
     found = _D3rlpyNaming(tree, match[1] or "", match[2])
     configuration = read_values(tree, "config")
-    if found.discrete() or str(configuration.get("config/type", "")).startswith("discrete"):
-        return None
     table = found.table()
-    if not table.components:
-        return None
-    binding = bind(tree, table)
+    binding = bind(tree, table) if table.components else None
     if binding is None:
         return None
-    binding = binding.noted(*list_distribution_notes(binding, tree))
+    critics = any(part.component == "critic" for part in binding.parts)
+    if configuration and critics and found.discrete() != _is_discrete(configuration):
+        return None  # networks of another algorithm than the configuration's
+    if found.discrete():
+        binding = _refuse_combined(binding.choosing(tree), found)
+    else:
+        binding = binding.noted(*list_distribution_notes(binding, tree))
     binding = replace(
         binding.entered(*found.chosen()),
         unplaced={**binding.unplaced, **found.left},
         consumed=binding.consumed | _list_setting_paths(tree),
     )
     return add_config_metadata(binding, configuration, "config") if configuration else binding
+
+
+def _refuse_combined(binding: RecognizedAgent, found: _D3rlpyNaming) -> RecognizedAgent:
+    """Refuse Q-functions that do not choose alone."""
+    if not any(part.chooses for part in binding.parts):
+        return binding
+    if found.has(f"{found.mark}imitator"):
+        return binding.refused("critic", "an imitator that limits the choice of actions (BCQ)")
+    if sum(part.component == "critic" for part in binding.parts) > 1:
+        return binding.refused("critic", "the mean of several Q-functions")
+    return binding
 
 
 def _list_setting_paths(tree: Tree) -> frozenset[Path]:
@@ -491,7 +539,12 @@ class _D3rlpyNaming:
         components = {theirs: ours for theirs, ours in named.items() if self._usable(theirs, ours)}
         optimizers = {self._optimizer(self.mark + t): ours for t, ours in TABLE.optimizers.items()}
         if not self.has(self.mark + "policy"):
-            optimizers = {self._optimizer(self.mark + "optim"): "actor_optimizer"}
+            ours = (
+                "critic_optimizer"
+                if any(each.startswith("critic/") for each in named.values())
+                else "actor_optimizer"
+            )
+            optimizers = {self._optimizer(self.mark + "optim"): ours}
         tensors = {self.mark + theirs: ours for theirs, ours in TABLE.tensors.items()}
         return replace(TABLE, components=components, optimizers=optimizers, tensors=tensors)
 
@@ -505,7 +558,7 @@ class _D3rlpyNaming:
             return False  # BCQ's policy also has the action as input
         policy = self._first(self.mark + "policy")
         critic = self._first("_q_func/_q_funcs/0" if self.mark else "q_funcs/0")
-        return policy is not None and policy == critic
+        return critic is not None and policy in (critic, None)
 
     def chosen(self) -> Iterator[LedgerEntry]:
         """Yield an entry if d3rlpy chooses among actions sampled from its policy."""

@@ -28,8 +28,10 @@ _ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus"
 _SAME = frozenset(("Identity", "Dropout", "StopGradient"))
 # Intermediate values of a supported layer, which no other operator may use.
 PARTIAL = frozenset(
-    ("mean", "centred", "squared", "variance", "shifted", "deviation", "erf", "erf_1", "gelu_2", "cell")
-    + ("grouped", "probabilities", "weighted", "arg_max")
+    (
+        *("mean", "centred", "squared", "variance", "shifted", "deviation", "erf", "erf_1", "gelu_2", "cell"),
+        *("grouped", "probabilities", "weighted", "arg_max"),
+    )
 )
 
 

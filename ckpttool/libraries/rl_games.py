@@ -4,7 +4,8 @@ Sources, in github.com/Denys88/rl_games: rl_games/algos_torch/network_builder.py
 actor_mlp, mu, sigma, value; critic_mlp where `separate` is set), models.py
 (`ModelA2CContinuousLogStd`: observations go through running_mean_std), running_mean_std.py (`(x -
 mean) / sqrt(var + 1e-5)`, clipped to [-5, 5]), players.py (`PpoPlayerContinuous`: mu is clipped to
-[-1, 1] and mapped to the bounds, unless clip_actions is off). The activation is in the training
+[-1, 1] and mapped to the bounds, unless clip_actions is off; `PpoPlayerDiscrete`: a deterministic
+one takes the largest of `logits`). The activation is in the training
 settings, which the programs of Isaac Gym and Isaac Lab store beside the folder `nn`: config.yaml,
 params/agent.yaml.
 """
@@ -34,7 +35,7 @@ _STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
 
 TABLE = LayoutTable(
     name="rl_games",
-    title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu, sigma, value), epoch, frame",
+    title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu and sigma or logits, value), epoch",
     framework="torch",
     components={},
     optimizers={},
@@ -54,16 +55,17 @@ _ACTIVATIONS = {
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
-    """Return the recognised agent of a model with a `mu` head; others are only listed."""
+    """Return the recognised agent of a model with a `mu` or `logits` head; others are only listed."""
     names = set(tree.names.values())
-    if f"{_MODEL}/mu/weight" not in names:
+    last = next((each for each in ("mu", "logits") if f"{_MODEL}/{each}/weight" in names), None)
+    if last is None:
         return None
     spread = f"+{_MODEL}/sigma" if f"{_MODEL}/sigma/weight" in names else ""
     trunk = f"{_MODEL}/actor_mlp"
     own = f"{_MODEL}/critic_mlp" if f"{_MODEL}/critic_mlp/0/weight" in names else trunk
     table = replace(
         TABLE,
-        components={f"{trunk}+{_MODEL}/mu{spread}": "actor", f"{own}+{_MODEL}/value": "value"},
+        components={f"{trunk}+{_MODEL}/{last}{spread}": "actor", f"{own}+{_MODEL}/value": "value"},
     )
     seen = next((each for each in _NORMALIZERS if f"{each}/running_mean" in names), None)
     if seen is not None:
@@ -72,6 +74,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     binding = bind(tree, table)
     if binding is None or not any(part.acts for part in binding.parts):
         return None
+    if last == "logits":
+        binding = binding.choosing(tree)
     for module, what in (("rnn", "a recurrent memory"), ("actor_cnn", "convolutions")):
         if any(each.startswith((f"{_MODEL}/{module}/", f"{_MODEL}/a_{module}/")) for each in names):
             binding = binding.refused("actor", what)
@@ -108,10 +112,13 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     where = os.path.basename(file)
     facts = binding.facts
     facts = facts.without_lack("activation").read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
+    discrete = facts.head == "argmax"
     mapped = stated("config/clip_actions") is not False
     heads = {"None": ("clip_affine", "identity"), "tanh": ("affine", "unit_tanh")}
     head = heads.get(str(last or "None"))
-    if head is not None:
+    if discrete:
+        pass  # the settings of continuous actions do not apply
+    elif head is not None:
         facts = facts.read(where, head=head[0] if mapped else head[1])
     else:
         binding = binding.refused("actor", f"{last} after the last layer")

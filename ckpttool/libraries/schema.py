@@ -565,6 +565,34 @@ class RecognizedAgent:
         parts = tuple(part._replace(chooses=part.component in CRITICS) for part in self.parts)
         return replace(self, parts=parts)
 
+    def choosing(
+        self,
+        tree: Tree,
+        scores: Scores = "values",
+        support: Sequence[float] = (),
+        each: int = 1,
+        where: str = "",
+    ) -> RecognizedAgent:
+        """Return the binding of an agent that takes the discrete action with the best output.
+
+        Its file does not list the actions: as many as the last layer has groups of `each` outputs. If that is
+        1, an environment of as many actions shows whether they are one choice or several. `scores`,
+        `support` are those of Choices, and `where` contains their number.
+        """
+        facts = self.facts.without_lack("action bounds", "action map")._replace(head="argmax")
+        binding = replace(self, facts=facts).with_q_policies()
+        if scores == "values":
+            return binding
+        acting = next(part for part in binding.parts if part.acts)
+        kernel = canonical_weight_path(acting, len(acting.layers) - 1, "kernel")
+        last = next(move for move in binding.moves.moves if move.target == kernel)
+        leaf = last.rule.leaf(tree[last.source])
+        width = leaf.shape[-1] if isinstance(leaf, Leaf) else 0
+        if not each or not width or width % each:
+            return binding.refused(acting.component, f"{width} outputs for actions of {each} {scores}")
+        choices = Choices((width // each,), (0,), scores, tuple(support))
+        return replace(binding, facts=facts.read(where, choices=choices))
+
     def refused(self, component: str, *reasons: str) -> RecognizedAgent:
         """Return the binding with further reasons why a component's networks cannot be run."""
         found = (*self.unplaced.get(component, ()), *reasons)

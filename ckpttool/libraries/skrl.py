@@ -10,6 +10,9 @@ Models are the user's own code, or built from a description (skrl/utils/model_in
 so a file contains neither activations nor the action map in `compute`. The defaults here are those
 of skrl's own examples: ReLU and tanh times the upper bound with DDPG, TD3, SAC; ELU and the plain
 mean with PPO.
+
+Discrete actions: q_network of dqn and ddqn has a value for each, the policy of PPO and A2C logits without a
+log_std_parameter (skrl/models/torch/categorical.py, multicategorical.py, which always sample).
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from ckpttool.mapping.rules import Plan, Settings
 
 TABLE = LayoutTable(
     name="skrl",
-    title="skrl's agents: DDPG, TD3, SAC (policy, critic_1, critic_2), PPO (policy, value)",
+    title="skrl's agents: DDPG, TD3, SAC (policy, critic_1, critic_2), PPO, A2C (policy, value), DQN",
     framework="torch",
     components={
         "policy": "actor",
@@ -48,6 +51,8 @@ TABLE = LayoutTable(
         "target_critic_1": "critic_target/q1",
         "target_critic_2": "critic_target/q2",
         "value": "value",
+        "q_network": "critic/q1",
+        "target_q_network": "critic_target/q1",
     },
     optimizers={
         "policy_optimizer": "actor_optimizer",
@@ -78,20 +83,35 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     """Return the recognised agent of a dict with skrl's names."""
     top = {path[0].value for path in tree if len(path) > 1}
     top |= {alias.path[0].value for others in tree.aliases.values() for alias in others}
-    if "policy" not in top or not (top & _EVIDENCE or {"value", "optimizer"} <= top):
+    q_network = "q_network" in top and bool(top & {"target_q_network", "optimizer", *_PREPROCESSORS})
+    if not q_network and ("policy" not in top or not (top & _EVIDENCE or {"value", "optimizer"} <= top)):
         return None
     table, seen = TABLE, next((p for p in _PREPROCESSORS if f"{p}/running_mean" in tree.names.values()), None)
     if "value" in top:
         table = replace(table, facts=table.facts._replace(head="identity", hidden="elu"))
+    if q_network:
+        table = replace(table, optimizers={"optimizer": "critic_optimizer"})
     if seen is not None:
         tensors = {f"{seen}/{theirs}": f"normalizer/{ours}" for theirs, ours in _STATISTICS.items()}
         table = replace(table, tensors={**table.tensors, **tensors})
     if any(name.startswith(f"policy/{_SHARED}/") for name in tree.names.values()):
         tree = _drop_other_role(tree)
     binding = bind(tree, table)
+    if binding is not None and (q_network or _is_categorical(binding)):
+        binding = binding.choosing(tree)
     if binding is None or seen is None:
         return binding
     return replace(binding, facts=binding.facts.read(seen, norm=_read_normalizer(binding, tree)))
+
+
+def _is_categorical(binding: RecognizedAgent) -> bool:
+    """Return whether the policy of an on-policy agent has no parameter besides its layers.
+
+    A Gaussian one has a log standard deviation, an own one or a head; without it the outputs are logits.
+    """
+    on_policy = has_value_network(binding) and any(part.component == "actor" for part in binding.parts)
+    spread = any(move.target[:2] == (attr("actor"), attr("log_std")) for move in binding.moves.moves)
+    return on_policy and not spread and not binding.unplaced.get("actor")
 
 
 def _drop_other_role(tree: Tree) -> Tree:

@@ -2,9 +2,10 @@
 
 Sources in github.com/openai/spinningup: spinup/utils/logx.py (`_pytorch_simple_save`,
 `_tf_simple_save`); spinup/algos/pytorch/{ddpg,td3,sac}/core.py: an action is act_limit (the first
-upper bound) times tanh, and the module contains its activations; ppo/core.py: the plain mean.
-Targets and optimizers are not saved. spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as
-variables under main/ and target/, all with ReLU, SAC's two heads consecutive in `pi`.
+upper bound) times tanh, and the module contains its activations; ppo/core.py: the plain mean, or
+logits of discrete actions, of which the library samples one. Targets and optimizers are not saved.
+spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as variables under main/ and target/, all with
+ReLU, SAC's two heads consecutive in `pi`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
-from ckpttool.libraries.schema import DISCRETE_CHOICE, AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -92,11 +93,10 @@ def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     head = _HIDDEN[hidden]
-    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head]).lacking(NO_BOUNDS)
-    unplaced = dict(binding.unplaced)
+    binding = replace(binding, facts=binding.facts._replace(head=head, hidden=_DEFAULTS[head]))
     if hidden == _DISCRETE:
-        unplaced["actor"] = (*unplaced.get("actor", ()), DISCRETE_CHOICE)
-    return replace(binding, facts=facts, unplaced=unplaced)
+        return binding.choosing(tree)
+    return replace(binding, facts=binding.facts.lacking(NO_BOUNDS))
 
 
 def _has_tensors_below(names: tuple[str, ...], module: str, layer: str) -> bool:
@@ -112,8 +112,6 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
         if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
             names.append(None)  # another action map
     strange = () if None not in names else ("unknown activations",)
-    if hidden == _DISCRETE:
-        strange = (*strange, DISCRETE_CHOICE)
     known = tuple(name for name in names if name is not None)
     if known:
         facts = facts.read(hidden, activations=known)
@@ -121,7 +119,7 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
     if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < _LARGEST:
         bounds = (float(limit),) * _count_actions(binding, module.tree)
         facts = facts.read("act_limit", action_low=tuple(-bound for bound in bounds), action_high=bounds)
-    else:
+    elif hidden != _DISCRETE:
         facts = facts.lacking(NO_BOUNDS)
         strange = (
             (*strange, "an act_limit that is not a number") if module.has("pi", "act_limit") else strange
@@ -129,7 +127,8 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
     unplaced = dict(binding.unplaced)
     if strange:
         unplaced["actor"] = (*unplaced.get("actor", ()), *strange)
-    return replace(binding, facts=facts, unplaced=unplaced)
+    binding = replace(binding, facts=facts, unplaced=unplaced)
+    return binding.choosing(module.state) if hidden == _DISCRETE else binding
 
 
 def _is_function(module: PickledModule, name: str) -> bool:

@@ -606,7 +606,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     top = {path[0].value for path in tree if 0 < len(path) < 3}
     theirs = any(_AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)
     bare = not theirs and ("critic" in top or top == {"actor"})
-    alone = not theirs and top == {"critic"}
+    alone = not theirs and "critic" in top and top <= {*schema.CRITICS}
     if not (top & _OURS or alone or ("actor" in top and (top & _ALSO or bare))):
         return None
     if any(_TORCH_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):

@@ -9,6 +9,10 @@ ReLU (utils/net/common.py), those of PPO and related algorithms tanh
 (examples/mujoco/mujoco_ppo.py). utils/statistics.py, RunningMeanStd.norm: the observation
 statistics, epsilon inside the square root. In 2.x `algorithm.state_dict()` adds the optimizers in
 the order policy, critic, critic2.
+
+Q-networks of discrete actions (policy/modelfree/{dqn,c51,qrdqn}.py): a Net with as many outputs as
+actions, or with as many for each action as `support` or `tau_hat` have entries, which lie together. C51's
+examples end with a softmax over the atoms. IQN, FQF, Rainbow's noisy layers, BDQ have other networks.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckpttool.core.sidecar import Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
@@ -45,7 +50,7 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 
 TABLE = LayoutTable(
     name="tianshou",
-    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and related algorithms)",
+    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and related algorithms; DQN, C51, QR-DQN)",
     framework="torch",
     components={
         "policy/actor": "actor",
@@ -88,6 +93,24 @@ _ON_POLICY = replace(
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
 )
 
+# DQN, C51 and QR-DQN: a target shows that the network is a Q-network.
+_TARGETS = ("model_old/module/model", "model_old/model")
+_Q_NETWORKS = replace(
+    TABLE,
+    components={
+        "policy/model/model": "critic/q1",
+        "model/model": "critic/q1",
+        **dict.fromkeys(_TARGETS, "critic_target/q1"),
+    },
+    optimizers={"_optimizers/0": "critic_optimizer"},
+    facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5, lacks=(schema.STATISTICS_UNKNOWN,)),
+    branches={},
+    tensors={},
+)
+# The parameter whose entries are one action's outputs, with what these are.
+_DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": "quantiles_last"}
+_NOT_A_CHAIN = {"Q": "a dueling network", "V": "a dueling network", "branches": "branches of BDQ"}
+
 # A state_dict key: the same networks as separate dicts have another layout.
 _ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
 _EPSILON = 2.0**-23  # RunningMeanStd's default: that of float32
@@ -106,6 +129,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 def _bind_policy(tree: Tree) -> RecognizedAgent | None:
     found = {match[1] for path in tree if path and (match := _ACTOR.fullmatch(str(path[-1].value)))}
+    if not found:
+        return _bind_q_network(tree)
     if "preprocess" not in found or len(found) < 2:
         return None
     narrow, wide = (
@@ -123,8 +148,30 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     if alike and "mu" not in found:
-        return _add_statistics(_as_discrete(binding), tree)
+        return _add_statistics(_as_discrete(binding, tree), tree)
     return _add_statistics(binding, tree)
+
+
+def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
+    """Bind the Q-network of DQN, C51 or QR-DQN, and its target."""
+    names = {name: path for path, name in tree.names.items()}
+    if not any(name.startswith(f"{target}/") for name in names for target in _TARGETS):
+        return None
+    if not any(name.startswith(("model/model/", "policy/model/model/")) for name in names):
+        return None
+    binding = bind(tree, _Q_NETWORKS)
+    if binding is None or not any(part.title == "critic/q1" for part in binding.parts):
+        return None
+    segments = {step for name in names for step in name.split("/")}
+    binding = binding.refused("critic", *{_NOT_A_CHAIN[module] for module in _NOT_A_CHAIN.keys() & segments})
+    for parameter, scores in _DISTRIBUTIONS.items():
+        name = next((name for name in (parameter, f"policy/{parameter}") if name in names), None)
+        leaf = None if name is None else tree[names[name]]
+        if name is not None and isinstance(leaf, Leaf):
+            support = read_numbers(leaf) if scores == "atoms" else ()
+            binding = binding.choosing(tree, scores, support, leaf.size, name)
+            return _add_statistics(replace(binding, consumed=binding.consumed | {names[name]}), tree)
+    return _add_statistics(binding.choosing(tree), tree)
 
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -180,14 +227,12 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
     return next((leaf.shape[1] for leaf in matrices), None)
 
 
-def _as_discrete(binding: RecognizedAgent) -> RecognizedAgent:
+def _as_discrete(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding of a policy whose outputs are logits or probabilities of discrete actions.
 
-    tianshou/policy/modelfree/{pg,discrete_sac}.py: a deterministic policy takes the most probable action. The
-    file does not list the actions.
+    tianshou/policy/modelfree/{pg,discrete_sac}.py: a deterministic policy takes the most probable action.
     """
-    facts = binding.facts.without_lack("action bounds", "action map")._replace(head="argmax")
-    return replace(binding, facts=facts, evidence=f"{binding.evidence} with discrete actions")
+    return replace(binding.choosing(tree), evidence=f"{binding.evidence} with discrete actions")
 
 
 def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
