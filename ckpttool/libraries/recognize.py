@@ -35,7 +35,9 @@ from ckpttool.mapping.rules import (
     Rule,
     Settings,
     ToTensor,
+    chain_rules,
     compose_rules,
+    rule_steps,
 )
 
 # Finds an agent's components, networks and layers in a tree by the names that its library uses.
@@ -574,6 +576,19 @@ def _move_halves(named: AgentNetwork, chain: Sequence[ComponentLayer]) -> list[M
         for w in last.kind.weights
         if w.name in last.tensors
     ]
+
+
+def rejoin_last_layer(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding of a `joined` table's agent whose last layer has no deviations: undivided."""
+    moves = []
+    for move in binding.moves.moves:
+        kept = [step for step in rule_steps(move.rule) if not isinstance(step, AxisSlice)]
+        if move.target[0].value not in _POLICIES or len(kept) == len(rule_steps(move.rule)):
+            moves.append(move)
+        elif move.target[1] != attr("log_std"):
+            moves.append(replace(move, rule=chain_rules(*kept)))
+    parts = tuple(part._replace(branches=()) if part.acts else part for part in binding.parts)
+    return replace(binding, moves=replace(binding.moves, moves=tuple(moves)), parts=parts)
 
 
 def _move_optimizer(

@@ -16,7 +16,7 @@ from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, Ledg
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema, write
-from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind
+from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
     AgentMetadata,
     ObservationNormalizer,
@@ -169,6 +169,7 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
     binding = bind(tree, table) if table is not None else None
     if binding is None or not any(part.acts for part in binding.parts):
         return None
+    binding = _add_policy_choices(binding, recorded, policy)
     facts = _statistics(
         _bounds(_settings(binding.facts, recorded, policy), recorded, policy), recorded, policy
     )
@@ -244,6 +245,20 @@ def _bounds(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
     facts = facts.bounded(space, low, high) or facts.lacking(NO_BOUNDS)
     space = f"{policy}policy_spec/observation_space/space"
     return _with_observation_space(facts, space, _array_bounds(recorded, space))
+
+
+def _add_policy_choices(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
+    """Return the binding with discrete actions, if the policy's space has them (gymnasium's to_dict)."""
+    where = f"{policy}policy_spec/action_space/space"
+    kind = _text(recorded, f"{policy}policy_spec/action_space/type") or _text(recorded, f"{where}/space")
+    if kind not in ("discrete", "multi-discrete"):
+        return binding
+    counts, starts = (schema.read_whole_numbers(recorded.get(f"{where}/{name}")) for name in ("n", "start"))
+    choices = schema.make_choices(counts, starts, single=True)
+    if choices is None or binding.facts.head != _POLICY_PPO.head:
+        return binding.refused("actor", schema.DISCRETE_CHOICE)
+    facts = binding.facts.read(where, head="argmax", choices=choices)
+    return replace(rejoin_last_layer(binding), facts=facts)
 
 
 def _array_bounds(recorded: Said, space: str) -> tuple[tuple[float, ...], ...]:
@@ -491,9 +506,17 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     facts = binding.facts
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
-    if any(_find_only(recorded, f"action_space/{name}") is not None for name in ("n", "nvec")):
-        # The last layer was taken for means and deviations; here it has the logits.
-        return binding.refused("actor", schema.DISCRETE_CHOICE)
+    counts = [_find_only(recorded, f"action_space/{name}") for name in ("n", "nvec")]
+    if any(each is not None for each in counts):
+        starts = schema.read_whole_numbers(_find_only(recorded, "action_space/start"))
+        numbers = [schema.read_whole_numbers(each) for each in counts]
+        choices = schema.make_choices(numbers[0] or numbers[1], starts, single=bool(numbers[0]))
+        if choices is None or facts.head != _PPO.head:
+            return binding.refused("actor", schema.DISCRETE_CHOICE)
+        # The last layer was taken for means and deviations; it has the logits.
+        binding = rejoin_last_layer(binding)
+        facts = facts.without_lack("action bounds", "action map")
+        facts = facts.read(_ARGUMENTS_FILE, head="argmax", choices=choices)
     seen = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
     facts = _with_observation_space(facts, _ARGUMENTS_FILE, seen)
     names = [_find_only(recorded, f"model_config/{name}fcnet_activation") for name in ("", "head_")]

@@ -213,22 +213,20 @@ def read_choices(tree: Tree) -> Choices | None:
     kind = _space_class(tree, "action_space").rpartition(".")[2]
     if kind == "Discrete":
         count, start = (_read_whole(_member(tree, "action_space", name)) for name in ("n", "start"))
-        return Choices(count, start or (0,)) if count else None
+        return schema.make_choices(count, start, single=True)
     if kind != "MultiDiscrete":
         return None
     counts, starts = (_read_whole(_member(tree, "action_space", name)) for name in ("nvec", "start"))
-    return Choices(counts, starts or (0,) * len(counts), single=False) if counts else None
+    return schema.make_choices(counts, starts, single=False)
 
 
 def _read_whole(found: Leaf | ValueLeaf | None) -> tuple[int, ...]:
     """Return the whole numbers of an entry: a number, an array, or NumPy's text for an array."""
-    if isinstance(found, Leaf):
-        return schema.read_whole_numbers(found)
     value = found.value if isinstance(found, ValueLeaf) else None
     if isinstance(value, str) and "..." not in value:
         numbers = _parse_numbers(value)
         return tuple(map(int, numbers)) if all(each.is_integer() for each in numbers) else ()
-    return (value,) if isinstance(value, int) and not isinstance(value, bool) else ()
+    return schema.read_whole_numbers(found)
 
 
 def read_image_scaling(tree: Tree) -> str | None:

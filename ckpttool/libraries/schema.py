@@ -443,6 +443,13 @@ def _widen_bound(row: Sequence[float | None], unbounded: float) -> list[float]:
     return [unbounded if each is None else each for each in row]
 
 
+def make_choices(counts: Sequence[int], starts: Sequence[int], *, single: bool) -> Choices | None:
+    """Return the choices of a space with `n` or `nvec`, and `start`, which older ones lack; else None."""
+    if not counts or min(counts) < 1 or len(starts) not in (0, len(counts)):
+        return None
+    return Choices(tuple(counts), tuple(starts) or (0,) * len(counts), single=single)
+
+
 def known_choices(known: Sidecar) -> Choices | None:
     """Return the known discrete actions, None for continuous ones."""
     return None if known.choices is None else Choices.read(known.choices)
@@ -897,7 +904,9 @@ def read_numbers(found: object) -> tuple[float, ...]:
 
 
 def read_whole_numbers(found: object) -> tuple[int, ...]:
-    """Return an integer tensor's numbers, flat; none for another type, or if it is large."""
+    """Return a whole number, or an integer tensor's numbers, flat; none for others, or if it is large."""
+    if isinstance(found, ValueLeaf) and isinstance(found.value, int) and not isinstance(found.value, bool):
+        return (found.value,)
     if not isinstance(found, Leaf) or found.dtype not in _WHOLE_CODES or found.size > _MOST:
         return ()
     return struct.unpack(f"<{found.size}{_WHOLE_CODES[found.dtype]}", bytes(found.read()))
