@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
-from ckpttool.core import EnvironmentMismatchError, UnsupportedError
-from tests.restored import recognised, without_a_way
+from ckpttool.core import EnvironmentMismatchError
+from tests.restored import without_a_way
 from tests.test_format_d3rlpy import archive, written
 
 torch = pytest.importorskip("torch")
@@ -70,6 +71,24 @@ def tianshou(kind: str, version: str) -> Made:
     def scores(obs: Any) -> Any:
         found = net(obs).view(len(obs), ACTIONS, -1)
         return (found.softmax(2) * atoms).sum(2) if kind == "c51" else found.mean(2)
+
+    return Made(state, scores)
+
+
+def dueling_tianshou(version: str) -> Made:
+    """Return a DQN's Net with dueling_param: the stream of the values is deeper than that of the state."""
+    trunk, q, v = mlp(1)[:4], mlp(ACTIONS, inputs=5), mlp(1, inputs=5)
+    for layers in (q, v):
+        layers[1] = layers[3] = nn.ELU()
+    parts = {"model__model__model": trunk, "model__Q__model": q, "model__V__model": v}
+    top = "policy__" if version == "2.x" else ""
+    target = "model_old__module__" if version == "2.x" else "model_old__"
+    targets = {target + name.removeprefix("model__"): copy.deepcopy(part) for name, part in parts.items()}
+    state = named(**{top + name: part for name, part in parts.items()}, **targets).state_dict()
+
+    def scores(obs: Any) -> Any:
+        advantages = q(trunk(obs))
+        return advantages - advantages.mean(1, keepdim=True) + v(trunk(obs))
 
     return Made(state, scores)
 
@@ -164,6 +183,8 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
         for kind in ("dqn", "c51", "qrdqn")
         for version in ("1.x", "2.x")
     },
+    "tianshou-dueling-1.x": lambda: dueling_tianshou("1.x"),
+    "tianshou-dueling-2.x": lambda: dueling_tianshou("2.x"),
     "skrl-dqn": lambda: skrl("dqn"),
     "skrl-ppo": lambda: skrl("ppo", scaled=True),
     "rl_games": lambda: rl_games(separate=False),
@@ -259,14 +280,3 @@ def test_the_scores_of_a_converted_agent_are_compared(agent: Case, tmp_path: Pat
     double_biases(state)
     torch.save(state, changed)
     assert not verify(source, str(changed), facts=facts).within
-
-
-@pytest.mark.parametrize("module", ["Q", "V"])
-def test_a_dueling_network_of_tianshou_is_refused_by_name(module: str, tmp_path: Path) -> None:
-    nets = {f"model__{module}__model": mlp(ACTIONS, inputs=5), "model__model__model": mlp(5)}
-    state = named(**nets, model_old__model__model=mlp(5)).state_dict()
-    torch.save(state, tmp_path / "policy.pth")
-    assert recognised(tmp_path / "policy.pth").layout == "tianshou"
-    with pytest.raises(UnsupportedError) as caught:
-        load_agent(str(tmp_path / "policy.pth"), "CartPole-v1", facts=ELU)
-    assert "dueling" in str(caught.value.found)

@@ -276,7 +276,7 @@ class _StripBuilder:
 def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tuple[FlowStrip, ...]:
     """Return a strip per network, those of equal structure once; `tree` is the checkpoint's."""
     if facts.choices is not None:
-        binding = binding.with_q_policies()
+        binding = binding.with_q_policies(facts.choices.scores)
     moves = [*binding.moves.moves, *(move for front in binding.fronts.values() for move in front.moves)]
     shapes: dict[Path, Shape] = {}
     for move in moves:
@@ -532,7 +532,9 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         return
     if facts.choices is not None:
         counts, scores = facts.choices.counts, facts.choices.scores
-        if scores != "values":
+        if scores == "dueling":
+            builder.add("map", "plus value minus mean", (sum(counts),))
+        elif scores != "values":
             builder.add("map", f"mean of {scores.partition('_')[0]}", (sum(counts),))
         builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
         builder.add("map", "argmax", (len(counts),))

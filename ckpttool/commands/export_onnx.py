@@ -87,8 +87,11 @@ def build_export_report(
 
 def _layer_places(part: AgentNetwork) -> tuple[Path, ...]:
     """Return the canonical path of every layer."""
+    chains = [part] if part.state_value is None else [part, part.state_value]
     return tuple(
-        schema.canonical_weight_path(part, position, "kernel")[:-1] for position in range(len(part.layers))
+        schema.canonical_weight_path(chain, position, "kernel")[:-1]
+        for chain in chains
+        for position in range(len(chain.layers))
     )
 
 
@@ -107,7 +110,8 @@ def name_nodes(network: Network, part: AgentNetwork) -> list[str]:
     if part.program is not None:
         return [f"graph/{n}" for n in range(len(network.nodes))]
     layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
-    names = dict(zip(layers, map(display, _layer_places(part)), strict=True))
+    combined = [] if part.state_value is None else ["dueling"]
+    names = dict(zip(layers, [*map(display, _layer_places(part)), *combined], strict=True))
     return [names.get(n) or f"{_activation_place(n, layers)}/{n}" for n in range(len(network.nodes))]
 
 

@@ -86,14 +86,11 @@ class ComponentLayer(NamedTuple):
 
 
 def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:
-    """Yield all tensors under all their names, aliases included, in tree order."""
+    """Yield all tensors in tree order, each under all its names: layers that networks share come first."""
     for path, leaf in tree.tensors():
         yield NamedLeaf(path, tuple(tree.names[path].split("/")), leaf)
-    for canonical, aliases in tree.aliases.items():
-        leaf_or_value = tree[canonical]
-        if isinstance(leaf_or_value, Leaf):
-            for alias in aliases:
-                yield NamedLeaf(canonical, tuple(display(alias.path).split("/")), leaf_or_value)
+        for alias in tree.aliases.get(path, ()):
+            yield NamedLeaf(path, tuple(display(alias.path).split("/")), leaf)
 
 
 def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: bool) -> Name | None:
@@ -123,11 +120,14 @@ def group_layers(
     With `matrices` a separate torch weight with two axes is a dense layer without a bias.
     """
     groups: dict[Name, dict[str, NamedLeaf]] = {}
-    seen: set[Path] = set()
+    seen: set[tuple[Path, str]] = set()
     for entry in found:
-        # A tensor's other names only count in components that do not contain it under its own name.
-        if entry.leaf.role in ("parameter", "buffer") and entry.path not in seen:
-            seen.add(entry.path)
+        # A tensor's other names only count in components, and in Q-functions, that do not contain it under its
+        # own name.
+        first = entry.segments[cut]
+        place = (entry.path, first if _QS.fullmatch(first) else "")
+        if entry.leaf.role in ("parameter", "buffer") and place not in seen:
+            seen.add(place)
             groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
     dense = SPELLING[framework, "dense"]
     kinds = {

@@ -353,7 +353,10 @@ POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 # (activations), rllib/models/torch/torch_distributions.py (the last layer outputs means, then log standard
 # deviations), rllib/core/distribution/torch/torch_distribution.py (action without noise: PPO's mean; SAC's
 # mean too, without the tanh applied to its samples, github.com/ray-project/ray/issues/51544),
-# rllib/core/models/torch/primitives.py (layer norms), rllib/utils/spaces/space_utils.py (`unsquash_action`:
+# rllib/core/models/torch/primitives.py (layer norms), dqn/torch/default_dqn_torch_rl_module.py in
+# rllib/algorithms
+# (`af`, `vf`: Q-values are advantages minus their mean plus the state's value),
+# rllib/utils/spaces/space_utils.py (`unsquash_action`:
 # [-1, 1] goes to the bounds and is limited to them), rllib/connectors/env_to_module/mean_std_filter.py and
 # rllib/utils/filter.py (observations become `(x - mean) / (std + 1e-8)`, clipped to `clip_by_value`),
 # rllib/connectors/connector_pipeline_v2.py (each connector has a folder named after its class).
@@ -366,7 +369,7 @@ _LAYER_NORM = 1e-3
 
 TABLE = LayoutTable(
     name="rllib",
-    title="RLlib agent of the new API stack (SAC, PPO, APPO)",
+    title="RLlib agent of the new API stack (SAC, PPO, APPO, DQN)",
     framework="torch",
     components={},
     optimizers={},
@@ -404,7 +407,13 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     deviation = f"{module}pi/log_std"
     if deviation in tree.names.values():  # DefaultModelConfig.free_log_std
         table = replace(table, joined=False, tensors={deviation: "actor/log_std"})
+    q_network = any(name.startswith(f"{module}af/") for name in tree.names.values())
+    if q_network:
+        table = replace(table, joined=False)
     binding = bind(tree, table)
+    if binding is not None and q_network:
+        dueling = any(name.startswith(f"{module}vf/") for name in tree.names.values())
+        binding = binding.choosing(tree, "dueling" if dueling else "values", where=f"{module}vf")
     if binding is None or not any(part.acts for part in binding.parts):
         return None
     facts = _add_filter_statistics(_add_hidden_relu(binding), tree)
@@ -460,6 +469,9 @@ def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
     else:
         names = {"encoder/actor_encoder+pi": "actor", "encoder/critic_encoder+vf": "value"}
         names["encoder/encoder+pi"] = "actor"  # one encoder for both
+        # DQN: advantages or values, and a dueling one's state value.
+        for target, ours in (("", "critic"), ("_target_", "critic_target")):
+            names |= {f"{target}encoder+{target}{n}": f"{ours}/{q}" for n, q in (("af", "q1"), ("vf", "q2"))}
     placed = {"+".join(f"{module}{part}" for part in name.split("+")): ours for name, ours in names.items()}
     return replace(TABLE, components=placed, facts=TABLE.facts if gaussian else _PPO)
 
@@ -511,8 +523,10 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         starts = schema.read_whole_numbers(_find_only(recorded, "action_space/start"))
         numbers = [schema.read_whole_numbers(each) for each in counts]
         choices = schema.make_choices(numbers[0] or numbers[1], starts, single=bool(numbers[0]))
-        if choices is None or facts.head != _PPO.head:
+        if choices is None or facts.head not in (_PPO.head, "argmax"):
             return binding.refused("actor", schema.DISCRETE_CHOICE)
+        if facts.choices is not None:
+            choices = choices._replace(scores=facts.choices.scores)
         # The last layer was taken for means and deviations; it has the logits.
         binding = rejoin_last_layer(binding)
         facts = facts.without_lack("action bounds", "action map")

@@ -235,7 +235,8 @@ class AgentNetwork(NamedTuple):
 
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not affect the
     action. A policy with a `program` computes that instead of layers. A Q-network that `chooses` gives a
-    value for every discrete action: it is the policy of its agent.
+    value for every discrete action: it is the policy of its agent. A dueling one gives advantages, which
+    become values with its `state_value`, another chain on the observations.
     """
 
     component: str
@@ -244,6 +245,7 @@ class AgentNetwork(NamedTuple):
     branches: tuple[tuple[str, AgentLayer], ...] = ()
     program: Program | None = None
     chooses: bool = False
+    state_value: AgentNetwork | None = None
 
     @property
     def prefix(self) -> Path:
@@ -327,7 +329,7 @@ class Choices(NamedTuple):
     def values_per_action(self, width: int) -> int:
         """Return how many outputs of `width` belong to an action; raise ValueError if that is no whole."""
         number, rest = divmod(width, sum(self.counts))
-        if rest or number == 0 or (self.scores == "values" and number > 1):
+        if rest or number == 0 or (self.scores in ("values", "dueling") and number > 1):
             raise ValueError(f"{width} outputs for {sum(self.counts)} actions")
         return number
 
@@ -565,12 +567,22 @@ class RecognizedAgent:
         """Return the binding with further ledger entries."""
         return replace(self, ledger=(*self.ledger, *entries))
 
-    def with_q_policies(self) -> RecognizedAgent:
-        """Return the binding of an agent with discrete actions: without an actor its critics choose them."""
+    def with_q_policies(self, scores: Scores = "values") -> RecognizedAgent:
+        """Return the binding of an agent with discrete actions: without an actor its critics choose them.
+
+        The second critic of a dueling network is the state value.
+        """
         if any(part.acts for part in self.parts):
             return self
-        parts = tuple(part._replace(chooses=part.component in CRITICS) for part in self.parts)
-        return replace(self, parts=parts)
+        found = []
+        for part in self.parts:
+            values = {
+                each.component: each for each in self.parts if each.head == "q2" and scores == "dueling"
+            }
+            value = values.get(part.component)
+            chooses = part.component in CRITICS and part is not value
+            found.append(part._replace(chooses=chooses, state_value=value if chooses else None))
+        return replace(self, parts=tuple(found))
 
     def choosing(
         self,
@@ -587,7 +599,7 @@ class RecognizedAgent:
         `support` are those of Choices, and `where` contains their number.
         """
         facts = self.facts.without_lack("action bounds", "action map")._replace(head="argmax")
-        binding = replace(self, facts=facts).with_q_policies()
+        binding = replace(self, facts=facts).with_q_policies(scores)
         if scores == "values":
             return binding
         acting = next(part for part in binding.parts if part.acts)

@@ -109,7 +109,15 @@ _Q_NETWORKS = replace(
 )
 # The parameter whose entries are one action's outputs, with what these are.
 _DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": "quantiles_last"}
-_NOT_A_CHAIN = {"Q": "a dueling network", "V": "a dueling network", "branches": "branches of BDQ"}
+# A dueling Net has further layers for the advantages (q1) and for the state's value.
+_DUELING = replace(
+    _Q_NETWORKS,
+    components={
+        f"{net}+{net.removesuffix('model')}{module}": f"{ours.partition('/')[0]}/{head}"
+        for net, ours in _Q_NETWORKS.components.items()
+        for module, head in (("Q", "q1"), ("V", "q2"))
+    },
+)
 
 # A state_dict key: the same networks as separate dicts have another layout.
 _ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
@@ -159,19 +167,23 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
         return None
     if not any(name.startswith(("model/model/", "policy/model/model/")) for name in names):
         return None
-    binding = bind(tree, _Q_NETWORKS)
+    dueling = any(f"/{name}".endswith("model/Q/model/0/weight") for name in names)
+    binding = bind(tree, _DUELING if dueling else _Q_NETWORKS)
     if binding is None or not any(part.title == "critic/q1" for part in binding.parts):
         return None
-    segments = {step for name in names for step in name.split("/")}
-    binding = binding.refused("critic", *{_NOT_A_CHAIN[module] for module in _NOT_A_CHAIN.keys() & segments})
+    if any("/branches/" in name for name in names):
+        binding = binding.refused("critic", "branches of BDQ")
     for parameter, scores in _DISTRIBUTIONS.items():
         name = next((name for name in (parameter, f"policy/{parameter}") if name in names), None)
         leaf = None if name is None else tree[names[name]]
+        if name is not None and dueling:
+            return binding.choosing(tree).refused("critic", "a dueling network of distributions")
         if name is not None and isinstance(leaf, Leaf):
             support = read_numbers(leaf) if scores == "atoms" else ()
             binding = binding.choosing(tree, scores, support, leaf.size, name)
             return _add_statistics(replace(binding, consumed=binding.consumed | {names[name]}), tree)
-    return _add_statistics(binding.choosing(tree), tree)
+    made = binding.choosing(tree, "dueling", where="model.V") if dueling else binding.choosing(tree)
+    return _add_statistics(made, tree)
 
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:

@@ -463,11 +463,28 @@ def policy_network(
             builder.add(Flatten())
         _add_normalization(builder, wiring, obs_dim)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
+    seen_value = builder.last
     if part.program is None:
         _add_layers(builder, agent, part, wiring, None, norms)
+    if wiring.choices is not None and wiring.choices.scores == "dueling":
+        _add_state_value(builder, agent, part, wiring, seen_value)
     for layer in _final_layers(wiring, act_dim):
         builder.add(layer)
     return builder.done()
+
+
+def _add_state_value(
+    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, start: int
+) -> None:
+    """Turn advantages into values: plus the state's value, computed from value `start`, minus their mean."""
+    if part.state_value is None:
+        raise MappingError(f"{part.title} is a dueling network without a state value")
+    advantages, width = builder.last, layer_widths(agent, part)[1]
+    builder.last = start
+    _add_layers(builder, agent, part.state_value, wiring, None)
+    builder.add(Concat(), advantages, builder.last)
+    centred = np.eye(width) - 1 / width
+    builder.add(Dense(np.concatenate([centred, np.ones((1, width))]).astype(np.float32)))
 
 
 def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
