@@ -15,8 +15,9 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import Tree, sidecar
+from ckpttool.core import CkpttoolError, Tree, sidecar
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, rllib
 from tests.restored import HIGH, LOW, actions, bound, observations, played, recognised, same
@@ -215,3 +216,81 @@ def test_the_head_has_an_activation_of_its_own(
     file = Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl")
     file.write_bytes(pickle.dumps({"kwargs": {"model_config": config}}, 4))
     assert restore_agent(folder).binding.facts.activations == wanted
+
+
+# Discrete actions.
+
+
+def chooser(layers: dict[str, tuple[int, int]], folder: Path, **space: object) -> str:
+    """Save a module of discrete actions with its arguments; return the folder."""
+    path = folder_of(folder, torch_tree(module(layers, head=1)))
+    said = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
+    (Path(path).joinpath(*MODULE.split("/")) / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 4))
+    return path
+
+
+def forward(path: str, obs: np.ndarray, *names: str) -> np.ndarray:
+    """Return the output of these modules, with SiLU between layers and ReLU in heads."""
+    tree = open_checkpoint(path).tree
+    arrays = {tree.names[p].removeprefix(f"{MODULE}/"): leaf.array() for p, leaf in tree.tensors()}
+    layers = [
+        n.rpartition("/")[0] for name in names for n in arrays if n.startswith(f"{name}/") and "weight" in n
+    ]
+    x = obs
+    for number, layer in enumerate(layers):
+        x = x @ arrays[f"{layer}/weight"].T + arrays[f"{layer}/bias"]
+        if number < len(layers) - 1:
+            x = x / (1 + np.exp(-x)) if "encoder" in layer else np.maximum(x, 0)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("space", "counts", "starts"),
+    [
+        ({"n": 3, "start": 0}, (3,), (0,)),
+        ({"n": np.int64(4), "start": np.int64(-1)}, (4,), (-1,)),
+        ({"nvec": np.array([2, 3]), "start": np.array([0, 1])}, (2, 3), (0, 1)),
+    ],
+    ids=["odd", "first action", "several"],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_logits_of_ppo_are_not_divided(
+    space: dict[str, object], counts: tuple[int, ...], starts: tuple[int, ...], shared: bool, tmp_path: Path
+) -> None:
+    actor = "encoder.encoder" if shared else "encoder.actor_encoder"
+    layers = {**mlp(actor, OBS), "pi.net.mlp.0": (HIDDEN, sum(counts))}
+    layers |= {} if shared else {**mlp("encoder.critic_encoder", OBS), "vf.net.mlp.0": (HIDDEN, 1)}
+    path = chooser(layers, tmp_path, **space)
+    agent = load_agent(path)
+    assert agent.choices is not None
+    assert agent.choices[:2] == (counts, starts)
+    wanted = forward(path, observations(), actor.replace(".", "/"), "pi")
+    same(agent.scores(observations()), wanted)
+    assert not agent.assumed
+    ends = np.split(wanted, np.cumsum(counts)[:-1], axis=1)
+    chosen = np.stack([part.argmax(1) + start for part, start in zip(ends, starts, strict=True)], 1)
+    np.testing.assert_array_equal(agent.act(observations()).reshape(chosen.shape), chosen)
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+def test_dqn_has_values_or_advantages(dueling: bool, tmp_path: Path) -> None:
+    layers = {}
+    for prefix in ("", "_target_"):
+        layers |= {**mlp(f"{prefix}encoder", OBS), f"{prefix}af.net.mlp.0": (HIDDEN, 6)}
+        layers |= {f"{prefix}af.net.mlp.2": (6, 3)}
+        if dueling:
+            layers |= {f"{prefix}vf.net.mlp.0": (HIDDEN, 6), f"{prefix}vf.net.mlp.2": (6, 1)}
+    path = chooser(layers, tmp_path, n=3)
+    wanted = forward(path, observations(), "encoder", "af")
+    if dueling:
+        wanted = wanted - wanted.mean(1, keepdims=True) + forward(path, observations(), "encoder", "vf")
+    agent = load_agent(path)
+    same(agent.scores(observations()), wanted)
+    np.testing.assert_array_equal(agent.act(observations()), wanted.argmax(1))
+
+
+@pytest.mark.parametrize("space", [{"n": 0}, {"n": "2"}, {"nvec": np.array([[2, 3]], np.float32)}])
+def test_an_unclear_number_of_actions_is_refused(space: dict[str, object], tmp_path: Path) -> None:
+    layers = {**mlp("encoder.encoder", OBS), "pi.net.mlp.0": (HIDDEN, 2)}
+    with pytest.raises(CkpttoolError):
+        load_agent(chooser(layers, tmp_path, **space))

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Tree, unknown_fact
 from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT
 from ckpttool.libraries import recognize_tree
+from ckpttool.libraries.schema import Choices, canonical_weight_path
 from tests.golden_texts import Golden
 from tests.restored import bound, played
 from tests.test_layouts import LayoutContract
@@ -225,3 +227,26 @@ def test_critics_with_another_activation_are_not_run(theirs: str, refused: bool)
     binding = bound(sac(**{"q_model_config/fcnet_activation": theirs}))
     assert bool(binding.unplaced.get("critic")) == refused
     assert not binding.unplaced.get("actor")
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_logits_of_discrete_actions_are_not_divided(count: int) -> None:
+    space = f"{POLICY}/policy_spec/action_space/space"
+    said = {f"{space}/space": "discrete", f"{space}/n": count, f"{space}/start": 0}
+    binding = bound(torch_tree({**network("", OBS, count, 1), **said}))
+    assert binding.facts.choices == Choices((count,), (0,))
+    policy = next(part for part in binding.parts if part.acts)
+    assert not policy.branches
+    tree = torch_tree({**network("", OBS, count, 1), **said})
+    agent = canonical_tree(tree, bound(tree).moves)
+    kernel, logits = (
+        agent[canonical_weight_path(policy, 2, "kernel")],
+        f"{POLICY}/weights/_logits._model.0.weight",
+    )
+    np.testing.assert_array_equal(kernel.array().T, network("", OBS, count, 1)[logits])
+
+
+def test_discrete_actions_of_an_unclear_number_are_refused() -> None:
+    space = f"{POLICY}/policy_spec/action_space/space"
+    binding = bound(torch_tree({**network("", OBS, 4, 1), f"{space}/space": "multi-discrete"}))
+    assert binding.unplaced["actor"]

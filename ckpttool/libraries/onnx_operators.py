@@ -621,7 +621,8 @@ def _mean_of_group(
 ) -> ProgramValue | None:
     """Return the mean of each action's quantiles: one of the two axes of its outputs."""
     rows, columns = grouped.value["sizes"]
-    last = {(-1,): True, (2,): True, (-2,): False, (1,): False}.get(axes or ())
+    ends: dict[tuple[int, ...] | None, bool] = {(-1,): True, (2,): True, (-2,): False, (1,): False}
+    last = ends.get(axes)
     if last is None or node.get("keepdims", 1):
         return None
     number, width = (columns, rows) if last else (rows, columns)

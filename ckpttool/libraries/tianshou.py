@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.core.sidecar import Scores
+from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
@@ -103,7 +103,7 @@ _Q_NETWORKS = replace(
         **dict.fromkeys(_TARGETS, "critic_target/q1"),
     },
     optimizers={"_optimizers/0": "critic_optimizer"},
-    facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5, lacks=(schema.STATISTICS_UNKNOWN,)),
+    facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5, lacks=(STATISTICS_UNKNOWN,)),
     branches={},
     tensors={},
 )
