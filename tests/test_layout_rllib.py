@@ -233,14 +233,13 @@ def forward(path: str, obs: np.ndarray, *names: str) -> np.ndarray:
     """Return the output of these modules, with SiLU between layers and ReLU in heads."""
     tree = open_checkpoint(path).tree
     arrays = {tree.names[p].removeprefix(f"{MODULE}/"): leaf.array() for p, leaf in tree.tensors()}
-    layers = [
-        n.rpartition("/")[0] for name in names for n in arrays if n.startswith(f"{name}/") and "weight" in n
-    ]
+    weights = [n for name in names for n in arrays if n.startswith(f"{name}/") and n.endswith("/weight")]
+    layers = [n.rpartition("/")[0] for n in weights]
     x = obs
     for number, layer in enumerate(layers):
         x = x @ arrays[f"{layer}/weight"].T + arrays[f"{layer}/bias"]
         if number < len(layers) - 1:
-            x = x / (1 + np.exp(-x)) if "encoder" in layer else np.maximum(x, 0)
+            x = x * (1 + np.tanh(x / 2)) / 2 if "encoder" in layer else np.maximum(x, 0)
     return x
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import canonical_tree
-from ckpttool.core import Tree, unknown_fact
+from ckpttool.core import Leaf, Tree, unknown_fact
 from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT
 from ckpttool.libraries import recognize_tree
 from ckpttool.libraries.schema import Choices, canonical_weight_path
@@ -239,11 +239,10 @@ def test_logits_of_discrete_actions_are_not_divided(count: int) -> None:
     assert not policy.branches
     tree = torch_tree({**network("", OBS, count, 1), **said})
     agent = canonical_tree(tree, bound(tree).moves)
-    kernel, logits = (
-        agent[canonical_weight_path(policy, 2, "kernel")],
-        f"{POLICY}/weights/_logits._model.0.weight",
-    )
-    np.testing.assert_array_equal(kernel.array().T, network("", OBS, count, 1)[logits])
+    kernel = agent[canonical_weight_path(policy, 2, "kernel")]
+    assert isinstance(kernel, Leaf)
+    logits = network("", OBS, count, 1)[f"{POLICY}/weights/_logits._model.0.weight"]
+    np.testing.assert_array_equal(kernel.array().T, logits)
 
 
 def test_discrete_actions_of_an_unclear_number_are_refused() -> None:

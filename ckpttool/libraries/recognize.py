@@ -122,8 +122,7 @@ def group_layers(
     groups: dict[Name, dict[str, NamedLeaf]] = {}
     seen: set[tuple[Path, str]] = set()
     for entry in found:
-        # A tensor's other names only count in components (of critics: Q-functions) that do not contain it under
-        # its own name.
+        # A tensor's other names only count in components (of critics: Q-functions) without its own name.
         first = entry.segments[cut]
         place = (entry.path, first if _QS.fullmatch(first) else "")
         if entry.leaf.role in ("parameter", "buffer") and place not in seen:
