@@ -110,6 +110,33 @@ def _shown(name: str, value: int) -> str:
     return f"{value:,}"
 
 
+LAYOUTS = """# Layouts
+
+<!-- Made by `python docs/generate.py` from the tables of layouts; do not edit it by hand. -->
+What each layout reads, whether it is written, and the files that it was tried on, which the library or other
+people wrote. Facts, action maps and refusals: [libraries](libraries.md).
+
+| layout | agents and files | written | optimizer | tried on |
+|---|---|---|---|---|
+"""
+
+
+def layouts_page() -> str:
+    """Return the table of the built-in layouts."""
+    from ckpttool.core import plugins
+    from ckpttool.libraries import recognize
+
+    rows = []
+    for plugin in plugins.BUILT_IN["layouts"]:
+        layout = plugin.load()
+        table = layout.TABLE
+        yes = [("no", "yes")[each] for each in (recognize.can_write(layout), bool(table.optimizers))]
+        rows.append(
+            f"| `{table.name}` | {table.title} | {' | '.join(yes)} | {table.seen or 'the source only'} |"
+        )
+    return LAYOUTS + "\n".join(rows) + "\n"
+
+
 def gpu_pages() -> dict[str, str]:
     """Return the page of the devices, and the plot of each."""
     from benchmarks.gpu import report
@@ -134,6 +161,7 @@ def main() -> int:
     pages = {
         "cli.md": commands_page,
         "kinds.md": kinds.page(),
+        "layouts.md": layouts_page(),
         "limits.md": limits_page(),
         "api.md": faces.page(),
         "dataflow.svg": dataflow_picture(),

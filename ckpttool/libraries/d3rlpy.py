@@ -434,7 +434,8 @@ TABLE = LayoutTable(
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["d3rlpy"]),
     optimizer=optimizers_read.from_torch,
     rooted=True,
-    seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ...",
+    seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ..."
+    "; by 2.8.1: DQN, NFQ, discrete CQL, SAC, BC",
     branches=schema.LOG_STD,
     tensors={
         "log_temp/_parameter": "temperature/log_alpha",

@@ -44,7 +44,7 @@ TABLE = LayoutTable(
     optimizer=optimizers_read.from_torch,
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
-    seen="models built by rl_games 1.6.5: A2C with one network and with two",
+    seen="models built by rl_games 1.6.5: A2C with one network and with two, also discrete",
 )
 # network_builder.py, NetworkBuilder.BaseNetwork.__init__; the supported ones.
 _ACTIVATIONS = {

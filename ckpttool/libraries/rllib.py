@@ -378,7 +378,7 @@ TABLE = LayoutTable(
         head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=schema.LEFT_OPEN["rllib sac"]
     ),
     optimizer=optimizers_read.from_torch,
-    seen="SAC and PPO as Ray 2.60 saves them",
+    seen="SAC, PPO and DQN as Ray 2.60 saves them",
     joined=True,
 )
 # PPO's mean is clipped to the bounds, without tanh.

@@ -64,7 +64,7 @@ TABLE = LayoutTable(
     optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={"policy/log_std_parameter": "actor/log_std"},
-    seen="written by skrl 1.0.0, 1.4.3 and 2.1.1: DDPG, TD3, SAC, PPO",
+    seen="written by skrl 1.0.0, 1.4.3 and 2.1.1: DDPG, TD3, SAC, PPO; 1.4.3: DQN, DDQN, categorical PPO",
 )
 
 _STATISTICS = {"running_mean": "mean", "running_variance": "var", "current_count": "count"}
