@@ -25,9 +25,16 @@ from ckpttool.core import (
     UsageError,
 )
 from ckpttool.libraries.schema import Choices
-from ckpttool.networks import layer_widths, numpy_backend
-from ckpttool.networks.build import NetworkBuilder
-from ckpttool.networks.network import Activation, ArgMax, AtomMean, Dense, QuantileMean
+from ckpttool.networks import (
+    Activation,
+    ArgMax,
+    AtomMean,
+    Dense,
+    NetworkBuilder,
+    QuantileMean,
+    layer_widths,
+    numpy_backend,
+)
 from tests.conftest import ROOT, TF_SAMPLE
 from tests.test_policy_alone import followed
 
