@@ -280,3 +280,17 @@ def test_the_scores_of_a_converted_agent_are_compared(agent: Case, tmp_path: Pat
     double_biases(state)
     torch.save(state, changed)
     assert not verify(source, str(changed), facts=facts).within
+
+
+def test_a_dueling_network_of_noisy_layers_is_not_played_without_them(tmp_path: Path) -> None:
+    """Rainbow's trunk alone could have the outputs of two actions."""
+    state = named(model__model__model=mlp(22)[:1], model_old__model__model=mlp(22)[:1]).state_dict()
+    state |= {
+        f"{net}.{stream}.model.0.mu_W": torch.ones(3, 7) for net in ("model", "model_old") for stream in "QV"
+    }
+    state["support"] = torch.linspace(-3, 7, 7)
+    torch.save(state, tmp_path / "policy.pth")
+    assert recognised(tmp_path / "policy.pth").layout == "tianshou"
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(tmp_path / "policy.pth"))
+    assert "dueling" in str(caught.value.found)

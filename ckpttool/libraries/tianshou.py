@@ -108,6 +108,7 @@ _Q_NETWORKS = replace(
     branches={},
     tensors={},
 )
+_STREAM = re.compile(r"(?:^|/)model/[QV]/")
 # The parameter whose entries are one action's outputs, with what these are.
 _DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": "quantiles_last"}
 # A dueling Net has further layers for the advantages (q1) and for the state's value.
@@ -168,10 +169,15 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
         return None
     if not any(name.startswith(("model/model/", "policy/model/model/")) for name in names):
         return None
-    dueling = any(f"/{name}".endswith("model/Q/model/0/weight") for name in names)
-    binding = bind(tree, _DUELING if dueling else _Q_NETWORKS)
+    streams = any(_STREAM.search(name) for name in names)
+    binding = bind(tree, _DUELING if streams else _Q_NETWORKS)
+    dueling = binding is not None and {"critic/q1", "critic/q2"} <= {part.title for part in binding.parts}
+    if streams and not dueling:
+        binding = bind(tree, _Q_NETWORKS)
     if binding is None or not any(part.title == "critic/q1" for part in binding.parts):
         return None
+    if streams and not dueling:
+        return binding.choosing(tree).refused("critic", "a dueling network of other layers than dense ones")
     if any("/branches/" in name for name in names):
         binding = binding.refused("critic", "branches of BDQ")
     for parameter, scores in _DISTRIBUTIONS.items():
