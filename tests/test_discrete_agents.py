@@ -16,8 +16,8 @@ from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
-from ckpttool.core import EnvironmentMismatchError
-from tests.restored import without_a_way
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError
+from tests.restored import recognised, without_a_way
 from tests.test_format_d3rlpy import archive, written
 
 torch = pytest.importorskip("torch")
@@ -283,11 +283,10 @@ def test_the_scores_of_a_converted_agent_are_compared(agent: Case, tmp_path: Pat
 
 
 def test_a_dueling_network_of_noisy_layers_is_not_played_without_them(tmp_path: Path) -> None:
-    """Rainbow's trunk alone could have the outputs of two actions."""
-    state = named(model__model__model=mlp(22)[:1], model_old__model__model=mlp(22)[:1]).state_dict()
-    state |= {
-        f"{net}.{stream}.model.0.mu_W": torch.ones(3, 7) for net in ("model", "model_old") for stream in "QV"
-    }
+    """Rainbow's trunk alone could have the outputs of an action."""
+    state = named(model__model__model=mlp(2)[:1], model_old__model__model=mlp(2)[:1]).state_dict()
+    streams = [f"{net}.{stream}" for net in ("model", "model_old") for stream in "QV"]
+    state |= {f"{stream}.model.0.mu_W": torch.ones(3, 7) for stream in streams}
     state["support"] = torch.linspace(-3, 7, 7)
     torch.save(state, tmp_path / "policy.pth")
     assert recognised(tmp_path / "policy.pth").layout == "tianshou"
