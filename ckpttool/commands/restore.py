@@ -35,7 +35,7 @@ from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.formats import common, onnx, tf_common
 from ckpttool.formats.common import Format
-from ckpttool.formats.detect import ensure_open, open_checkpoint, resolve
+from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
@@ -743,9 +743,10 @@ def _checkpoint_files(location: str) -> list[str]:
 def _resolve_if_readable(path: str) -> str | None:
     """Return the checkpoint at a path if a format can read it."""
     try:
-        return resolve(path).location
+        location = find_location(path)
     except CkpttoolError:
         return None
+    return None if location is None else location.location
 
 
 # Opens a checkpoint as an agent: tree, layout, canonical agent and its sidecar.

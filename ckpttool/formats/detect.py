@@ -161,6 +161,14 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
 
 def resolve(path: str) -> CheckpointLocation:
     """Return the format that reads the path; raise an error that describes the path otherwise."""
+    location = find_location(path)
+    if location is None:
+        raise _not_found_error(_find_run_model(Probe(filesystem.resolve_path(path))))
+    return location
+
+
+def find_location(path: str) -> CheckpointLocation | None:
+    """Return the format that reads the path, or None. `resolve` also looks for what the user may have meant."""
     if "\0" in path or not path:
         raise UsageError(
             "a path must not be empty or contain a NUL byte",
@@ -184,9 +192,7 @@ def resolve(path: str) -> CheckpointLocation:
         raise UsageError(f"the path matches more than one format: {names}", file=path)
     if found:
         return found[0]
-    if probe.kind == "missing" and (backup := _find_backup(path)) is not None:
-        return backup
-    raise _not_found_error(probe)
+    return _find_backup(path) if probe.kind == "missing" else None
 
 
 def _find_run_model(probe: Probe) -> Probe:
