@@ -68,8 +68,10 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         str,
         typer.Option(
             metavar="NAME",
-            help="Simulator: auto, gymnasium, mujoco, pendulum.batch, device.",
-            autocompletion=common.complete_words("auto", "gymnasium", "mujoco", "pendulum.batch", "device"),
+            help="Simulator: auto, gymnasium, mujoco, pendulum.batch, classic.batch, device.",
+            autocompletion=common.complete_words(
+                "auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device"
+            ),
         ),
     ] = "auto"
     num_envs: Annotated[
