@@ -33,7 +33,6 @@ def require_equal(vector: VectorEnv, found: Any, expected: Any) -> None:
 def test_it_is_taken_of_itself_where_nothing_else_is_asked(golden: Golden) -> None:
     assert environments.make_vector_env("Pendulum-v1", 2).engine == fast_engines.PENDULUM_ENGINE
     assert environments.make_vector_env("Pendulum-v1", 2, engine="gymnasium").engine == "gymnasium"
-    assert environments.make_vector_env("MountainCarContinuous-v0").engine == "gymnasium"
     with pytest.raises(UsageError) as caught:
         environments.make_vector_env("MountainCarContinuous-v0", engine=fast_engines.PENDULUM_ENGINE)
     golden(caught.value)
@@ -83,19 +82,22 @@ def test_the_bits_are_gymnasiums_whatever_the_processor_has() -> None:
 
 
 def test_rounding_is_no_refusal_but_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    advanced = fast_engines._advance_pendulum
+    advance = fast_engines.Pendulum.advance
 
     def rounded(*given: Any) -> Any:
-        return tuple(np.nextafter(array, np.inf) for array in advanced(*given))
+        state, rewards, ended = advance(*given)
+        return tuple(np.nextafter(column, np.inf) for column in state), np.nextafter(rewards, np.inf), ended
 
-    monkeypatch.setattr(fast_engines, "_advance_pendulum", rounded)
+    monkeypatch.setattr(fast_engines.Pendulum, "advance", rounded)
     ran = in_process("eval", TORCH_SAMPLE, "--episodes", "2", "--engine", "pendulum.batch", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     agreement = Agreement.read(document["agreement"])
     assert agreement is not None
     assert agreement.steps == 64
-    assert all(0 < each.largest < each.tolerance for each in agreement.deviations)
+    *rounded_off, ends = agreement.deviations
+    assert all(0 < each.largest < each.tolerance for each in rounded_off)
+    assert (ends.quantity, ends.largest) == ("terminations", 0)
     assert agreement.document() == document["agreement"]
     assert agreement.note("pendulum.batch")[0] in document["notes"]
 
@@ -183,7 +185,7 @@ def seen_otherwise(_bare: Any, step: Any) -> Any:
 )
 def test_another_pendulum_is_not_taken_for_this_one(how: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(UnsupportedError) as refused:
-        fast_engines.PendulumBatch(changed(how), 2)
+        fast_engines.ArrayVector(fast_engines.Pendulum, changed(how), 2)
     assert refused.value.expected
     assert refused.value.hint
 
@@ -195,7 +197,7 @@ def test_a_pendulum_without_its_constants_is_refused() -> None:
         return made
 
     with pytest.raises(UnsupportedError):
-        fast_engines.PendulumBatch(bare, 2)
+        fast_engines.ArrayVector(fast_engines.Pendulum, bare, 2)
 
 
 def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn(golden: Golden) -> None:
@@ -209,7 +211,7 @@ def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn(golden: Golden) -> No
             env.frame(0)
         golden(caught.value)
     with pytest.raises(UsageError):
-        fast_engines.PendulumBatch(lambda: None, 0)
+        fast_engines.ArrayVector(fast_engines.Pendulum, lambda: None, 0)
 
 
 def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:

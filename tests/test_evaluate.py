@@ -122,6 +122,8 @@ def test_the_document(tmp_path: Path, golden: Golden) -> None:
         "stacked": 1,
         "deterministic": True,
         "noise": None,
+        "stochastic": False,
+        "epsilon": None,
         "device": "cpu",
         "backend": "numpy",
         "engine": "pendulum.batch",

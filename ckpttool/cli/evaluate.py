@@ -68,8 +68,10 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         str,
         typer.Option(
             metavar="NAME",
-            help="Simulator: auto, gymnasium, mujoco, pendulum.batch, device.",
-            autocompletion=common.complete_words("auto", "gymnasium", "mujoco", "pendulum.batch", "device"),
+            help="Simulator: auto, gymnasium, mujoco, pendulum.batch, classic.batch, device.",
+            autocompletion=common.complete_words(
+                "auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device"
+            ),
         ),
     ] = "auto"
     num_envs: Annotated[
@@ -108,6 +110,13 @@ class PlayOptions(OptionPanel, title="Evaluation"):
     noise: Annotated[
         float | None,
         typer.Option(metavar="STD", help="Gaussian action noise, in units of half the action range."),
+    ] = None
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Draw discrete actions by the policy's probabilities.")
+    ] = False
+    epsilon: Annotated[
+        float | None,
+        typer.Option(metavar="E", help="Probability of a uniform action (Q-networks, discrete)."),
     ] = None
     network: Annotated[
         str,
@@ -340,6 +349,8 @@ def _protocol(environment: EnvironmentOptions, play: PlayOptions) -> Protocol:
         play.noise,
         environment.adapter,
         None if environment.wrapper is None else tuple(environment.wrapper),
+        play.stochastic,
+        play.epsilon,
     )
 
 
@@ -739,6 +750,10 @@ def _format_seeds(one: Evaluation) -> str:
 
 def _describe_policy(one: Evaluation) -> str:
     how = one.protocol
+    if how.stochastic:
+        return f"{how.network} with actions drawn by its probabilities: not deterministic"
+    if how.epsilon is not None:
+        return f"{how.network} with uniform actions at probability {how.epsilon:g}: not deterministic"
     if how.noise is None:
         return f"deterministic {how.network}"
     return (

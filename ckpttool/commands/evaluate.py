@@ -51,7 +51,7 @@ from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
-from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, Watch, rollouts
+from ckpttool.evaluation.rollout import ActionSampler, ExplorationNoise, Rollout, RolloutSpec, Watch, rollouts
 from ckpttool.evaluation.simulators import DEVICE_ENGINE, HINT, is_factory
 from ckpttool.evaluation.statistics import (
     SOURCE,
@@ -128,9 +128,10 @@ class Protocol:
 
     `num_envs` None means one environment per episode, up to 16. `engine` selects the simulator engine.
     `noise` is the standard deviation of exploration noise, in units of half the action range; None for
-    the deterministic policy. `adapter` is one of environments.ADAPTERS; None chooses by the policy's
-    size. `wrappers` are the environment wrappers of training, e.g. `TimeLimit:max_episode_steps=100`,
-    innermost first; None for those listed in the agent's own files.
+    the deterministic policy. `stochastic` draws discrete actions with the policy's probabilities; with the
+    probability `epsilon` those of a Q-network are uniform. `adapter` is one of environments.ADAPTERS; None
+    chooses by the policy's size. `wrappers` are the environment wrappers of training, e.g.
+    `TimeLimit:max_episode_steps=100`, innermost first; None for those listed in the agent's own files.
     """
 
     episodes: int = 10
@@ -144,11 +145,31 @@ class Protocol:
     noise: float | None = None
     adapter: str | None = None
     wrappers: tuple[str, ...] | None = None
+    stochastic: bool = False
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        """Convert the wrappers to a tuple, because JSON documents contain a list."""
+        """Convert the wrappers to a tuple, because JSON documents contain a list.
+
+        Raise UsageError for an invalid `epsilon`, and for two ways to draw actions.
+        """
         if self.wrappers is not None:
             object.__setattr__(self, "wrappers", tuple(self.wrappers))
+        if self.epsilon is not None and not 0 <= self.epsilon <= 1:
+            raise UsageError(f"invalid epsilon: {self.epsilon:g}", hint="use a probability from 0 to 1")
+        drawn = {
+            "noise": self.noise is not None,
+            "stochastic": self.stochastic,
+            "epsilon": self.epsilon is not None,
+        }
+        if sum(drawn.values()) > 1:
+            names = " and ".join(f"--{name}" for name, used in drawn.items() if used)
+            raise UsageError(f"{names} exclude each other")
+
+    @property
+    def samples(self) -> bool:
+        """Whether discrete actions are drawn."""
+        return self.stochastic or self.epsilon is not None
 
     @property
     def at_once(self) -> int:
@@ -231,8 +252,10 @@ class Evaluation:
                 "seeds": played.seeds.tolist(),
                 "num_envs": played.num_envs,
                 "stacked": self.stacked,
-                "deterministic": self.protocol.noise is None,
+                "deterministic": self.protocol.noise is None and not self.protocol.samples,
                 "noise": self.protocol.noise,
+                "stochastic": self.protocol.stochastic,
+                "epsilon": self.protocol.epsilon,
                 "device": self.device,
                 "backend": self.protocol.backend,
                 "engine": played.engine,
@@ -547,6 +570,9 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     differing = SpaceComparison(agent, place, how, spec)
     differing.require_same_actions()
     require_even_bounds(agent, settings)
+    if how.samples:
+        require_sampling(agent, part, settings, epsilon=how.epsilon is not None)
+        settings = settings.scores
     network = policy_network(agent.tree, part, settings, front, spec.shapes)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
     if place.adapter is not None and how.adapter is None:
@@ -565,6 +591,46 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     drift = _environment_drift_notes(agent, spec)
     notes = (*agent.notes, *_wrapper_override_note(agent, how), *drift, *differing.notes())
     return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes)
+
+
+# Layouts whose discrete actors give the logits of the probabilities with which training drew actions.
+# Sources: stable_baselines3/common/distributions.py (CategoricalDistribution, MultiCategoricalDistribution),
+# cleanrl/ppo.py (`Categorical(logits=logits)`). Other libraries' actors may end with a softmax.
+_LOGITS = ("stable_baselines3", "cleanrl")
+
+
+def require_sampling(
+    agent: Agent, part: AgentNetwork, settings: NetworkSettings, *, epsilon: bool
+) -> Choices:
+    """Return the discrete actions to draw; raise UnsupportedError for a policy without that form."""
+    file, choices = agent.checkpoint.path, settings.choices
+    if choices is None:
+        raise UnsupportedError(
+            "only discrete actions are sampled, and the policy's are continuous",
+            file=file,
+            hint="--noise STD adds Gaussian noise",
+        )
+    if epsilon and not part.chooses:
+        raise UnsupportedError(
+            "epsilon is for Q-networks, and the policy is an actor",
+            file=file,
+            hint="--stochastic draws the actions of an actor by its probabilities",
+        )
+    if not epsilon and part.chooses:
+        raise UnsupportedError(
+            "a Q-network has no probabilities of actions",
+            file=file,
+            hint="--epsilon E plays a uniform action with probability E",
+        )
+    titles = {each.title for each in agent.binding.parts}
+    if not epsilon and (agent.binding.layout not in _LOGITS or schema.VALUES[0] not in titles):
+        raise UnsupportedError(
+            "no file states that the policy's outputs are logits of probabilities",
+            file=file,
+            expected=f"an actor with a state value (PPO, A2C) of {' or '.join(_LOGITS)}",
+            found=f"{agent.binding.layout}: {', '.join(sorted(titles))}",
+        )
+    return choices
 
 
 # Two bounds are equal within float32 rounding.
@@ -756,7 +822,7 @@ def play_stacked(
     played = rollouts(
         policy,
         vector,
-        RolloutSpec(how.episodes, how.seed, noise, watch=watch),
+        RolloutSpec(how.episodes, how.seed, noise, _sampling(entrants[0].settings, how), watch=watch),
         members=len(entrants),
         progress=progress,
     )
@@ -783,6 +849,15 @@ def play_stacked(
         )
         for entrant, result in zip(entrants, played, strict=True)
         if len(result.returns)
+    )
+
+
+def _sampling(settings: NetworkSettings, how: Protocol) -> ActionSampler | None:
+    choices = settings.choices
+    return (
+        None
+        if not how.samples or choices is None
+        else ActionSampler(choices.counts, choices.starts, how.epsilon)
     )
 
 

@@ -17,6 +17,7 @@ from ckpttool.commands.evaluate import (
     policy_part,
     prepare_agent,
     require_backend,
+    require_sampling,
 )
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
@@ -27,10 +28,11 @@ from ckpttool.commands.network_outputs import (
     require_facts,
 )
 from ckpttool.core import plugins, sidecar
-from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation.environments import import_gymnasium
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
+from ckpttool.evaluation.rollout import ActionSampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
@@ -131,6 +133,7 @@ class LoadedAgent:
         self._backend = cast(Backend, plugins.find("backends", how.backend).load())
         self._policies: dict[str, Policy] = {}
         self._lock = threading.Lock()
+        self._stream = ActionSampler.stream(0)
         slots = {slot.name for slot in self._network.states}
         self._shapes = {n: s for n, s in self._network.input_shapes.items() if n not in slots}
         self._open = True
@@ -216,16 +219,26 @@ class LoadedAgent:
             return spaces.Discrete(choices.counts[0], start=choices.starts[0])
         return spaces.MultiDiscrete(choices.counts, start=choices.starts)
 
-    def act(self, observations: Observation | Any) -> Any:
-        """Return the deterministic actions for observations, one or a batch, an array or a dict of arrays.
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of sampled actions, as `evaluate` does for the episode of that seed."""
+        self._stream = ActionSampler.stream(seed)
+
+    def act(
+        self, observations: Observation | Any, *, deterministic: bool = True, epsilon: float | None = None
+    ) -> Any:
+        """Return the actions for observations, one or a batch, an array or a dict of arrays.
 
         A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
         (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
-        device, and on the agent's device the numbers are not copied to the host. Raise UsageError for a
-        policy with memory, whose state `predict` carries.
+        device, and on the agent's device the numbers are not copied to the host. `deterministic=False` draws
+        discrete actions with the policy's probabilities; `epsilon` is the probability of a uniform one, for
+        Q-networks. The random numbers begin with `seed`, which is 0 at first. Raise UsageError for a policy
+        with memory, whose state `predict` carries, and UnsupportedError for one that is not sampled.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
+        if not deterministic or epsilon is not None:
+            return self._sample(observations, epsilon)
         if _is_tensor(observations):
             return self._act_on_tensor(observations)
         return self._as_actions(self._step("act", cast(Observation, observations))[0])
@@ -241,10 +254,12 @@ class LoadedAgent:
 
         stable_baselines3/common/policies.py, BasePolicy.predict: `episode_start` [n] marks the rows whose
         state is reset. `evaluate_policy` and loops that were written for that library accept the agent.
-        Raise UnsupportedError for sampled actions (`deterministic=False`).
+        `deterministic=False` is that of `act`; raise UnsupportedError for a policy with memory.
         """
         if not deterministic:
-            raise UnsupportedError("actions are not sampled: only deterministic ones are supported")
+            if self._network.states:
+                raise UnsupportedError("actions of a policy with memory are not sampled", file=self.path)
+            return np.asarray(self.act(observation, deterministic=False)), None
         carried = tuple(state or ())
         if carried and episode_start is not None:
             kept = ~np.asarray(episode_start, np.bool_).reshape(-1)
@@ -295,6 +310,27 @@ class LoadedAgent:
         if title is None:
             raise UsageError("the file holds no state-value network", file=self.path)
         return self._step(title, observations)[0][..., 0]
+
+    def _sample(self, observations: Any, epsilon: float | None) -> Any:
+        """Return drawn actions; the rows of a batch take their random numbers in turn from one stream."""
+        how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
+        part = policy_part(self._agent, self._how.network)
+        choices = require_sampling(self._agent, part, self._settings, epsilon=how.epsilon is not None)
+        given = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
+        scores = self.scores(given)
+        rows = np.atleast_2d(scores)
+        if not np.isfinite(rows).all():
+            raise CkpttoolError("the policy's scores are not finite", file=self.path)
+        with self._lock:
+            drawn = ActionSampler(choices.counts, choices.starts, epsilon).choose(
+                rows, [self._stream] * len(rows)
+            )
+        actions = self._as_actions(drawn[0] if scores.ndim == 1 else drawn)
+        if not _is_tensor(observations):
+            return actions
+        from ckpttool.networks.torch_backend import as_tensor
+
+        return as_tensor(np.asarray(actions)).to(observations.device)
 
     def _policy(self, role: str) -> Policy:
         """Return a network on the device: "act", "scores", or the one of that title."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         VectorEnv,
         measure_deviation,
     )
-    from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
+    from ckpttool.evaluation.rollout import ActionSampler, ExplorationNoise, Rollout, RolloutSpec, rollouts
     from ckpttool.evaluation.simulators import DeviceVector, is_factory
     from ckpttool.evaluation.statistics import (
         Estimate,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckpttool.evaluation.wrappers import WrapperSpec
 
 __all__ = [
+    "ActionSampler",
     "Agreement",
     "Camera",
     "Caption",
@@ -76,6 +77,7 @@ _HOMES = {
     "ReturnStatistics": "statistics",
     "Rollout": "rollout",
     "RolloutSpec": "rollout",
+    "ActionSampler": "rollout",
     "TaskRules": "fast_engines",
     "VectorEnv": "gymnasium_engine",
     "WrapperSpec": "wrappers",

@@ -19,14 +19,7 @@ from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
-from ckpttool.evaluation.fast_engines import (
-    MOUNTAIN_CAR_ID,
-    TASKS,
-    MountainCarTensors,
-    MujocoVector,
-    PendulumTensors,
-    StandaloneMountainCar,
-)
+from ckpttool.evaluation.fast_engines import MOUNTAIN_CAR_ID, TASKS, MujocoVector
 from ckpttool.evaluation.gymnasium_engine import (
     OBS,
     Agreement,
@@ -455,43 +448,47 @@ class FastEngine:
 
 
 _TITLES = {"Continuous_MountainCar": MOUNTAIN_CAR_ID.partition("-")[0]}
-_PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
-_MOUNTAIN_CAR = "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv"
+_CLASSIC = "gymnasium.envs.classic_control."
+_PENDULUM = f"{_CLASSIC}pendulum:PendulumEnv"
+_CART_POLE = f"{_CLASSIC}cartpole:CartPoleEnv"
+_MOUNTAIN_CAR = f"{_CLASSIC}continuous_mountain_car:Continuous_MountainCarEnv"
 
 
-def _pendulum_batch(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
-    return fast_engines.PendulumBatch(make_one, num_envs)
+def _arrays(task: type[fast_engines.Equations]) -> Build:
+    return lambda make_one, num_envs, _: fast_engines.ArrayVector(task, make_one, num_envs)
 
 
-def _pendulum_tensors(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
-    return simulators.DeviceVector(PendulumTensors(make_one), num_envs)
-
-
-def _mountain_car_tensors(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
-    return simulators.DeviceVector(MountainCarTensors(make_one), num_envs)
+def _tensors(task: type[fast_engines.ClassicTensors]) -> Build:
+    return lambda make_one, num_envs, _: simulators.DeviceVector(task(make_one), num_envs)
 
 
 FAST = (
     FastEngine(MujocoVector.engine, dict.fromkeys(TASKS, MujocoVector)),
-    FastEngine(fast_engines.PENDULUM_ENGINE, {_PENDULUM: _pendulum_batch}),
+    FastEngine(fast_engines.PENDULUM_ENGINE, {_PENDULUM: _arrays(fast_engines.Pendulum)}),
+    FastEngine(
+        fast_engines.CLASSIC_ENGINE,
+        {
+            _CART_POLE: _arrays(fast_engines.CartPole),
+            f"{_CLASSIC}acrobot:AcrobotEnv": _arrays(fast_engines.Acrobot),
+            f"{_CLASSIC}mountain_car:MountainCarEnv": _arrays(fast_engines.MountainCar),
+            _MOUNTAIN_CAR: _arrays(fast_engines.MountainCarContinuous),
+        },
+    ),
     FastEngine(
         simulators.DEVICE_ENGINE,
-        {_PENDULUM: _pendulum_tensors, _MOUNTAIN_CAR: _mountain_car_tensors},
+        {
+            _PENDULUM: _tensors(fast_engines.PendulumTensors),
+            _CART_POLE: _tensors(fast_engines.CartPoleTensors),
+            _MOUNTAIN_CAR: _tensors(fast_engines.MountainCarTensors),
+        },
         on_request=True,
     ),
 )
-STANDALONE: Mapping[str, tuple[MakeOne, Mapping[str, Build]]] = {
-    fast_engines.PENDULUM_ID: (
-        fast_engines.StandalonePendulum,
-        {
-            AUTO: _pendulum_batch,
-            fast_engines.PENDULUM_ENGINE: _pendulum_batch,
-            simulators.DEVICE_ENGINE: _pendulum_tensors,
-        },
-    ),
-    MOUNTAIN_CAR_ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
+STANDALONE: Mapping[str, tuple[MakeOne, str]] = {
+    fast_engines.PENDULUM_ID: (fast_engines.StandalonePendulum, _PENDULUM),
+    MOUNTAIN_CAR_ID: (fast_engines.StandaloneMountainCar, _MOUNTAIN_CAR),
 }
-"""Environments that need no Gymnasium: constructor and engines."""
+"""Environments that need no Gymnasium: constructor, and entry point of the environment class."""
 
 ENGINES = (AUTO, GymVector.engine, *(engine.name for engine in FAST))
 
@@ -715,9 +712,11 @@ def _make_without_gymnasium(env_id: str, num_envs: int, options: VectorEnvOption
         return simulators.load_simulator(env_id, num_envs, options.device, options.kwargs)
     if env_id not in STANDALONE or options.kwargs or options.pictures or is_gymnasium_installed():
         return None
-    make_alone, builders = STANDALONE[env_id]
-    builder = builders.get(options.engine)
-    return None if builder is None else builder(make_alone, num_envs, options.threads)
+    make_alone, entry_point = STANDALONE[env_id]
+    for engine in FAST:
+        if options.engine in engine.answers_to and entry_point in engine.tasks:
+            return engine.tasks[entry_point](make_alone, num_envs, options.threads)
+    return None
 
 
 def _gymnasium_builder(

@@ -1,4 +1,4 @@
-"""Run fast engines: Pendulum and MountainCar in arrays and tensors, MuJoCo in batches."""
+"""Run fast engines: classic control in arrays and tensors, MuJoCo in batches."""
 
 from __future__ import annotations
 
@@ -100,108 +100,132 @@ def _make_box(low: Sequence[float], high: Sequence[float]) -> Box:
     return Box(np.array(low, np.float32), np.array(high, np.float32))
 
 
-def _missing_constant(env_id: str, engine: str, error: AttributeError) -> UnsupportedError:
-    return UnsupportedError(
-        f"the installed Gymnasium's {env_id} differs from the version that the {engine} engine reproduces",
-        found=f"no attribute {error.name!r}",
-    )
-
-
-# Pendulum-v1 for many rows at once in arrays, with Gymnasium's arithmetic.
+# Classic control for many rows at once in arrays, with Gymnasium's arithmetic.
 #
-# The equations follow gymnasium/envs/classic_control/pendulum.py operation by operation, so that an episode
-# is the same with every engine. Each instance compares single steps from many states with the environment
-# that it replaces, which detects a changed library version.
+# The equations follow gymnasium/envs/classic_control operation by operation and type by type, so that an
+# episode is the same with every engine. Each instance compares single steps from many states with the
+# environment that it replaces, which detects a changed library version. Sines and squares of NumPy scalars
+# equal those of arrays, but Python's `math.cos` and `**` on a scalar call the C library (see below).
 
 PENDULUM_ID = "Pendulum-v1"
+MOUNTAIN_CAR_ID = "MountainCarContinuous-v0"
 PENDULUM_ENGINE = "pendulum.batch"
+CLASSIC_ENGINE = "classic.batch"
 STATE_TOLERANCE: Final = 1e-12
-PENDULUM_OBSERVATION_TOLERANCE: Final = 1e-6
+ROUNDED_TOLERANCE: Final = 1e-6
 """A few units in the last place of a float32: observations are rounded to it."""
 REWARD_TOLERANCE: Final = 1e-9
-"""Bound of the rounding error of the reward's torque term, which is computed in float32."""
-_PENDULUM_COMPARED = 64
+"""Bound of the rounding error of rewards that are computed in float32."""
+POSITION_TOLERANCE: Final = 3e-7
+"""Two units in the last place of a float32: NumPy 1 rounds the arithmetic differently from NumPy 2."""
+VELOCITY_TOLERANCE: Final = 2e-8
+"""Tolerance of velocities, which stay below 0.07."""
+
+Columns = tuple[np.ndarray, ...]
+"""Arrays [rows], one per number of a state or an observation."""
+Advanced = tuple[Columns, np.ndarray, np.ndarray | None]
+"""The next state, rewards and terminated (None if no episode terminates), each [rows]."""
 
 
-class StandalonePendulum(StandaloneEnvironment):
-    """Pendulum-v1, for PendulumBatch."""
+class Equations:
+    """One task's equations for all rows at once, with the constants of Gymnasium's object."""
 
-    spec = EnvRegistration(PENDULUM_ID, 200)
-    g, m, l, dt, max_speed, max_torque = 10.0, 1.0, 1.0, 0.05, 8, 2.0  # noqa: E741  # Gymnasium's names
-    observation_space = _make_box([-1.0, -1.0, -8.0], [1.0, 1.0, 8.0])
-    action_space = _make_box([-2.0], [2.0])
+    env_id: str
+    start: tuple[Sequence[float], Sequence[float]]
+    """bounds of the uniform start states"""
+    tolerances: tuple[tuple[str, slice, float], ...] = (("states", slice(None), STATE_TOLERANCE),)
+    """the compared numbers of a state: name, place and tolerance"""
 
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return an angle and an angular velocity."""
-        most = np.array([np.pi, 1.0])
-        return generator.uniform(low=-most, high=most)
+    def __init__(self, bare: Any) -> None:
+        """Read the constants; raise AttributeError where one is missing."""
+        raise NotImplementedError
+
+    def begin(self, drawn: np.ndarray) -> Columns:
+        """Return the start states of draws [rows, numbers], float64."""
+        return tuple(drawn.T)
+
+    def observe(self, state: Columns) -> Columns:
+        """Return the observations of states after a step."""
+        return state
+
+    def observe_start(self, state: Columns) -> Columns:
+        """Return the observations of start states."""
+        return self.observe(state)
+
+    def advance(self, state: Columns, actions: np.ndarray) -> Advanced:
+        """Advance states by actions [rows]."""
+        raise NotImplementedError
+
+    def samples(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return states [n, numbers] and actions [n] whose steps are compared, with the corner cases."""
+        raise NotImplementedError
+
+    def put(self, bare: Any, state: np.ndarray) -> None:
+        """Set the state of Gymnasium's object."""
+        bare.state = state.copy()
 
 
-class PendulumConstants(NamedTuple):
-    """Constants of the equations: gravity and torque factors, the time step and the bounds."""
-
-    pull: float
-    push: float
-    dt: float
-    max_speed: float
-    max_torque: float
-
-
-class PendulumSteps(NamedTuple):
-    """Single reference steps: `states` [n, 2], `actions` [n, 1] and their results."""
+class StepSamples(NamedTuple):
+    """Single reference steps of Gymnasium's object: `states` [n, numbers], `actions` [n, 1], results."""
 
     states: np.ndarray
     actions: np.ndarray
     after: np.ndarray
-    """float64 [n, 2], angles and angular velocities"""
+    """float64 [n, numbers of Gymnasium's state]"""
     observations: np.ndarray
     rewards: np.ndarray
+    terminated: np.ndarray
+    tolerances: tuple[tuple[str, slice, float], ...]
 
-    def agreement(self, after: np.ndarray, observations: np.ndarray, rewards: np.ndarray) -> Agreement:
+    def agreement(
+        self, after: np.ndarray, observations: np.ndarray, rewards: np.ndarray, terminated: np.ndarray | None
+    ) -> Agreement:
         """Compare an engine's results for the same steps."""
+        ended = np.zeros(len(self.states), np.bool_) if terminated is None else terminated
+        kept = after[:, : self.after.shape[1]]
         return Agreement(
             len(self.states),
             (
-                measure_deviation("states", after, self.after, STATE_TOLERANCE),
-                measure_deviation(
-                    "observations", observations, self.observations, PENDULUM_OBSERVATION_TOLERANCE
+                *(
+                    measure_deviation(name, kept[:, at], self.after[:, at], tolerance)
+                    for name, at, tolerance in self.tolerances
                 ),
+                measure_deviation("observations", observations, self.observations, ROUNDED_TOLERANCE),
                 measure_deviation("rewards", rewards, self.rewards, REWARD_TOLERANCE),
+                measure_deviation("terminations", ended, self.terminated, 0.0),
             ),
         )
 
 
-class PendulumBatch:
-    """Rows' angles and velocities as two arrays; one Gymnasium environment draws start states.
+class ArrayVector:
+    """Rows' states as arrays; one Gymnasium environment draws start states.
 
-    Without Gymnasium, StandalonePendulum draws them.
+    Without Gymnasium, a StandaloneEnvironment draws them.
     """
 
-    engine = PENDULUM_ENGINE
-
     def __init__(
-        self, make_one: Callable[[], Any], num_envs: int = 1, *, engine: str = PENDULUM_ENGINE
+        self, task: type[Equations], make_one: Callable[[], Any], num_envs: int = 1, engine: str | None = None
     ) -> None:
-        """Raise UnsupportedError if the environment does not match these Pendulum equations."""
+        """Raise UnsupportedError if the environment does not match these equations."""
         if num_envs < 1:
             raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.engine = engine
+        self.engine = engine or (PENDULUM_ENGINE if task is Pendulum else CLASSIC_ENGINE)
         self._notes: dict[str, None] = {}
         with collect_warnings(self._notes):
             self._one = make_one()
         self.spec: EnvSpec = describe_env(self._one)
         self.num_envs = num_envs
         self._limit = self.spec.max_episode_steps or np.inf
-        self.obs: np.ndarray = np.zeros((num_envs, 3), np.float32)
-        self._angle, self._speed = np.zeros(num_envs), np.zeros(num_envs)
+        self.obs: np.ndarray = np.zeros((num_envs, self.spec.obs_dim), np.float32)
         self._length = np.zeros(num_envs, np.int64)
         self.agreement: Agreement | None = None
         try:
-            self.law = _read_pendulum_constants(self._one.unwrapped, engine)
+            self.task = _read_equations(task, self._one.unwrapped, self.engine)
+            self._state = tuple(map(np.array, self.task.begin(np.zeros((num_envs, len(task.start[0]))))))
             if isinstance(self._one, StandaloneEnvironment):
                 self._notes[self._one.note] = None
             if (steps := self.reference()) is not None:
-                self.agreement = self._compare(steps).require(self.spec.id, engine)
+                self.agreement = self._compare(steps).require(self.spec.id, self.engine)
         except BaseException:
             self.close()
             raise
@@ -211,31 +235,32 @@ class PendulumBatch:
         """Return Gymnasium's warnings, each once."""
         return tuple(self._notes)
 
-    def starts(self, seeds: np.ndarray) -> np.ndarray:
-        """Return the start angle and velocity of the episode of each seed: [len(seeds), 2]."""
+    def starts(self, seeds: np.ndarray) -> Columns:
+        """Return the start states of the episodes of these seeds, [len(seeds)] each."""
+        low, high = (np.array(end) for end in self.task.start)
 
         def draw(seed: int) -> np.ndarray:
             self._one.reset(seed=seed)
-            return np.array(self._one.unwrapped.state, np.float64)
+            return np.asarray(self._one.unwrapped.state)[: len(low)]
 
-        most = np.array([np.pi, 1.0])
-        return draw_starts(seeds, -most, most, draw)
+        return self.task.begin(draw_starts(seeds, low, high, draw))
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i]; rows with the same seed share the draw."""
-        self._angle[rows], self._speed[rows] = self.starts(seeds).T
+        state = self.starts(seeds)
+        self._keep(rows, state, self.task.observe_start(state))
         self._length[rows] = 0
-        self._see(rows)
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
         """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
         # Whole arrays need no index, and most steps advance every row.
         at = slice(None) if len(rows) == self.num_envs else rows
-        angle, speed, costs = _advance_pendulum(self.law, self._angle[at], self._speed[at], actions[at, 0])
-        self._angle[at], self._speed[at] = angle, speed
+        before = tuple(column[at] for column in self._state)
+        state, rewards, terminated = self.task.advance(before, actions[at, 0])
+        self._keep(at, state, self.task.observe(state))
         self._length[at] += 1
-        self._see(at)
-        return -costs, np.zeros(len(rows), np.bool_), self._length[at] >= self._limit
+        ended = np.zeros(len(rows), np.bool_) if terminated is None else terminated
+        return rewards, ended, self._length[at] >= self._limit
 
     def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
         """Raise UnsupportedError: the rows of an array cannot render."""
@@ -247,68 +272,326 @@ class PendulumBatch:
         """Close the one environment."""
         self._one.close()
 
-    def __enter__(self) -> PendulumBatch:
+    def __enter__(self) -> ArrayVector:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _see(self, at: np.ndarray | slice) -> None:
-        angle = self._angle[at]
-        self.obs[at, 0], self.obs[at, 1], self.obs[at, 2] = np.cos(angle), np.sin(angle), self._speed[at]
+    def _keep(self, at: np.ndarray | slice, state: Columns, observed: Columns) -> None:
+        for column, values in zip(self._state, state, strict=True):
+            column[at] = values
+        for number, values in enumerate(observed):
+            self.obs[at, number] = values
 
-    def reference(self) -> PendulumSteps | None:
+    def reference(self) -> StepSamples | None:
         """Return reference steps of Gymnasium's object from many states; None without Gymnasium."""
         if isinstance(self._one, StandaloneEnvironment):
             return None
-        random = np.random.default_rng(0)
-        # Several turns, all velocities, and torques beyond the bounds.
-        states = random.uniform((-4 * np.pi, -1.0), (4 * np.pi, 1.0), (_PENDULUM_COMPARED, 2))
-        states[:, 1] *= self.law.max_speed
-        actions = random.uniform(-1.5, 1.5, (_PENDULUM_COMPARED, 1)) * self.law.max_torque
-        # Corner cases: upright and hanging, at rest and at full velocity, with full torque either way.
-        states[:8] = [(angle, speed * self.law.max_speed) for angle in (0, np.pi) for speed in (-1, 0, 0, 1)]
-        actions[:8, 0] = np.array([-1, -1, 0, 1] * 2) * self.law.max_torque
-        actions = actions.astype(self.spec.action_low.dtype)
-        bare, after, seen, rewards = self._one.unwrapped, np.empty_like(states), [], []
-        for number, (state, action) in enumerate(zip(states, actions, strict=True)):
-            if number % min(_PENDULUM_COMPARED, self._limit) == 0:
-                self._one.reset(seed=0)
-            bare.state = state.copy()
-            observation, reward, terminated, _, _ = self._one.step(action)
-            # Pendulum never terminates: an environment that does is another task.
-            after[number] = np.nan if terminated else bare.state
+        states, actions = self.task.samples(np.random.default_rng(0))
+        actions = actions.astype(self.spec.action_low.dtype)[:, None]
+        bare, choices = self._one.unwrapped, self.spec.choices
+        after, seen, rewards, ended = [], [], [], []
+        for state, action in zip(states, actions, strict=True):
+            # A reset also begins the time limit anew, and forgets an earlier end.
+            self._one.reset(seed=0)
+            self.task.put(bare, state)
+            observation, reward, terminated, _, _ = self._one.step(int(action[0]) if choices else action)
+            after.append(np.array(bare.state, np.float64))
             seen.append(observation)
             rewards.append(reward)
-        return PendulumSteps(states, actions, after, np.array(seen), np.array(rewards))
+            ended.append(terminated)
+        results = (np.array(after), np.array(seen), np.array(rewards, np.float64), np.array(ended))
+        return StepSamples(states, actions, *results, self.task.tolerances)
 
-    def _compare(self, steps: PendulumSteps) -> Agreement:
+    def _compare(self, steps: StepSamples) -> Agreement:
         """Run the same steps as one batch."""
-        before = steps.states
-        angle, speed, costs = _advance_pendulum(self.law, before[:, 0], before[:, 1], steps.actions[:, 0])
-        seen = np.stack([np.cos(angle), np.sin(angle), speed], 1).astype(np.float32)
-        return steps.agreement(np.stack([angle, speed], 1), seen, -costs)
+        before = tuple(np.ascontiguousarray(column) for column in steps.states.T)
+        state, rewards, terminated = self.task.advance(before, steps.actions[:, 0])
+        seen = np.stack(self.task.observe(state), 1).astype(np.float32)
+        return steps.agreement(np.stack(state, 1), seen, rewards, terminated)
 
 
-def _read_pendulum_constants(bare: Any, engine: str) -> PendulumConstants:
-    """Return the constants of Gymnasium's object; raise UnsupportedError if they differ."""
+def _read_equations(task: type[Equations], bare: Any, engine: str) -> Equations:
+    """Return the equations with the object's constants; raise UnsupportedError where one is missing."""
     try:
-        pull, push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
-        return PendulumConstants(pull, push, bare.dt, bare.max_speed, bare.max_torque)
+        return task(bare)
     except AttributeError as error:
-        raise _missing_constant(PENDULUM_ID, engine, error) from None
+        raise UnsupportedError(
+            f"the installed Gymnasium's {task.env_id} differs from the version that the {engine} engine "
+            "reproduces",
+            found=f"no attribute {error.name!r}",
+        ) from None
 
 
-def _advance_pendulum(
-    law: PendulumConstants, angle: np.ndarray, speed: np.ndarray, action: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the angles and velocities after a step, and its costs, each [rows]."""
-    torque = np.clip(action, -law.max_torque, law.max_torque)
-    upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
-    costs = _square_by_pow(upright) + 0.1 * _square_by_pow(speed) + 0.001 * _square_by_pow(torque)
-    faster = speed + (law.pull * np.sin(angle) + law.push * torque) * law.dt
-    faster = np.clip(faster, -law.max_speed, law.max_speed)
-    return angle + faster * law.dt, faster, costs
+class Pendulum(Equations):
+    """Pendulum-v1: angle and angular velocity (pendulum.py)."""
+
+    env_id = PENDULUM_ID
+    start = ((-np.pi, -1.0), (np.pi, 1.0))
+
+    def __init__(self, bare: Any) -> None:
+        """Read gravity, mass, length, the time step and the bounds."""
+        self.pull, self.push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
+        self.dt, self.max_speed, self.max_torque = bare.dt, bare.max_speed, bare.max_torque
+
+    def observe(self, state: Columns) -> Columns:
+        """Return cosine, sine and angular velocity."""
+        angle, speed = state
+        return np.cos(angle), np.sin(angle), speed
+
+    def advance(self, state: Columns, actions: np.ndarray) -> Advanced:
+        """Advance by torques; no episode terminates."""
+        angle, speed = state
+        torque = np.clip(actions, -self.max_torque, self.max_torque)
+        upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
+        costs = _square_by_pow(upright) + 0.1 * _square_by_pow(speed) + 0.001 * _square_by_pow(torque)
+        faster = speed + (self.pull * np.sin(angle) + self.push * torque) * self.dt
+        faster = np.clip(faster, -self.max_speed, self.max_speed)
+        return (angle + faster * self.dt, faster), -costs, None
+
+    def samples(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return several turns, all velocities, and torques beyond the bounds."""
+        states = random.uniform((-4 * np.pi, -1.0), (4 * np.pi, 1.0), (64, 2))
+        states[:, 1] *= self.max_speed
+        actions = random.uniform(-1.5, 1.5, 64) * self.max_torque
+        # Upright and hanging, at rest and at full velocity, with full torque either way.
+        states[:8] = [(angle, speed * self.max_speed) for angle in (0, np.pi) for speed in (-1, 0, 0, 1)]
+        actions[:8] = np.array([-1, -1, 0, 1] * 2) * self.max_torque
+        return states, actions
+
+
+class CartPole(Equations):
+    """CartPole-v0 and v1: position, velocity, angle and angular velocity (cartpole.py)."""
+
+    env_id = "CartPole-v1"
+    start = ((-0.05,) * 4, (0.05,) * 4)
+
+    def __init__(self, bare: Any) -> None:
+        """Read masses, lengths, the force, the time step and the ends of an episode."""
+        self.gravity, self.total_mass, self.masspole = bare.gravity, bare.total_mass, bare.masspole
+        self.length, self.polemass_length, self.tau = bare.length, bare.polemass_length, bare.tau
+        self.forces = np.array([-bare.force_mag, bare.force_mag])
+        self.farthest, self.steepest = bare.x_threshold, bare.theta_threshold_radians
+        # gymnasium before 1.0 has no other reward.
+        self.rewards = (0.0, -1.0) if getattr(bare, "_sutton_barto_reward", False) else (1.0, 1.0)
+
+    def advance(self, state: Columns, actions: np.ndarray) -> Advanced:
+        """Push the cart left (0) or right (1)."""
+        x, x_dot, theta, theta_dot = state
+        cosine, sine = np.cos(theta), np.sin(theta)
+        force = self.forces[actions.astype(np.int64)]
+        temp = (force + self.polemass_length * np.square(theta_dot) * sine) / self.total_mass
+        turn = (self.gravity * sine - cosine * temp) / (
+            self.length * (4.0 / 3.0 - self.masspole * np.square(cosine) / self.total_mass)
+        )
+        push = temp - self.polemass_length * turn * cosine / self.total_mass
+        x, theta = x + self.tau * x_dot, theta + self.tau * theta_dot
+        terminated = (np.abs(x) > self.farthest) | (np.abs(theta) > self.steepest)
+        going, over = self.rewards
+        after = (x, x_dot + self.tau * push, theta, theta_dot + self.tau * turn)
+        return after, np.where(terminated, over, going), terminated
+
+    def samples(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return states inside and at the ends of an episode, with fast poles."""
+        reach = np.array([self.farthest, 3.0, self.steepest, 4.0])
+        states = random.uniform(-1.05 * reach, 1.05 * reach, (64, 4))
+        # At rest in the middle and at each end.
+        states[:6] = 0.0
+        states[2:4, 0] = states[4:6, 2] = (-1, 1)
+        states[:6] *= reach
+        return states, np.arange(64.0) % 2
+
+
+class Acrobot(Equations):
+    """Acrobot-v1: two angles and their velocities, by Runge-Kutta's method (acrobot.py)."""
+
+    env_id = "Acrobot-v1"
+    start = ((-0.1,) * 4, (0.1,) * 4)
+
+    def __init__(self, bare: Any) -> None:
+        """Read masses, lengths, torques and the time step; refuse the paper's equations and noise."""
+        self.m1, self.m2, self.l1, self.inertia = (
+            bare.LINK_MASS_1,
+            bare.LINK_MASS_2,
+            bare.LINK_LENGTH_1,
+            bare.LINK_MOI,
+        )
+        self.lc1, self.lc2, self.dt = bare.LINK_COM_POS_1, bare.LINK_COM_POS_2, bare.dt
+        self.torques, self.fastest = np.array(bare.AVAIL_TORQUE), (bare.MAX_VEL_1, bare.MAX_VEL_2)
+        if bare.book_or_nips != "book" or bare.torque_noise_max > 0:
+            raise UnsupportedError(f"the {CLASSIC_ENGINE} engine supports only Acrobot's default equations")
+
+    def observe(self, state: Columns) -> Columns:
+        """Return cosines and sines of the angles, and the velocities."""
+        one, two, *speeds = state
+        return np.cos(one), np.sin(one), np.cos(two), np.sin(two), *speeds
+
+    def observe_start(self, state: Columns) -> Columns:
+        """Return the observations of start states, whose cosines Gymnasium computes in float32."""
+        return self.observe(tuple(column.astype(np.float32) for column in state))
+
+    def advance(self, state: Columns, actions: np.ndarray) -> Advanced:
+        """Turn the second joint; an episode terminates at the target height."""
+        torque, start = self.torques[actions.astype(np.int64)], np.stack(state)
+        half = self.dt / 2.0
+        k1 = self._slope(start, torque)
+        k2 = self._slope(start + half * k1, torque)
+        k3 = self._slope(start + half * k2, torque)
+        k4 = self._slope(start + self.dt * k3, torque)
+        one, two, *speeds = start + self.dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+        one, two = _wrap_angles(one), _wrap_angles(two)
+        speeds = [np.clip(speed, -most, most) for speed, most in zip(speeds, self.fastest, strict=True)]
+        terminated = -np.cos(one) - np.cos(two + one) > 1.0
+        return (one, two, *speeds), np.where(terminated, 0.0, -1.0), terminated
+
+    def _slope(self, state: np.ndarray, torque: np.ndarray) -> np.ndarray:
+        """Return the time derivatives of states [4, rows]."""
+        one, two, speed_one, speed_two = state
+        m1, m2, l1, lc1, lc2, inertia, g = self.m1, self.m2, self.l1, self.lc1, self.lc2, self.inertia, 9.8
+        cosine, sine = np.cos(two), np.sin(two)
+        d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cosine) + inertia + inertia
+        d2 = m2 * (lc2**2 + l1 * lc2 * cosine) + inertia
+        phi2 = m2 * lc2 * g * np.cos(one + two - np.pi / 2.0)
+        phi1 = (
+            -m2 * l1 * lc2 * _square_by_pow(speed_two) * sine
+            - 2 * m2 * l1 * lc2 * speed_two * speed_one * sine
+            + (m1 * lc1 + m2 * l1) * g * np.cos(one - np.pi / 2)
+            + phi2
+        )
+        faster_two = (torque + d2 / d1 * phi1 - m2 * l1 * lc2 * _square_by_pow(speed_one) * sine - phi2) / (
+            m2 * lc2**2 + inertia - _square_by_pow(d2) / d1
+        )
+        return np.stack([speed_one, speed_two, -(d2 * faster_two + phi1) / d1, faster_two])
+
+    def samples(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return all angles, and velocities that exceed their bounds in a step."""
+        reach = np.array([np.pi, np.pi, *self.fastest])
+        states = random.uniform(-reach, reach, (66, 4))
+        states[:33, 2:] /= 8
+        return states, np.arange(66.0) % 3
+
+
+class MountainCar(Equations):
+    """MountainCar-v0: position and velocity, float64 (mountain_car.py)."""
+
+    env_id = "MountainCar-v0"
+    start = ((-0.6,), (-0.4,))
+
+    def __init__(self, bare: Any) -> None:
+        """Read the bounds, the goal and the forces."""
+        self.low, self.high, self.fastest = bare.min_position, bare.max_position, bare.max_speed
+        self.goal, self.goal_speed = bare.goal_position, bare.goal_velocity
+        self.pushes = np.array([(action - 1) * bare.force for action in range(3)])
+        self.gravity = bare.gravity
+
+    def begin(self, drawn: np.ndarray) -> Columns:
+        """Start at rest."""
+        return drawn[:, 0], np.zeros(len(drawn))
+
+    def advance(self, state: Columns, actions: np.ndarray) -> Advanced:
+        """Push left (0), not (1) or right (2)."""
+        position, speed = state
+        speed = speed + (self.pushes[actions.astype(np.int64)] + _cosine(3 * position) * (-self.gravity))
+        speed = np.clip(speed, -self.fastest, self.fastest)
+        position = np.clip(position + speed, self.low, self.high)
+        speed = np.where((position == self.low) & (speed < 0), 0.0, speed)
+        terminated = (position >= self.goal) & (speed >= self.goal_speed)
+        return (position, speed), np.full(len(speed), -1.0), terminated
+
+    def samples(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return all positions and velocities, both walls, and the edge of the goal."""
+        ends = (self.low, -self.fastest), (self.high, self.fastest)
+        states = random.uniform(*ends, (96, 2))
+        states[:8] = [
+            (p, v) for p in (self.low, self.high) for v in (-self.fastest, -1e-4, 1e-4, self.fastest)
+        ]
+        states[8:16, 0], states[8:16, 1] = self.goal - 0.01, np.linspace(0.005, self.fastest, 8)
+        return states, np.arange(96.0) % 3
+
+
+class MountainCarContinuous(MountainCar):
+    """MountainCarContinuous-v0 (continuous_mountain_car.py), with the types of NumPy 2.
+
+    A reset draws the position in float64, every step rounds position and velocity to float32, and the slope
+    is the C library's cosine of a float32 position. The third number of a state is 1 after a reset.
+    """
+
+    env_id = MOUNTAIN_CAR_ID
+    tolerances = (
+        ("positions", slice(0, 1), POSITION_TOLERANCE),
+        ("velocities", slice(1, 2), VELOCITY_TOLERANCE),
+    )
+    steepness, gravity, goal_reward, effort = 3, 0.0025, 100.0, 0.1
+
+    def __init__(self, bare: Any) -> None:
+        """Read the bounds, the goal and the power."""
+        self.low, self.high, self.fastest = bare.min_position, bare.max_position, bare.max_speed
+        self.goal, self.goal_speed = bare.goal_position, bare.goal_velocity
+        self.least, self.most, self.power = bare.min_action, bare.max_action, bare.power
+
+    def begin(self, drawn: np.ndarray) -> Columns:
+        """Start at rest, in float64."""
+        return drawn[:, 0], np.zeros(len(drawn)), np.ones(len(drawn))
+
+    def observe(self, state: Columns) -> Columns:
+        """Return position and velocity."""
+        return state[:2]
+
+    def advance(self, state: Columns, actions: np.ndarray) -> Advanced:
+        """Push by a force; its square costs."""
+        position, speed, first = state
+        exact = first == 1
+
+        def rounded(values: np.ndarray | float) -> np.ndarray:
+            """Round to float32, except in the first step; the float64 sum of two float32 rounds as theirs."""
+            return np.where(exact, values, np.float32(values))
+
+        force = np.clip(actions, self.least, self.most)
+        pull = self.gravity * _cosine(rounded(self.steepness * position))
+        push = (force * np.float32(self.power) - np.float32(pull)).astype(np.float64)
+        # `min(max(...))` gives a Python number beyond the bounds, and so a float64 product.
+        push = np.where(force == actions, push, force.astype(np.float64) * self.power - pull)
+        fastest, low, high = map(rounded, (self.fastest, self.low, self.high))
+        speed = np.clip(rounded(speed + rounded(push)), -fastest, fastest)
+        position = np.clip(rounded(position + speed), low, high)
+        speed = np.where((position == low) & (speed < 0), 0.0, speed)
+        terminated = (position >= rounded(self.goal)) & (speed >= rounded(self.goal_speed))
+        rewards = terminated * self.goal_reward - _square_by_pow(actions.astype(np.float64)) * self.effort
+        return (_in_float32(position), _in_float32(speed), np.zeros(len(speed))), rewards, terminated
+
+    def samples(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return MountainCar's states in float32, some from a reset, and forces beyond the bounds."""
+        states, _ = super().samples(random)
+        actions = random.uniform(1.5 * self.least, 1.5 * self.most, len(states))
+        actions[:16] = np.tile([self.least, self.most], 8)
+        first = np.zeros(len(states))
+        first[16:32], states[16:32, 0], states[16:32, 1] = 1, random.uniform(-0.6, -0.4, 16), 0.0
+        states = np.where(first[:, None] == 1, states, _in_float32(states))
+        return np.column_stack([states, first]), actions
+
+    def put(self, bare: Any, state: np.ndarray) -> None:
+        """Set position and velocity in the type that they have at this time."""
+        bare.state = state[:2].copy() if state[2] else state[:2].astype(np.float32)
+
+
+def _in_float32(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _wrap_angles(angles: np.ndarray) -> np.ndarray:
+    """Return angles in [-pi, pi], by turns as acrobot.py's `wrap` subtracts them."""
+    turn = np.pi - -np.pi
+    while (over := angles > np.pi).any():
+        angles = np.where(over, angles - turn, angles)
+    while (under := angles < -np.pi).any():
+        angles = np.where(under, angles + turn, angles)
+    return angles
+
+
+def _cosine(values: np.ndarray) -> np.ndarray:
+    """Return the cosines [n] as computed by the C library, which `math.cos` calls; np.cos need not."""
+    return np.array([math.cos(value) for value in values.tolist()])
 
 
 def _square_by_pow(values: np.ndarray) -> np.ndarray:
@@ -326,21 +609,51 @@ def _square_by_pow(values: np.ndarray) -> np.ndarray:
     return squares
 
 
-# Pendulum-v1 as a tensor program: the arithmetic of gymnasium/envs/classic_control/pendulum.py in float64.
+class StandalonePendulum(StandaloneEnvironment):
+    """Pendulum-v1, for ArrayVector."""
+
+    spec = EnvRegistration(PENDULUM_ID, 200)
+    g, m, l, dt, max_speed, max_torque = 10.0, 1.0, 1.0, 0.05, 8, 2.0  # noqa: E741  # Gymnasium's names
+    observation_space = _make_box([-1.0, -1.0, -8.0], [1.0, 1.0, 8.0])
+    action_space = _make_box([-2.0], [2.0])
+
+    def draw(self, generator: np.random.Generator) -> np.ndarray:
+        """Return an angle and an angular velocity."""
+        low, high = Pendulum.start
+        return generator.uniform(low=low, high=high)
+
+
+class StandaloneMountainCar(StandaloneEnvironment):
+    """MountainCarContinuous-v0, for ArrayVector."""
+
+    spec = EnvRegistration(MOUNTAIN_CAR_ID, 999)
+    min_action, max_action, min_position, max_position = -1.0, 1.0, -1.2, 0.6
+    max_speed, goal_position, goal_velocity, power = 0.07, 0.45, 0, 0.0015
+    observation_space = _make_box([-1.2, -0.07], [0.6, 0.07])
+    action_space = _make_box([-1.0], [1.0])
+
+    def draw(self, generator: np.random.Generator) -> np.ndarray:
+        """Return a position and zero velocity."""
+        return np.array([generator.uniform(low=-0.6, high=-0.4), 0])
+
+
+# Classic control as tensor programs: the same arithmetic in float64, on any device.
 #
-# It matches Gymnasium within rounding: a tensor library's sine and cosine differ from NumPy's in the last
+# They match Gymnasium within rounding: a tensor library's sine and cosine differ from NumPy's in the last
 # bit, and it squares by multiplication where Gymnasium calls the C library's pow. The error is measured on
 # each device.
 
 
-class PendulumTensors:
-    """Angles and velocities, float64 [rows]; start states, constants and reference are PendulumBatch's."""
+class ClassicTensors:
+    """A task of classic control; start states, constants and reference are ArrayVector's."""
+
+    equations: type[Equations]
 
     def __init__(self, make_one: Callable[[], Any]) -> None:
-        """Raise UnsupportedError if the environment does not match these Pendulum equations."""
-        self._arrays = PendulumBatch(make_one, engine=DEVICE_ENGINE)
+        """Raise UnsupportedError if the environment does not match the equations."""
+        self._arrays = ArrayVector(self.equations, make_one, engine=DEVICE_ENGINE)
         self.spec = self._arrays.spec
-        self._law = self._arrays.law
+        self.task: Any = self._arrays.task
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -353,14 +666,41 @@ class PendulumTensors:
 
         if (steps := self._arrays.reference()) is None:
             return None
-        state = tuple(torch.from_numpy(column.copy()).to(device) for column in steps.states.T)
-        after, rewards, _ = self.step(state, torch.from_numpy(steps.actions).to(device))
-        found = (torch.stack(after, 1), self.observe(after), rewards)
-        return steps.agreement(*(tensor.cpu().numpy() for tensor in found))
+        columns = self._columns(tuple(np.ascontiguousarray(column) for column in steps.states.T))
+        state = tuple(torch.from_numpy(column).to(device) for column in columns)
+        after, rewards, terminated = self.step(state, torch.from_numpy(steps.actions).to(device))
+        states = torch.stack([column.double() for column in after], 1)
+        ended = None if terminated is None else terminated.cpu().numpy()
+        seen, paid = self.observe(after).cpu().numpy(), rewards.cpu().numpy()
+        return steps.agreement(states.cpu().numpy(), seen, paid, ended)
 
-    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the start angles and velocities, drawn by Gymnasium's own generators."""
-        return tuple(np.ascontiguousarray(column) for column in self._arrays.starts(seeds).T)
+    def starts(self, seeds: np.ndarray) -> Columns:
+        """Return the start states, drawn by Gymnasium's own generators."""
+        return self._columns(tuple(np.ascontiguousarray(column) for column in self._arrays.starts(seeds)))
+
+    def _columns(self, state: Columns) -> Columns:
+        """Return the program's state of an array engine's."""
+        return state
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return the observations: float32 [rows, obs_dim]."""
+        raise NotImplementedError
+
+    def step(
+        self, state: Tensors, actions: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
+        """Return the next state, the rewards, and terminated (None if no episode terminates)."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the one environment."""
+        self._arrays.close()
+
+
+class PendulumTensors(ClassicTensors):
+    """Angles and velocities, float64 [rows]."""
+
+    equations = Pendulum
 
     def observe(self, state: Tensors) -> torch.Tensor:
         """Return cosine, sine and angular velocity: float32 [rows, 3]."""
@@ -376,7 +716,7 @@ class PendulumTensors:
 
     def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:
         """Return the next angles and velocities, and the rewards; no episode terminates."""
-        (angle, speed), law = state, self._law
+        (angle, speed), law = state, self.task
         torque = actions[:, 0].clamp(-law.max_torque, law.max_torque)
         upright = (angle + math.pi).remainder(2 * math.pi) - math.pi
         costs = upright.square().addcmul(speed, speed, value=0.1) + 0.001 * torque.square()
@@ -385,124 +725,47 @@ class PendulumTensors:
         faster = faster.clamp(-law.max_speed, law.max_speed)
         return (angle.add(faster, alpha=law.dt), faster), -costs, None
 
-    def close(self) -> None:
-        """Close the one environment."""
-        self._arrays.close()
 
+class CartPoleTensors(ClassicTensors):
+    """Position, velocity, angle and angular velocity, float64 [rows] each."""
 
-# MountainCarContinuous-v0 as a tensor program, with or without Gymnasium.
-#
-# It follows gymnasium/envs/classic_control/continuous_mountain_car.py under NumPy 2, including the types: a
-# reset draws the position in float64, every step rounds position and velocity to float32, and the slope term
-# is a float64 cosine of a float32 position (float64 in the first step).
+    equations = CartPole
 
-MOUNTAIN_CAR_ID = "MountainCarContinuous-v0"
-POSITION_TOLERANCE: Final = 3e-7
-"""Two units in the last place of a float32: NumPy 1 rounds the arithmetic differently from NumPy 2."""
-VELOCITY_TOLERANCE: Final = 2e-8
-"""Tolerance of velocities, which stay below 0.07."""
-GRAVITY, STEEPNESS, GOAL_REWARD, EFFORT = 0.0025, 3, 100.0, 0.1
-_MOUNTAIN_CAR_COMPARED = 96
-
-
-class MountainCarConstants(NamedTuple):
-    """Constants of the equations, read from Gymnasium's object."""
-
-    min_action: float
-    max_action: float
-    min_position: float
-    max_position: float
-    max_speed: float
-    goal_position: float
-    goal_velocity: float
-    power: float
-
-
-class StandaloneMountainCar(StandaloneEnvironment):
-    """MountainCarContinuous-v0, for MountainCarTensors."""
-
-    spec = EnvRegistration(MOUNTAIN_CAR_ID, 999)
-    min_action, max_action, min_position, max_position = -1.0, 1.0, -1.2, 0.6
-    max_speed, goal_position, goal_velocity, power = 0.07, 0.45, 0, 0.0015
-    observation_space = _make_box([-1.2, -0.07], [0.6, 0.07])
-    action_space = _make_box([-1.0], [1.0])
-
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return a position and zero velocity."""
-        return np.array([generator.uniform(low=-0.6, high=-0.4), 0])
-
-
-class MountainCarSteps(NamedTuple):
-    """Single steps of Gymnasium's object, each from a state [2] by an action [1]."""
-
-    states: np.ndarray
-    first: np.ndarray
-    """bool [n], whether the state comes from a reset, in float64"""
-    actions: np.ndarray
-    after: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-
-
-class MountainCarTensors:
-    """State: position (float64), velocity and slope term (float32), [rows] each."""
-
-    def __init__(self, make_one: Callable[[], Any]) -> None:
-        """Raise UnsupportedError if the environment lacks a constant of these equations."""
-        self._notes: dict[str, None] = {}
-        with collect_warnings(self._notes):
-            self._one = make_one()
-        try:
-            self.spec: EnvSpec = describe_env(self._one)
-            bare = self._one.unwrapped
-            self.constants = MountainCarConstants(
-                *(getattr(bare, name) for name in MountainCarConstants._fields)
-            )
-        except AttributeError as error:
-            self.close()
-            raise _missing_constant(MOUNTAIN_CAR_ID, DEVICE_ENGINE, error) from None
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(self._one, StandaloneEnvironment):
-            self._notes[self._one.note] = None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return Gymnasium's warnings, each once."""
-        return tuple(self._notes)
-
-    def compare(self, device: torch.device) -> Agreement | None:
-        """Compare steps on the device with Gymnasium's; None without Gymnasium."""
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return the state: float32 [rows, 4]."""
         import torch
 
-        if (steps := self._reference()) is None:
-            return None
-        state = tuple(
-            torch.from_numpy(each).to(device) for each in _mountain_car_arrays(steps.states, steps.first)
+        return torch.stack(state, 1).float()
+
+    def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        """Return the next state, the rewards, and which poles or carts have left their bounds."""
+        (x, x_dot, theta, theta_dot), law = state, self.task
+        cosine, sine = theta.cos(), theta.sin()
+        left, right = law.forces
+        force = (actions[:, 0] == 1).double() * (right - left) + left
+        temp = (force + law.polemass_length * theta_dot.square() * sine) / law.total_mass
+        turn = (law.gravity * sine - cosine * temp) / (
+            law.length * (4.0 / 3.0 - law.masspole * cosine.square() / law.total_mass)
         )
-        after, rewards, terminated = self.step(state, torch.from_numpy(steps.actions).to(device))
-        seen = self.observe(after).cpu().numpy()
-        return Agreement(
-            len(steps.states),
-            (
-                measure_deviation("positions", seen[:, 0], steps.after[:, 0], POSITION_TOLERANCE),
-                measure_deviation("velocities", seen[:, 1], steps.after[:, 1], VELOCITY_TOLERANCE),
-                measure_deviation("rewards", rewards.cpu().numpy(), steps.rewards, REWARD_TOLERANCE),
-                measure_deviation("terminations", terminated.cpu().numpy(), steps.terminated, 0.0),
-            ),
-        )
+        push = temp - law.polemass_length * turn * cosine / law.total_mass
+        x, theta = x + law.tau * x_dot, theta + law.tau * theta_dot
+        terminated = (x.abs() > law.farthest) | (theta.abs() > law.steepest)
+        going, over = law.rewards
+        rewards = terminated.double() * (over - going) + going
+        return (x, x_dot + law.tau * push, theta, theta_dot + law.tau * turn), rewards, terminated
 
-    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the start states of these seeds' episodes, drawn by Gymnasium's own generators."""
 
-        def draw(seed: int) -> np.ndarray:
-            self._one.reset(seed=seed)
-            return np.array(self._one.unwrapped.state[:1], np.float64)
+class MountainCarTensors(ClassicTensors):
+    """MountainCarContinuous: position (float64), velocity and slope term (float32), [rows] each."""
 
-        positions = draw_starts(seeds, np.array([-0.6]), np.array([-0.4]), draw)
-        states = np.concatenate([positions, np.zeros_like(positions)], axis=1)
-        return _mountain_car_arrays(states, np.ones(len(seeds), np.bool_))
+    equations = MountainCarContinuous
+
+    def _columns(self, state: Columns) -> Columns:
+        position, speed, first = state
+        law = self.task
+        # A float32 position is multiplied in float32.
+        angles = np.where(first == 1, law.steepness * position, _in_float32(law.steepness * position))
+        return position, speed.astype(np.float32), (_cosine(angles) * law.gravity).astype(np.float32)
 
     def observe(self, state: Tensors) -> torch.Tensor:
         """Return position and velocity: float32 [rows, 2]."""
@@ -513,62 +776,18 @@ class MountainCarTensors:
 
     def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
         """Return the next state, the rewards, and which cars have reached the goal."""
-        (position, velocity, pull), of = state, self.constants
+        (position, velocity, pull), law = state, self.task
         force = actions[:, 0]
         # Separate products and sums: fused ones would round once where Gymnasium rounds twice.
-        push = force.clamp(of.min_action, of.max_action) * of.power
-        velocity = (velocity + (push - pull)).clamp(-of.max_speed, of.max_speed)
+        push = force.clamp(law.least, law.most) * law.power
+        velocity = (velocity + (push - pull)).clamp(-law.fastest, law.fastest)
         # The float64 sum of two float32 is exact enough to round to the float32 result.
-        reached = (position + velocity).float().clamp(of.min_position, of.max_position)
-        velocity = velocity.masked_fill((reached == of.min_position) & (velocity < 0), 0.0)
-        terminated = (reached >= of.goal_position) & (velocity >= of.goal_velocity)
-        rewards = terminated * GOAL_REWARD - force.double().square() * EFFORT
-        slope = (reached * STEEPNESS).double().cos() * GRAVITY
+        reached = (position + velocity).float().clamp(law.low, law.high)
+        velocity = velocity.masked_fill((reached == law.low) & (velocity < 0), 0.0)
+        terminated = (reached >= law.goal) & (velocity >= law.goal_speed)
+        rewards = terminated * law.goal_reward - force.double().square() * law.effort
+        slope = (reached * law.steepness).double().cos() * law.gravity
         return (reached.double(), velocity, slope.float()), rewards, terminated
-
-    def close(self) -> None:
-        """Close the one environment."""
-        self._one.close()
-
-    def _reference(self) -> MountainCarSteps | None:
-        """Return reference steps of Gymnasium's object from many states; None without Gymnasium."""
-        if isinstance(self._one, StandaloneEnvironment):
-            return None
-        random, of = np.random.default_rng(0), self.constants
-        low, high = (of.min_position, -of.max_speed), (of.max_position, of.max_speed)
-        states = random.uniform(low, high, (_MOUNTAIN_CAR_COMPARED, 2))
-        actions = random.uniform(of.min_action, of.max_action, (_MOUNTAIN_CAR_COMPARED, 1))
-        # Both walls at full velocity either way, and the edge of the goal, with full force either way.
-        states[:8] = [
-            (p, v) for p in (of.min_position, of.max_position) for v in (low[1], -1e-4, 1e-4, high[1])
-        ]
-        states[8:16, 0], states[8:16, 1] = of.goal_position - 0.01, np.linspace(0.005, high[1], 8)
-        actions[:16, 0] = np.tile([of.min_action, of.max_action], 8)
-        first = np.zeros(_MOUNTAIN_CAR_COMPARED, np.bool_)
-        first[16:32], states[16:32, 0], states[16:32, 1] = True, random.uniform(-0.6, -0.4, 16), 0.0
-        actions = actions.astype(self.spec.action_low.dtype)
-        bare, after = self._one.unwrapped, np.empty((_MOUNTAIN_CAR_COMPARED, 2), np.float32)
-        rewards, ended = [], []
-        limit = self.spec.max_episode_steps or _MOUNTAIN_CAR_COMPARED
-        for number, (state, is_first, action) in enumerate(zip(states, first, actions, strict=True)):
-            if number % min(_MOUNTAIN_CAR_COMPARED, limit) == 0:
-                self._one.reset(seed=0)
-            bare.state = state.copy() if is_first else state.astype(np.float32)
-            after[number], reward, terminated, _, _ = self._one.step(action)
-            rewards.append(reward)
-            ended.append(terminated)
-        return MountainCarSteps(states, first, actions, after, np.array(rewards, np.float64), np.array(ended))
-
-
-def _mountain_car_arrays(states: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return states [n, 2] as the program's arrays; `first` [n] marks reset states, in float64."""
-    rounded = states[:, 0].astype(np.float32)
-    position = np.where(first, states[:, 0], rounded)
-    # A float32 position is multiplied in float32.
-    angles = np.where(first, STEEPNESS * position, (STEEPNESS * rounded).astype(np.float64))
-    # Use the C library's cosine, as Gymnasium does through math.cos.
-    slope = np.array([math.cos(angle) * GRAVITY for angle in angles.tolist()])
-    return position, states[:, 1].astype(np.float32), slope.astype(np.float32)
 
 
 # Rules of the MuJoCo tasks: observations, rewards and episode ends, for all rows at once.

@@ -543,17 +543,19 @@ Wide = tuple[np.ndarray, np.ndarray]
 def draw_starts(
     seeds: np.ndarray, low: np.ndarray, high: np.ndarray, draw: Callable[[int], np.ndarray]
 ) -> np.ndarray:
-    """Return the first `generator.uniform(low, high)` of each seed: float64 [len(seeds), len(low)].
+    """Return the first `generator.uniform(low, high)` of each seed: [len(seeds), len(low)].
 
-    `draw` returns the same for one seed, by a reset of the environment. It is called for a sample of
-    the seeds, and for all of them if the sample differs from the values computed here.
+    `draw` returns the same for one seed, by a reset of the environment, in the type of its state. It is
+    called for a sample of the seeds, and for all of them if the sample differs from the values computed here.
     """
     unique, inverse = np.unique(seeds, return_inverse=True)
     sample = np.unique(np.linspace(0, len(unique) - 1, _COMPARED).astype(np.int64))
     if len(sample) < len(unique) and int(unique[0]) >= 0 and int(unique[-1]) < 1 << 32:
         with np.errstate(over="ignore"):
             found = low + (high - low) * draw_uniforms(unique.astype(np.uint32), len(low))
-        if all(np.array_equal(found[place], draw(int(unique[place]))) for place in sample.tolist()):
+        drawn = np.stack([draw(int(unique[place])) for place in sample.tolist()])
+        found = found.astype(drawn.dtype)
+        if np.array_equal(found[sample], drawn):
             return np.asarray(found[inverse])
     return np.stack([draw(seed) for seed in unique.tolist()])[inverse]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ckpttool.evaluation.gymnasium_engine import Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector
 from ckpttool.networks.network import Policy, State
 
-# Processing of actions between policy and environment: exploration noise, then the bounds.
+# Processing of actions between policy and environment: sampling or exploration noise, then the bounds.
 
 # Relative tolerance of the bounds: a smaller excess is rounding, clipped without a note.
 ROUNDING = 1e-5
@@ -37,10 +38,44 @@ class ExplorationNoise:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class ActionSampler:
+    """How discrete actions are drawn from a policy's scores [rows, sum(counts)].
+
+    Without `epsilon` the scores are logits of the probabilities of each choice's values, whose first is
+    `starts[i]`: the largest sum with Gumbel noise is taken, which has those probabilities. With `epsilon` an
+    action is uniform with that probability, else the best.
+    """
+
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+    epsilon: float | None = None
+
+    @staticmethod
+    def stream(seed: int) -> np.random.Generator:
+        """Return the random numbers of the episode of that seed; a step uses as many as every other."""
+        return np.random.default_rng([seed, 2])
+
+    def choose(self, scores: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
+        """Return actions [rows, choices] of scores [rows, sum(counts)], row i drawn from streams[i]."""
+        given = scores.astype(np.float64)
+        ends = np.cumsum(self.counts)[:-1]
+        if self.epsilon is None:
+            given = given + np.stack([stream.gumbel(size=given.shape[1]) for stream in streams])
+        best = np.stack([part.argmax(axis=1) for part in np.split(given, ends, axis=1)], axis=1)
+        if self.epsilon is not None:
+            draws = np.stack([stream.random(1 + len(self.counts)) for stream in streams])
+            uniform = np.floor(draws[:, 1:] * self.counts).astype(np.int64)
+            best = np.where(draws[:, :1] < self.epsilon, uniform, best)
+        return np.asarray(best + self.starts)
+
+
 class ActionLimits:
     """Clip actions to the environment's bounds and count the clipped ones per row."""
 
-    def __init__(self, envs: VectorEnv, noise: ExplorationNoise | None = None) -> None:
+    def __init__(
+        self, envs: VectorEnv, noise: ExplorationNoise | None = None, sampling: ActionSampler | None = None
+    ) -> None:
         """Store the bounds; raise UsageError for noise with unbounded actions."""
         spec = envs.spec
         self.shape = (envs.num_envs, spec.action_dim)
@@ -51,6 +86,8 @@ class ActionLimits:
         self.slack = ROUNDING * np.maximum(1, np.maximum(abs(self.low / 2), abs(self.high / 2)))
         self.clipped = np.zeros(envs.num_envs, np.int64)
         self._draws: dict[int, np.random.Generator] = {}
+        self._sampling = sampling
+        self._width = spec.action_dim if sampling is None else sum(sampling.counts)
         self._reach: np.ndarray | None = None
         if noise is not None:
             if spec.choices:
@@ -61,10 +98,12 @@ class ActionLimits:
             self._reach = noise.std * reach
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Create separate noise generators for the rows' new episodes, if there is noise."""
-        if self._reach is not None:
-            for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
-                self._draws[row] = np.random.default_rng([seed, 1])
+        """Create separate generators for the rows' new episodes, if there is noise or sampling."""
+        if self._reach is None and self._sampling is None:
+            return
+        for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+            noise = self._sampling is None
+            self._draws[row] = np.random.default_rng([seed, 1]) if noise else ActionSampler.stream(seed)
 
     def draws(self, seeds: np.ndarray, steps: int) -> np.ndarray:
         """Return the noise of the first steps of whole episodes: float64 [len(seeds), steps, action_dim]."""
@@ -84,18 +123,45 @@ class ActionLimits:
         `episodes` and `lengths` [num_envs] locate each row, for the message about an action that is not
         finite.
         """
-        if actions.shape != self.shape:
+        expected = (self.shape[0], self._width)
+        if actions.shape != expected:
             raise EnvironmentMismatchError(
                 "the policy's actions do not match the environment",
-                expected=str(list(self.shape)),
+                expected=str(list(expected)),
                 found=str(list(actions.shape)),
             )
+        if self._sampling is not None:
+            return self._sampled(actions, self._sampling, rows, episodes, lengths)
         if self._reach is not None:
             actions = self._noisy(actions, rows, self._reach)
         limited = self._within(actions)
         if not (limited == actions).all():
             self._examine(actions, limited, rows, episodes, lengths)
         return limited.astype(self.dtype, copy=False)
+
+    def _sampled(
+        self,
+        scores: np.ndarray,
+        sampling: ActionSampler,
+        rows: np.ndarray,
+        episodes: np.ndarray,
+        lengths: np.ndarray,
+    ) -> np.ndarray:
+        """Return drawn actions; raise CkpttoolError for a score that is not finite."""
+        finite = np.isfinite(scores[rows]).all(axis=1)
+        if not finite.all():
+            self._refuse_row(scores, int(rows[~finite][0]), "scores are", episodes, lengths)
+        actions = np.tile(self.low, (self.shape[0], 1))
+        actions[rows] = sampling.choose(scores[rows], [self._draws[row] for row in rows.tolist()])
+        return actions
+
+    def _refuse_row(
+        self, values: np.ndarray, row: int, what: str, episodes: np.ndarray, lengths: np.ndarray
+    ) -> NoReturn:
+        raise CkpttoolError(
+            f"the policy's {what} not finite in episode {episodes[row]}, step {lengths[row]}",
+            found=str(values[row].tolist()),
+        )
 
     def _within(self, actions: np.ndarray) -> np.ndarray:
         return np.asarray(np.minimum(np.maximum(actions, self.low), self.high))
@@ -118,11 +184,7 @@ class ActionLimits:
         played, within = actions[rows], limited[rows]
         finite = np.isfinite(played).all(axis=1)
         if not finite.all():
-            row = int(rows[~finite][0])
-            raise CkpttoolError(
-                f"the policy's action is not finite in episode {episodes[row]}, step {lengths[row]}",
-                found=str(actions[row].tolist()),
-            )
+            self._refuse_row(actions, int(rows[~finite][0]), "action is", episodes, lengths)
         self.clipped[rows] += (abs(played - within) > self.slack).any(axis=1)
 
 
@@ -186,6 +248,8 @@ class RolloutSpec:
     episodes: int
     seed: int = 0
     noise: ExplorationNoise | None = None
+    sampling: ActionSampler | None = None
+    """for a policy that gives the scores of discrete actions; None for one that gives actions"""
     record: bool = False
     watch: Watch | None = None
 
@@ -270,7 +334,7 @@ class _RolloutLoop:
 
     def __init__(self, policy: Policy, envs: VectorEnv, play: RolloutSpec, members: int) -> None:
         self.policy, self.envs, self.what, self.members = policy, envs, play, members
-        self.limits = ActionLimits(envs, play.noise)
+        self.limits = ActionLimits(envs, play.noise, play.sampling)
         count, rows = members * play.episodes, envs.num_envs
         self.total = count
         kept = (np.zeros(count), np.zeros(count, np.int64), *np.zeros((3, count), np.bool_))

@@ -149,6 +149,8 @@ class _DeviceRollout:
             raise UsageError(
                 "the device engine does not support recording or rendering", hint="use --engine auto"
             )
+        if play.sampling is not None:
+            raise UsageError("the device engine does not sample actions", hint="use --engine auto")
         self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
         self.rows = envs.num_envs // members
         rounds = -(-play.episodes // self.rows)

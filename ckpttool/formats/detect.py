@@ -168,7 +168,7 @@ def resolve(path: str) -> CheckpointLocation:
 
 
 def find_location(path: str) -> CheckpointLocation | None:
-    """Return the format that reads the path, or None. `resolve` also looks for what the user may have meant."""
+    """Return the format that reads the path, or None; only `resolve` seeks what the user may have meant."""
     if "\0" in path or not path:
         raise UsageError(
             "a path must not be empty or contain a NUL byte",

@@ -252,7 +252,12 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
     words = [
         f"{_clean_text(protocol[key])}" for key in ("backend", "engine", "device", "dtype") if key in protocol
     ]
-    noise = protocol.get("noise")
+    words += [
+        f"{name} {_clean_text(protocol[name])}"
+        for name in ("noise", "epsilon")
+        if protocol.get(name) is not None
+    ]
+    words += ["stochastic"] if protocol.get("stochastic") is True else []
     interval = found.get("ci95")
     pair = [parse_number(each) for each in interval] if isinstance(interval, list) else []
     return EvaluationEntry(
@@ -265,7 +270,7 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
         parse_number(found.get("median")),
         parse_number(found.get("iqm")),
         (pair[0], pair[1]) if len(pair) == 2 and all(map(math.isfinite, pair)) else None,
-        ", ".join([*words, *([f"noise {_clean_text(noise)}"] if noise is not None else [])]),
+        ", ".join(words),
         (
             *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
             *_clean_notes(found.get("notes")),

@@ -78,6 +78,8 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     "h5py": {
         "temporary file space": "the HDF5 library refuses by its path what it reads as an open file",
         "codec can't decode": "h5py has no field of a name that is not UTF-8, ckpttool notes its dataset",
+        "No member name": "h5py has no type for a compound with a nameless field, ckpttool notes its dataset",
+        "Insufficient precision": "NumPy has no type for these numbers, ckpttool notes their dataset",
         "too many links": "h5py ends at a loop of links, which ckpttool notes",
     },
     "torch_dcp": {
