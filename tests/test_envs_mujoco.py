@@ -182,7 +182,7 @@ class TestWhoPlays:
             "Swimmer-v5": "mujoco",
             "Swimmer": "mujoco",
             "HumanoidStandup-v5": "gymnasium",
-            "MountainCarContinuous-v0": "gymnasium",
+            "MountainCarContinuous-v0": "classic.batch",
         }.items():
             with environments.make_vector_env(env_id) as vector:
                 assert vector.engine == engine, env_id

@@ -68,7 +68,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         str,
         typer.Option(
             metavar="NAME",
-            help="Simulator: auto, gymnasium, mujoco, pendulum.batch, classic.batch, device.",
+            help="Simulator; auto chooses. The names complete with TAB.",
             autocompletion=common.complete_words(
                 "auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device"
             ),

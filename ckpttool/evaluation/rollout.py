@@ -58,11 +58,11 @@ class ActionSampler:
 
     def choose(self, scores: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
         """Return actions [rows, choices] of scores [rows, sum(counts)], row i drawn from streams[i]."""
-        given = scores.astype(np.float64)
+        values = scores.astype(np.float64)
         ends = np.cumsum(self.counts)[:-1]
         if self.epsilon is None:
-            given = given + np.stack([stream.gumbel(size=given.shape[1]) for stream in streams])
-        best = np.stack([part.argmax(axis=1) for part in np.split(given, ends, axis=1)], axis=1)
+            values = values + np.stack([stream.gumbel(size=values.shape[1]) for stream in streams])
+        best = np.stack([part.argmax(axis=1) for part in np.split(values, ends, axis=1)], axis=1)
         if self.epsilon is not None:
             draws = np.stack([stream.random(1 + len(self.counts)) for stream in streams])
             uniform = np.floor(draws[:, 1:] * self.counts).astype(np.int64)
