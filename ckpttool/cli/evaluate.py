@@ -67,8 +67,8 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
     engine: Annotated[
         str,
         typer.Option(
-            metavar="NAME",
-            help="Simulator; auto chooses. The names complete with TAB.",
+            metavar="SIMULATOR",
+            help="auto gymnasium mujoco pendulum.batch classic.batch device",
             autocompletion=common.complete_words(
                 "auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device"
             ),
