@@ -151,12 +151,14 @@ def derive_export_settings(
 
     An environment is created if requested, or if only its action space can supply the bounds.
     """
-    if part.acts and env is not None:
-        agent = assume_choices(agent, _environment_spec(agent, env))
+    spec = None if env is None else _environment_spec(agent, env)
+    if part.acts and spec is not None:
+        agent = assume_choices(agent, spec)
     known = agent.known
     bounded = known.action_low is not None and known.action_high is not None
     needed = part.acts and known.head not in UNBOUNDED and not bounded
-    spec = _environment_spec(agent, env) if env is not None or needed else None
+    if spec is None and needed:
+        spec = _environment_spec(agent, None)
     bounds = ActionBounds([-1.0] * network_sizes(agent)[1], [1.0] * network_sizes(agent)[1], None)
     if spec is not None and part.acts:
         bounds = read_action_bounds(agent, layer_widths(agent.tree, part), spec)

@@ -161,14 +161,19 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
 
 def resolve(path: str) -> CheckpointLocation:
     """Return the format that reads the path; raise an error that describes the path otherwise."""
-    location = find_location(path)
+    probe = _probe_path(path)
+    location = _locate(probe)
     if location is None:
-        raise _not_found_error(_find_run_model(Probe(filesystem.resolve_path(path))))
+        raise _not_found_error(probe)
     return location
 
 
 def find_location(path: str) -> CheckpointLocation | None:
     """Return the format that reads the path, or None; only `resolve` seeks what the user may have meant."""
+    return _locate(_probe_path(path))
+
+
+def _probe_path(path: str) -> Probe:
     if "\0" in path or not path:
         raise UsageError(
             "a path must not be empty or contain a NUL byte",
@@ -183,16 +188,20 @@ def find_location(path: str) -> CheckpointLocation | None:
             file=path,
             hint=f"to read what a pipe contains: ckpttool inspect - < {shlex.quote(path)}",
         )
+    return probe
+
+
+def _locate(probe: Probe) -> CheckpointLocation | None:
     found = matching_formats(probe, plugins.BUILT_IN["formats"])
     if not found:
         ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
         found = matching_formats(probe, (p for p in plugins.installed("formats") if p.name not in ours))
     if len(found) > 1:
         names = " and ".join(each.format.NAME for each in found)
-        raise UsageError(f"the path matches more than one format: {names}", file=path)
+        raise UsageError(f"the path matches more than one format: {names}", file=probe.path)
     if found:
         return found[0]
-    return _find_backup(path) if probe.kind == "missing" else None
+    return _find_backup(probe.path) if probe.kind == "missing" else None
 
 
 def _find_run_model(probe: Probe) -> Probe:
