@@ -25,6 +25,7 @@ from ckpttool.commands.network_outputs import (
     ActionBounds,
     derive_network_settings,
     missing_options,
+    one_choice,
     require_even_bounds,
     require_facts,
 )
@@ -360,6 +361,8 @@ class PlayableAgent:
     settings: NetworkSettings
     ledger: LedgerEntries
     notes: tuple[str, ...]
+    sampling: ActionSampler | None = None
+    """how the network's scores become actions; None if it gives actions"""
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -472,9 +475,8 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     """
     if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
         return agent
-    part = next(part for part in agent.binding.parts if part.acts)
-    width = layer_widths(agent.tree, part)[1]
-    choices, origin = Choices((width,), (0,)), f"a discrete policy with {format_count(width, 'output')}"
+    choices, origin = one_choice(agent)
+    (width,) = choices.counts
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
@@ -570,8 +572,8 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     differing = SpaceComparison(agent, place, how, spec)
     differing.require_same_actions()
     require_even_bounds(agent, settings)
-    if how.samples:
-        require_sampling(agent, part, settings, epsilon=how.epsilon is not None)
+    sampling = read_sampling(agent, part, settings, how) if how.samples else None
+    if sampling is not None:
         settings = settings.scores
     network = policy_network(agent.tree, part, settings, front, spec.shapes)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
@@ -590,7 +592,7 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
         network = network.cast(how.dtype)
     drift = _environment_drift_notes(agent, spec)
     notes = (*agent.notes, *_wrapper_override_note(agent, how), *drift, *differing.notes())
-    return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes)
+    return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes, sampling)
 
 
 # Layouts whose discrete actors give the logits of the probabilities with which training drew actions.
@@ -599,11 +601,11 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
 _LOGITS = ("stable_baselines3", "cleanrl")
 
 
-def require_sampling(
-    agent: Agent, part: AgentNetwork, settings: NetworkSettings, *, epsilon: bool
-) -> Choices:
-    """Return the discrete actions to draw; raise UnsupportedError for a policy without that form."""
-    file, choices = agent.checkpoint.path, settings.choices
+def read_sampling(
+    agent: Agent, part: AgentNetwork, settings: NetworkSettings, how: Protocol
+) -> ActionSampler:
+    """Return how a policy's discrete actions are drawn; raise UnsupportedError if they cannot be."""
+    file, choices, epsilon = agent.checkpoint.path, settings.choices, how.epsilon is not None
     if choices is None:
         raise UnsupportedError(
             "only discrete actions are sampled, and the policy's are continuous",
@@ -630,7 +632,7 @@ def require_sampling(
             expected=f"an actor with a state value (PPO, A2C) of {' or '.join(_LOGITS)}",
             found=f"{agent.binding.layout}: {', '.join(sorted(titles))}",
         )
-    return choices
+    return ActionSampler(choices.counts, choices.starts, how.epsilon)
 
 
 # Two bounds are equal within float32 rounding.
@@ -822,7 +824,7 @@ def play_stacked(
     played = rollouts(
         policy,
         vector,
-        RolloutSpec(how.episodes, how.seed, noise, _sampling(entrants[0].settings, how), watch=watch),
+        RolloutSpec(how.episodes, how.seed, noise, entrants[0].sampling, watch=watch),
         members=len(entrants),
         progress=progress,
     )
@@ -849,15 +851,6 @@ def play_stacked(
         )
         for entrant, result in zip(entrants, played, strict=True)
         if len(result.returns)
-    )
-
-
-def _sampling(settings: NetworkSettings, how: Protocol) -> ActionSampler | None:
-    choices = settings.choices
-    return (
-        None
-        if not how.samples or choices is None
-        else ActionSampler(choices.counts, choices.starts, how.epsilon)
     )
 
 

@@ -16,8 +16,8 @@ from ckpttool.commands.evaluate import (
     choose_environment,
     policy_part,
     prepare_agent,
+    read_sampling,
     require_backend,
-    require_sampling,
 )
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
@@ -232,7 +232,8 @@ class LoadedAgent:
         (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
         device, and on the agent's device the numbers are not copied to the host. `deterministic=False` draws
         discrete actions with the policy's probabilities; `epsilon` is the probability of a uniform one, for
-        Q-networks. The random numbers begin with `seed`, which is 0 at first. Raise UsageError for a policy
+        Q-networks; such actions are drawn on the host. The random numbers begin with `seed`, which is 0 at
+        first. Raise UsageError for a policy
         with memory, whose state `predict` carries, and UnsupportedError for one that is not sampled.
         """
         if self._network.states:
@@ -315,16 +316,14 @@ class LoadedAgent:
         """Return drawn actions; the rows of a batch take their random numbers in turn from one stream."""
         how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
         part = policy_part(self._agent, self._how.network)
-        choices = require_sampling(self._agent, part, self._settings, epsilon=how.epsilon is not None)
-        given = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
-        scores = self.scores(given)
+        sampler = read_sampling(self._agent, part, self._settings, how)
+        on_host = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
+        scores = self.scores(on_host)
         rows = np.atleast_2d(scores)
         if not np.isfinite(rows).all():
             raise CkpttoolError("the policy's scores are not finite", file=self.path)
         with self._lock:
-            drawn = ActionSampler(choices.counts, choices.starts, epsilon).choose(
-                rows, [self._stream] * len(rows)
-            )
+            drawn = sampler.choose(rows, [self._stream] * len(rows))
         actions = self._as_actions(drawn[0] if scores.ndim == 1 else drawn)
         if not _is_tensor(observations):
             return actions

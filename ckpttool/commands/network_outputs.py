@@ -140,6 +140,12 @@ def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
     )
 
 
+def one_choice(agent: Agent) -> tuple[Choices, str]:
+    """Return one choice among as many actions as the policy has outputs, and why that is assumed."""
+    width = layer_widths(agent.tree, next(part for part in agent.binding.parts if part.acts))[1]
+    return Choices((width,), (0,)), f"a discrete policy with {format_count(width, 'output')}"
+
+
 def derive_network_settings(
     agent: Agent, bounds: ActionBounds, other: Agent | None = None
 ) -> tuple[NetworkSettings, LedgerEntries]:
@@ -160,9 +166,7 @@ def derive_network_settings(
     choices = known_choices(known)
     if choices is None and known.head == "argmax":
         # The scores of one choice and those of several are the same outputs.
-        width = layer_widths(agent.tree, next(part for part in agent.binding.parts if part.acts))[1]
-        choices = Choices((width,), (0,))
-        origin = f"a discrete policy with {format_count(width, 'output')}"
+        choices, origin = one_choice(agent)
         assumed.append(LedgerEntry("assumed", "discrete actions", choices.title, origin=origin))
     if choices is not None:
         low, high = (), ()

@@ -875,8 +875,11 @@ def build_agent(
     """
     require_layers(binding, own.sidecar, sidecar.sidecar_path(checkpoint.path))
     recorded = own.sidecar
-    if recorded is not None and (recorded.choices is not None or recorded.head == "argmax"):
-        binding = binding.with_q_policies((recorded.choices or {}).get("scores", "values"))
+    choices = None if recorded is None else schema.known_choices(recorded)
+    if choices is not None:
+        binding = binding.with_q_policies(choices.scores)
+    elif recorded is not None and recorded.head == "argmax":
+        binding = binding.with_q_policies()
     binding = with_source_computation(binding, own.sidecar, checkpoint)
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = with_companions(binding, checkpoint)
