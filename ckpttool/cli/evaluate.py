@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 # Options of `eval`, one help panel each.
 
 
+# environments.ENGINES, which a test compares with the help: importing it would load the engines.
+_ENGINES = ("auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device")
+
+
 @dataclass(frozen=True)
 class EnvironmentOptions(OptionPanel, title="Environment"):
     """Environment and simulator."""
@@ -68,10 +72,8 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         str,
         typer.Option(
             metavar="SIMULATOR",
-            help="auto gymnasium mujoco pendulum.batch classic.batch device",
-            autocompletion=common.complete_words(
-                "auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device"
-            ),
+            help=" ".join(_ENGINES),
+            autocompletion=common.complete_words(*_ENGINES),
         ),
     ] = "auto"
     num_envs: Annotated[

@@ -131,6 +131,7 @@ class Equations:
     """One task's equations for all rows at once, with the constants of Gymnasium's object."""
 
     env_id: str
+    engine = CLASSIC_ENGINE
     start: tuple[Sequence[float], Sequence[float]]
     """bounds of the uniform start states"""
     tolerances: tuple[tuple[str, slice, float], ...] = (("states", slice(None), STATE_TOLERANCE),)
@@ -209,7 +210,7 @@ class ArrayVector:
         """Raise UnsupportedError if the environment does not match these equations."""
         if num_envs < 1:
             raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.engine = engine or (PENDULUM_ENGINE if task is Pendulum else CLASSIC_ENGINE)
+        self.engine = engine or task.engine
         self._notes: dict[str, None] = {}
         with collect_warnings(self._notes):
             self._one = make_one()
@@ -327,7 +328,7 @@ def _read_equations(task: type[Equations], bare: Any, engine: str) -> Equations:
 class Pendulum(Equations):
     """Pendulum-v1: angle and angular velocity (pendulum.py)."""
 
-    env_id = PENDULUM_ID
+    env_id, engine = PENDULUM_ID, PENDULUM_ENGINE
     start = ((-np.pi, -1.0), (np.pi, 1.0))
 
     def __init__(self, bare: Any) -> None:
@@ -634,7 +635,8 @@ class StandaloneMountainCar(StandaloneEnvironment):
 
     def draw(self, generator: np.random.Generator) -> np.ndarray:
         """Return a position and zero velocity."""
-        return np.array([generator.uniform(low=-0.6, high=-0.4), 0])
+        (low,), (high,) = MountainCar.start
+        return np.array([generator.uniform(low=low, high=high), 0])
 
 
 # Classic control as tensor programs: the same arithmetic in float64, on any device.
@@ -671,8 +673,8 @@ class ClassicTensors:
         after, rewards, terminated = self.step(state, torch.from_numpy(steps.actions).to(device))
         states = torch.stack([column.double() for column in after], 1)
         ended = None if terminated is None else terminated.cpu().numpy()
-        seen, paid = self.observe(after).cpu().numpy(), rewards.cpu().numpy()
-        return steps.agreement(states.cpu().numpy(), seen, paid, ended)
+        observations = self.observe(after).cpu().numpy()
+        return steps.agreement(states.cpu().numpy(), observations, rewards.cpu().numpy(), ended)
 
     def starts(self, seeds: np.ndarray) -> Columns:
         """Return the start states, drawn by Gymnasium's own generators."""
