@@ -540,12 +540,9 @@ class _D3rlpyNaming:
         components = {theirs: ours for theirs, ours in named.items() if self._usable(theirs, ours)}
         optimizers = {self._optimizer(self.mark + t): ours for t, ours in TABLE.optimizers.items()}
         if not self.has(self.mark + "policy"):
-            ours = (
-                "critic_optimizer"
-                if any(each.startswith("critic/") for each in named.values())
-                else "actor_optimizer"
-            )
-            optimizers = {self._optimizer(self.mark + "optim"): ours}
+            has_critic = any(component.startswith("critic/") for component in named.values())
+            name = self._optimizer(self.mark + "optim")
+            optimizers = {name: "critic_optimizer" if has_critic else "actor_optimizer"}
         tensors = {self.mark + theirs: ours for theirs, ours in TABLE.tensors.items()}
         return replace(TABLE, components=components, optimizers=optimizers, tensors=tensors)
 

@@ -613,9 +613,6 @@ def _mean(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
     return _add_partial(reader, node, "mean", flow.shape, flow)
 
 
-# Scores of discrete actions from several outputs of each, and the number of the best one.
-
-
 def _mean_of_group(
     reader: ProgramRecorder, node: OnnxNode, grouped: ProgramOperation, axes: tuple[int, ...] | None
 ) -> ProgramValue | None:

@@ -112,16 +112,15 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     where = os.path.basename(file)
     facts = binding.facts
     facts = facts.without_lack("activation").read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
-    discrete = facts.head == "argmax"
     mapped = stated("config/clip_actions") is not False
     heads = {"None": ("clip_affine", "identity"), "tanh": ("affine", "unit_tanh")}
     head = heads.get(str(last or "None"))
-    if discrete:
-        pass  # the settings of continuous actions do not apply
-    elif head is not None:
-        facts = facts.read(where, head=head[0] if mapped else head[1])
-    else:
-        binding = binding.refused("actor", f"{last} after the last layer")
+    # These are settings of continuous actions.
+    if facts.head != "argmax":
+        if head is not None:
+            facts = facts.read(where, head=head[0] if mapped else head[1])
+        else:
+            binding = binding.refused("actor", f"{last} after the last layer")
     if hidden not in _ACTIVATIONS:
         binding = binding.refused("actor", f"{hidden} activations")
     if stated("config/normalize_input") is True and facts.norm is None:

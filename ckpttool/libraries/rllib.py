@@ -353,11 +353,10 @@ POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 # (activations), rllib/models/torch/torch_distributions.py (the last layer outputs means, then log standard
 # deviations), rllib/core/distribution/torch/torch_distribution.py (action without noise: PPO's mean; SAC's
 # mean too, without the tanh applied to its samples, github.com/ray-project/ray/issues/51544),
-# rllib/core/models/torch/primitives.py (layer norms), dqn/torch/default_dqn_torch_rl_module.py in
-# rllib/algorithms
-# (`af`, `vf`: Q-values are advantages minus their mean plus the state's value),
-# rllib/utils/spaces/space_utils.py (`unsquash_action`:
-# [-1, 1] goes to the bounds and is limited to them), rllib/connectors/env_to_module/mean_std_filter.py and
+# rllib/core/models/torch/primitives.py (layer norms),
+# rllib/algorithms/dqn/torch/default_dqn_torch_rl_module.py (`af`, `vf`: Q-values are advantages minus their
+# mean plus the state's value), rllib/utils/spaces/space_utils.py (`unsquash_action`: [-1, 1] goes to the
+# bounds and is limited to them), rllib/connectors/env_to_module/mean_std_filter.py and
 # rllib/utils/filter.py (observations become `(x - mean) / (std + 1e-8)`, clipped to `clip_by_value`),
 # rllib/connectors/connector_pipeline_v2.py (each connector has a folder named after its class).
 

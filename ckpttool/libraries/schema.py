@@ -574,29 +574,29 @@ class RecognizedAgent:
         """
         if any(part.acts for part in self.parts):
             return self
-        found = []
+        values = (
+            {part.component: part for part in self.parts if part.head == "q2"} if scores == "dueling" else {}
+        )
+        parts = []
         for part in self.parts:
-            values = {
-                each.component: each for each in self.parts if each.head == "q2" and scores == "dueling"
-            }
             value = values.get(part.component)
             chooses = part.component in CRITICS and part is not value
-            found.append(part._replace(chooses=chooses, state_value=value if chooses else None))
-        return replace(self, parts=tuple(found))
+            parts.append(part._replace(chooses=chooses, state_value=value if chooses else None))
+        return replace(self, parts=tuple(parts))
 
     def choosing(
         self,
         tree: Tree,
         scores: Scores = "values",
         support: Sequence[float] = (),
-        each: int = 1,
+        outputs: int = 1,
         where: str = "",
     ) -> RecognizedAgent:
         """Return the binding of an agent that takes the discrete action with the best output.
 
-        Its file does not list the actions: as many as the last layer has groups of `each` outputs. If that is
-        1, an environment of as many actions shows whether they are one choice or several. `scores`,
-        `support` are those of Choices, and `where` contains their number.
+        The file does not list the actions: the last layer has `outputs` for each. If it is 1, an environment
+        of as many actions shows whether they are one choice or several. `scores` and `support` are those of
+        Choices, and `where` contains their number.
         """
         facts = self.facts.without_lack("action bounds", "action map")._replace(head="argmax")
         binding = replace(self, facts=facts).with_q_policies(scores)
@@ -607,9 +607,9 @@ class RecognizedAgent:
         last = next(move for move in binding.moves.moves if move.target == kernel)
         leaf = last.rule.leaf(tree[last.source])
         width = leaf.shape[-1] if isinstance(leaf, Leaf) else 0
-        if not each or not width or width % each:
-            return binding.refused(acting.component, f"{width} outputs for actions of {each} {scores}")
-        choices = Choices((width // each,), (0,), scores, tuple(support))
+        if not outputs or not width or width % outputs:
+            return binding.refused(acting.component, f"{width} outputs for actions of {outputs} {scores}")
+        choices = Choices((width // outputs,), (0,), scores, tuple(support))
         return replace(binding, facts=facts.read(where, choices=choices))
 
     def refused(self, component: str, *reasons: str) -> RecognizedAgent:

@@ -189,8 +189,8 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
             support = read_numbers(leaf) if scores == "atoms" else ()
             binding = binding.choosing(tree, scores, support, leaf.size, name)
             return _add_statistics(replace(binding, consumed=binding.consumed | {names[name]}), tree)
-    made = binding.choosing(tree, "dueling", where="model.V") if dueling else binding.choosing(tree)
-    return _add_statistics(made, tree)
+    binding = binding.choosing(tree, "dueling", where="model.V") if dueling else binding.choosing(tree)
+    return _add_statistics(binding, tree)
 
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
