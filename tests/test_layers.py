@@ -259,6 +259,100 @@ def test_what_may_be_several_kinds_is_asked_for(case: str, golden: Golden) -> No
     assert len(targets) == len(kinds)  # they really go different ways
 
 
+LSTM_16 = {"rnn.weight_ih_l0": (128, 16), "rnn.weight_hh_l0": (128, 32)}
+NORM_32 = {"norm.weight": (32,), "norm.bias": (32,)}
+HEAD = {"out.weight": (4, 32), "out.bias": (4,)}
+POINTWISE = {"pw.weight": (16, 8, 1, 1), "pw.bias": (16,)}
+# Kinds by title for which names and widths are evidence; layers that are not named stay open.
+EVIDENCE: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str]]] = {
+    "an embedding before an LSTM": ({"z.weight": (50, 16), **LSTM_16, **HEAD}, {"z": "embedding"}),
+    "a dense layer before an LSTM": ({"z.weight": (16, 7), **LSTM_16, **HEAD}, {"z": "dense"}),
+    "a square before an LSTM": ({"z.weight": (16, 16), **LSTM_16, **HEAD}, {}),
+    "a square with a name before an LSTM": (
+        {"x_embedding.weight": (16, 16), **LSTM_16},
+        {"x_embedding": "embedding"},
+    ),
+    "a branch beside an LSTM": (
+        {"z.weight": (16, 9), "z.bias": (16,), "y.weight": (50, 16), **LSTM_16},
+        {},
+    ),
+    "a head after an LSTM": ({**LSTM_16, "a.weight": (50, 32)}, {"a": "dense"}),
+    "a table between an encoder and a decoder": (
+        {"z.weight": (32, 9), "z.bias": (32,), "y.weight": (512, 32), "x.weight": (9, 32), "x.bias": (9,)},
+        {},
+    ),
+    "tables of BERT": (
+        {
+            "b.word_embeddings.weight": (100, 32),
+            "b.position_embeddings.weight": (32, 32),
+            "b.token_type_embeddings.weight": (2, 32),
+            **NORM_32,
+        },
+        {f"b/{name}_embeddings": "embedding" for name in ("word", "position", "token_type")},
+    ),
+    "a name that widths contradict": ({"embedding.weight": (16, 7), **LSTM_16}, {}),
+    "a dense name that widths contradict": ({"fc.weight": (50, 16), **LSTM_16}, {}),
+    "layers without biases": ({"l1.weight": (64, 9), "l2.weight": (4, 64)}, {"l1": "dense", "l2": "dense"}),
+    "equal layers without biases": (
+        {"l1.weight": (64, 9), "l2.weight": (64, 64), "l3.weight": (4, 64)},
+        {"l1": "dense", "l2": "dense", "l3": "dense"},
+    ),
+    "squares without biases": ({"l1.weight": (64, 64), "l2.weight": (64, 64)}, {}),
+    "two tables": ({"z.weight": (50, 16), "y.weight": (4, 16)}, {}),
+    "a first convolution": (
+        {"z.weight": (8, 1, 3, 3), "z.bias": (8,), "y.weight": (16, 8, 3, 3), "y.bias": (16,)},
+        {"z": "convolution"},
+    ),
+    "a lone first convolution": (
+        {"conv1.weight": (8, 1, 3, 3), "conv1.bias": (8,)},
+        {"conv1": "convolution"},
+    ),
+    "a first convolution of a colour image": (
+        {"conv1.weight": (3, 1, 3, 3), "y.weight": (16, 3, 3, 3), "y.bias": (16,)},
+        {},
+    ),
+    "a depthwise convolution by name": ({"conv_dw.weight": (8, 1, 3, 3)}, {"conv_dw": "depthwise"}),
+    "a window between 8 channels and a window of one": (
+        {"z.weight": (8, 2, 3, 3), "z.bias": (8,), "y.weight": (8, 1, 3, 3), **POINTWISE},
+        {"y": "depthwise"},
+    ),
+    "a second branch": (
+        {"z.weight": (8, 2, 3, 3), "z.bias": (8,), "y.weight": (8, 1, 3, 3), "x.weight": (9, 8, 3, 3)},
+        {},
+    ),
+    "a channel before a window of one": ({"z.weight": (8, 1, 3, 3), **POINTWISE}, {}),
+    "a target network": (
+        {f"{net}.{name}": shape for net in "zy" for name, shape in {"a.weight": (50, 16), **LSTM_16}.items()},
+        {"z/a": "embedding", "y/a": "embedding"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EVIDENCE)
+def test_names_and_widths_decide_the_kind(case: str) -> None:
+    shapes, kinds = EVIDENCE[case]
+    tree = torch_tree(dict(filled(shapes)))
+    placed = flattening.convert_to_tensorflow(tree)
+    decided = {layer.title: layer.kind.name for layer, _, _ in placed.done if layer.evidence}
+    assert decided == kinds
+    # Each decision is an assumption, whose option selects the other kind.
+    for title in kinds:
+        (line,) = (each for each in placed.assumed if f"--kind '{title}=" in each and " read as " in each)
+        option = re.findall(rf"--kind '({re.escape(title)}=\w+)'", line)
+        (other,) = parse_layer_options(option, [])
+        stated = {
+            layer.title: layer.kind.name
+            for layer, _, _ in flattening.convert_to_tensorflow(tree, [other]).done
+        }
+        assert stated[title] == other.kind != kinds[title]
+
+
+def test_files_sorted_by_name_give_no_evidence_by_order() -> None:
+    shapes = {"a.weight": (50, 32), "b.weight_ih_l0": (128, 16), "b.weight_hh_l0": (128, 32)}
+    last_first = flattening.convert_to_tensorflow(torch_tree(dict(filled(shapes))))
+    assert not [layer for layer, _, _ in last_first.done if layer.evidence]
+
+
 def test_layers_that_are_asked_for_alike_share_a_sentence(golden: Golden) -> None:
     tree = torch_tree(dict(filled({f"blocks.{n}.weight": (4, 4) for n in range(9)})))
     (note,) = flattening.plan_to_tensorflow(tree).notes

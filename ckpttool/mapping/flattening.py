@@ -35,6 +35,7 @@ from ckpttool.mapping.layers import (
     tensorflow_names,
     torch_names,
 )
+from ckpttool.mapping.orientation import decide_kinds
 from ckpttool.mapping.rules import (
     KEEP,
     BlockOrder,
@@ -277,7 +278,8 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
 
     For a matrix: which axis is the output axis; for a single weight [C, S, S]: that it belongs to a
     convolution, not to a norm over an image; for two vectors in a module without a norm-like name:
-    that they belong to a norm. Raise MappingError for square matrices in a model whose other matrices
+    that they belong to a norm. So are kinds with evidence in names and widths only. Raise MappingError
+    for square matrices in a model whose other matrices
     have the opposite orientation, and for an EinsumDense without its equation.
     """
     square: dict[str, list[str]] = {}
@@ -285,6 +287,7 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
     equations: list[str] = []
     images: list[str] = []
     norms: list[str] = []
+    done = list(done)
     for layer, group in done:
         kind, about = layer.kinds[0], layer.about
         if _may_be_a_norm(layer, group):
@@ -320,7 +323,7 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
     )
     by_default = (
         f"{abbreviate_list(names, 3)}: square, assumed {_USUAL[name]} because the file contains no "
-        f"classes (if {_TURNED[name]}: {_format_orientation_options(names, _FORM[name])})"
+        f"classes (if {_TURNED[name]}: {_format_kind_options(names, f'dense{_FORM[name]}')})"
         for name, names in square.items()
     )
     by_class = (
@@ -334,7 +337,23 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
         )
         if names
     )
-    return (*by_bias, *by_default, *by_class)
+    by_evidence = _describe_evidence(layer for layer, _ in done)
+    return (*by_bias, *by_default, *by_class, *by_evidence)
+
+
+def _describe_evidence(done: Iterable[Layer]) -> Iterator[str]:
+    """Yield a sentence for layers of each kind that evidence decided."""
+    decided: dict[tuple[str, str], list[str]] = {}
+    for layer in done:
+        if layer.evidence:
+            decided.setdefault((layer.kinds[0].name, layer.evidence), []).append(layer.title)
+    for (name, why), titles in decided.items():
+        other = _format_kind_options(titles, _OTHER[name])
+        yield f"{abbreviate_list(titles, 3)}: read as {name} because {why} (if not: {other})"
+
+
+# The other kind that the tensors of a layer may have.
+_OTHER = {"dense": "embedding", "embedding": "dense", "convolution": "depthwise", "depthwise": "convolution"}
 
 
 def _is_dense_of_keras(layer: Layer, group: Mapping[str, Leaf]) -> bool:
@@ -358,9 +377,9 @@ def _require_equations(squares: Sequence[str]) -> None:
         )
 
 
-def _format_orientation_options(titles: Sequence[str], form: str) -> str:
-    """Return the option that states the orientation, for each of the layers."""
-    shown = " ".join(f"--kind '{title}=dense{form}'" for title in titles[:_MOST_OPTIONS])
+def _format_kind_options(titles: Sequence[str], kind: str) -> str:
+    """Return the option that states the kind, for each of the layers."""
+    shown = " ".join(f"--kind '{title}={kind}'" for title in titles[:_MOST_OPTIONS])
     more = len(titles) - _MOST_OPTIONS
     return f"{shown} and likewise for {more} more" if more > 0 else shown
 
@@ -1345,6 +1364,7 @@ def _convert_layers(
     refused: list[str] = []
     not_done: set[Path] = set()
     requested: dict[LayerRefusal, list[str]] = {}
+    found = decide_kinds(tree, found, ordered=not _is_by_name(tree, found))
     named = naming(found)
     unknown = find_unknown_orders(tree, found)
     for layer in found:

@@ -396,7 +396,7 @@ class Layer(NamedTuple):
     of several recurrent layers is split into several layers, each with its `part`: "l0",
     "l0_reverse". `told` contains facts from options, `about` facts from the file; `given` means that
     an option names its kind. `last` is the name of the module that contains the tensors, which
-    differs from the layer's for a cell.
+    differs from the layer's for a cell. `evidence` states why its kind was assumed among several.
     """
 
     name: Name
@@ -407,6 +407,7 @@ class Layer(NamedTuple):
     about: ModuleInfo = NO_MODULE_INFO
     given: bool = False
     last: str = ""
+    evidence: str = ""
 
     @property
     def title(self) -> str:

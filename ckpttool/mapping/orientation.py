@@ -5,13 +5,15 @@ decide, then the file's record of its writer, never the container. A bias shows 
 
 Arrays named only by numbers (`pickle.dump(model.get_weights())`, `np.savez(*arrays)`) are rows. A row is
 read as layers if all of it fits: each matrix, then its bias, with each layer's input being the output of an
-earlier one.
+earlier one. Names and shapes are also the evidence for the kind of a layer that its tensors leave open.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -21,6 +23,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
+from ckpttool.mapping.layers import NORM_KIND_NAMES, RECURRENT_KIND_NAMES, Layer, canonical_tensors
 from ckpttool.mapping.rules import KEEP, Plan, Reshape, Rule, chain_rules, relocate_sources
 
 _SHOWN = 3
@@ -550,3 +553,252 @@ def _undecided_error(what: str, evidence: OrientationEvidence) -> MappingError:
         path=abbreviate_list(evidence.unclear or (*evidence.torch[:2], *evidence.tensorflow[:2]), _SHOWN),
         hint="use --from torch or --from tf",
     )
+
+
+# --- Kinds of layers ----------------------------------------------------------------------------------
+#
+# A PyTorch matrix without a bias is a dense layer or an embedding, and a weight [C, 1, ...] a convolution
+# of one channel or a depthwise one. If no class is recorded, the name of the layer and the widths of the
+# layers around it are evidence. Evidence that is missing or contradictory decides nothing: the layer keeps
+# all of its kinds. Each decision is an assumption, because a program may use any name and any width.
+
+_MATRIX_KINDS = frozenset(("dense", "embedding"))
+_WINDOW_KINDS = frozenset(("convolution", "depthwise"))
+_NORM_KINDS = frozenset((*NORM_KIND_NAMES, "batch_norm", "rms_norm"))
+# Last words of layer names. Sources: transformers/models/{bert,gpt2,llama}/modeling_*.py; the classes of
+# torch/nn/modules (Linear, Embedding) and Keras (Dense); `fc` for fully connected; `conv_dw` of timm.
+_EMBEDDING_NAME = re.compile(r"(?:.*_)?embeddings?|(?:tok_|token_|pos_|word_)?emb(?:ed)?|embed_\w+|wte|wpe")
+_DENSE_NAME = re.compile(
+    r"(?:.*_)?(?:fc|linear|lin|dense|proj|projection|logits)|(?:[qkvo]|qkv|up|down|gate|in|out)_?proj"
+    r"|lm_head|classifier|score_head"
+)
+_CONVOLUTION_NAME = re.compile(r"(?:.*_)?conv(?:olution)?(?:[123]d)?|cnn|c")
+_DEPTHWISE_NAME = re.compile(r"(?:.*_)?(?:dw|dwconv|depthwise)(?:_.*)?|dw_?conv|conv_?dw|depth_?conv")
+_STEM_NUMBER = re.compile(r"_?\d+")
+# Channels of a colour image and frames of a stack: a first depthwise convolution may take them.
+_IMAGE_CHANNELS = frozenset((3, 4))
+_BY_NAME = "of the name"
+
+
+class _Widths(NamedTuple):
+    """Input and output sizes that a layer has, or may have if its kind is unknown."""
+
+    takes: frozenset[int] = frozenset()
+    makes: frozenset[int] = frozenset()
+    known: bool = True
+
+
+def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[Layer, ...]:
+    """Return PyTorch layers with the kind for which there is evidence, and the evidence itself.
+
+    With `ordered`, the file lists the layers in the order in which the model creates them.
+    """
+    unknown = [at for at, layer in enumerate(found) if _is_undecided(layer)]
+    if not unknown:
+        return tuple(found)
+    layers, widths = list(found), [_layer_widths(tree, layer) for layer in found]
+    neighbours = _Neighbours(tree, layers, widths, ordered=ordered)
+    decisions = (neighbours.named, neighbours.matrix, neighbours.window, neighbours.twin)
+    changed = True
+    while changed:
+        changed = False
+        for at, decide in itertools.product(unknown, decisions):
+            decided = decide(at) if _is_undecided(layers[at]) else None
+            if decided is not None:
+                kinds = tuple(kind for kind in layers[at].kinds if kind.name == decided[0])
+                layers[at] = layers[at]._replace(kinds=kinds, evidence=decided[1])
+                widths[at] = _layer_widths(tree, layers[at])
+                changed = True
+    return tuple(layers)
+
+
+def _is_undecided(layer: Layer) -> bool:
+    """Return whether tensors leave the kind of a PyTorch layer open, and no class or option decides."""
+    names = _kind_names(layer)
+    unknown = not (layer.given or any(kind.refused for kind in layer.kinds))
+    return unknown and names in (_MATRIX_KINDS, _WINDOW_KINDS) and layer.kinds[0].framework == "torch"
+
+
+def _kind_names(layer: Layer) -> frozenset[str]:
+    return frozenset(kind.name for kind in layer.kinds)
+
+
+def _last_word(layer: Layer) -> str:
+    """Return the last step of a layer's name without its number."""
+    return re.sub(r"_?\d+\Z", "", layer.name[-1]).lower() if layer.name else ""
+
+
+def _weight_shape(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    return max((leaf.shape for leaf in layer.group(tree).values()), key=len)
+
+
+def _layer_widths(tree: Tree, layer: Layer) -> _Widths:
+    """Return the sizes of a layer; if it may be dense or an embedding, all sizes of both."""
+    names = _kind_names(layer)
+    if names in (_MATRIX_KINDS, _WINDOW_KINDS):
+        rows, columns = _weight_shape(tree, layer)[:2]
+        made = {rows, columns} if names == _MATRIX_KINDS else {rows}
+        return _Widths(frozenset({columns}), frozenset(made), known=False)
+    shapes = {}
+    with contextlib.suppress(MappingError):  # refused because of its kind
+        shapes = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, layer.kinds[0]).items()}
+    kind = layer.kinds[0].name
+    if kind == "embedding" and "embeddings" in shapes:
+        return _Widths(makes=frozenset(shapes["embeddings"][-1:]))
+    if kind in RECURRENT_KIND_NAMES and {"kernel", "recurrent_kernel"} <= shapes.keys():
+        units = shapes["recurrent_kernel"][0]
+        return _Widths(frozenset(shapes["kernel"][:1]), frozenset((units, 2 * units)))
+    if kind in ("dense", "convolution") and "kernel" in shapes:
+        takes, makes = shapes["kernel"][-2:]
+        return _Widths(frozenset((takes,)), frozenset((makes,)))
+    if kind == "depthwise" and "kernel" in shapes:
+        channels = frozenset((shapes["kernel"][-2] * shapes["kernel"][-1],))
+        return _Widths(channels, channels)
+    width = frozenset(size for shape in shapes.values() for size in shape if len(shape) == 1)
+    return _Widths(width, width) if kind in _NORM_KINDS else _Widths()
+
+
+class _Neighbours:
+    """The layers of a file, as evidence for the kind of those that their own tensors leave open.
+
+    Each method returns the kind of the layer at an index, and why; None if it finds no evidence.
+    """
+
+    def __init__(self, tree: Tree, layers: list[Layer], widths: list[_Widths], *, ordered: bool) -> None:
+        self.tree, self.layers, self.widths, self.ordered = tree, layers, widths, ordered
+        self.stems = [_STEM_NUMBER.sub("", layer.title) for layer in layers]
+
+    def _shape(self, at: int) -> tuple[int, ...]:
+        return _weight_shape(self.tree, self.layers[at])
+
+    def _kinds(self, at: int) -> frozenset[str]:
+        return _kind_names(self.layers[at])
+
+    def _next(self, at: int, step: int) -> int | None:
+        """Return the layer before or after one: in files sorted by name, only of the same numbering."""
+        if self.ordered:
+            return at + step if 0 <= at + step < len(self.layers) else None
+        family = [other for other, stem in enumerate(self.stems) if stem == self.stems[at]]
+        family.sort(key=lambda other: _numbers(self.layers[other]))
+        place = family.index(at) + step
+        return family[place] if 0 <= place < len(family) else None
+
+    def _before(self, at: int) -> list[_Widths]:
+        """Return the sizes of the layers before one: of all others if the order is unknown."""
+        return self.widths[:at] + ([] if self.ordered else self.widths[at + 1 :])
+
+    def _after(self, at: int) -> list[_Widths]:
+        return self.widths[at + 1 :] + ([] if self.ordered else self.widths[:at])
+
+    def _taken(self, at: int) -> frozenset[int]:
+        """Return the input sizes of the other layers."""
+        return _union(each.takes for other, each in enumerate(self.widths) if other != at)
+
+    def named(self, at: int) -> tuple[str, str] | None:
+        """Return the kind that a name states, unless widths contradict it."""
+        word = _last_word(self.layers[at])
+        if self._kinds(at) == _WINDOW_KINDS:
+            return ("depthwise", _BY_NAME) if _DEPTHWISE_NAME.fullmatch(word) else None
+        (rows, columns), taken = self._shape(at), self._taken(at)
+        if _EMBEDDING_NAME.fullmatch(word) and (columns in taken or rows not in taken):
+            return "embedding", _BY_NAME
+        if _DENSE_NAME.fullmatch(word) and (rows in taken or columns not in taken):
+            return "dense", _BY_NAME
+        return None
+
+    def matrix(self, at: int) -> tuple[str, str] | None:
+        """Return the kind of a matrix without a bias that the widths show, unless a name contradicts them."""
+        if self._kinds(at) != _MATRIX_KINDS:
+            return None
+        word, decided = _last_word(self.layers[at]), self._matrix(at)
+        stated = {"dense": _DENSE_NAME, "embedding": _EMBEDDING_NAME}
+        contradicted = any(
+            pattern.fullmatch(word) for kind, pattern in stated.items() if decided and kind != decided[0]
+        )
+        return None if contradicted else decided
+
+    def _matrix(self, at: int) -> tuple[str, str] | None:
+        """Return the kind of a matrix [rows, columns].
+
+        A dense layer turns columns into rows, an embedding outputs columns.
+        """
+        rows, columns = self._shape(at)
+        before, after = self._next(at, -1), self._next(at, 1)
+        previous = self.widths[before] if before is not None else _Widths()
+        following = self.widths[after] if after is not None else _Widths()
+        taken = self._taken(at)
+        users = [following] if self.ordered else self._after(at)
+        used = _union(each.takes for each in users if each.known)
+        if (
+            columns in used
+            and rows not in taken
+            and columns not in _union(each.makes for each in self._before(at))
+        ):
+            return "embedding", f"a later layer takes its {columns:,} columns, and none its {rows:,} rows"
+        if rows != columns and columns not in taken and rows in following.takes | used:
+            return "dense", f"a later layer takes its {rows:,} rows, and none its {columns:,} columns"
+        if before is None or not previous.known or columns not in previous.makes:
+            return self._after_image(columns, taken)
+        continued = rows in following.takes and rows != columns
+        numbered = self._kinds(before) == {"dense"} and self.stems[before] == self.stems[at]
+        if continued or numbered or columns not in _union(each.takes for each in self._after(at)):
+            return "dense", f"the layer before it outputs its {columns:,} columns"
+        return None
+
+    def _after_image(self, columns: int, taken: frozenset[int]) -> tuple[str, str] | None:
+        """Return that a matrix is dense if it takes a flattened image, and no layer takes its columns."""
+        images = _union(self.widths[at].makes for at in self._windows())
+        if columns not in taken and any(1 < each < columns and columns % each == 0 for each in images):
+            return "dense", f"a flattened image may have its {columns:,} columns, and no layer takes them"
+        return None
+
+    def _windows(self) -> list[int]:
+        return [at for at in range(len(self.layers)) if self._kinds(at) & _WINDOW_KINDS]
+
+    def window(self, at: int) -> tuple[str, str] | None:
+        """Return the kind of a weight [channels, 1, ...]."""
+        if self._kinds(at) != _WINDOW_KINDS:
+            return None
+        shape = self._shape(at)
+        others = [other for other in self._windows() if other != at]
+        made = any(shape[0] in self.widths[other].makes for other in others if other < at or not self.ordered)
+        # A window of one place takes the channels of a depthwise convolution.
+        taken = any((there := self._shape(other))[1] == shape[0] and max(there[2:]) > 1 for other in others)
+        shown = taken or _CONVOLUTION_NAME.fullmatch(_last_word(self.layers[at]))
+        if shown and not made and shape[0] not in _IMAGE_CHANNELS:
+            which = "no layer before it" if self.ordered else "no other layer"
+            return "convolution", f"{which} outputs {shape[0]:,} channels"
+        after = at + 1
+        while after < len(self.layers) and self._kinds(after) <= _NORM_KINDS:
+            after += 1
+        between = self.ordered and made and after < len(self.layers) and max(shape[2:]) > 1
+        if between and self._shape(after)[1:] == (shape[0], *(1 for _ in shape[2:])):
+            return "depthwise", f"it is between a layer of {shape[0]:,} channels and a window of one place"
+        return None
+
+    def twin(self, at: int) -> tuple[str, str] | None:
+        """Return the kind of the same layer in an equal network of the file, e.g. a target network."""
+        name, before = self.layers[at].name, self._next(at, -1)
+        if before is not None and self._shape(at)[0] in self.widths[before].makes:
+            return None
+        for other in self.layers:
+            same = other.evidence and other.name[1:] == name[1:] and other.name[:1] != name[:1]
+            if same and self._network(other) == self._network(self.layers[at]):
+                return other.kinds[0].name, f"it is as in {other.title}"
+        return None
+
+    def _network(self, layer: Layer) -> list[object]:
+        """Return the names and shapes of all layers in the part of the file that contains the layer."""
+        return [
+            (each.name[1:], each.part, {name: leaf.shape for name, leaf in each.group(self.tree).items()})
+            for each in self.layers
+            if each.name[:1] == layer.name[:1]
+        ]
+
+
+def _union(sizes: Iterable[frozenset[int]]) -> frozenset[int]:
+    return frozenset().union(*sizes)
+
+
+def _numbers(layer: Layer) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", layer.title)]
