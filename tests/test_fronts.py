@@ -226,8 +226,9 @@ def test_an_extractor_of_ones_own_is_refused(made: Any) -> None:
 
     settings = {"features_extractor_class": Mine}
     _, path = made("SAC", "Pictures", **settings)
-    with pytest.raises(UnsupportedError, match="features_extractor"):
+    with pytest.raises(UnsupportedError, match="features_extractor") as caught:
         restore_agent(path).playable("actor")
+    assert "Mine" in caught.value.message  # the class is the cause
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import Tree
+from ckpttool.core import Tree, UnsupportedError
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from tests.test_layouts import LayoutContract, networks
@@ -166,6 +167,18 @@ def test_the_deviation_and_statistics_are_carried(tmp_path: Path) -> None:
     assert binding is not None
     targets = {"/".join(str(step.value) for step in move.target) for move in binding.moves.moves}
     assert targets >= {"actor/log_std", "normalizer/mean", "normalizer/var", "normalizer/count"}
+
+
+def test_actions_that_the_program_clips_are_no_part_of_the_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, "agent.pt", ppo(Gaussian(), Critic(OBS)))
+    with pytest.raises(UnsupportedError) as caught:
+        convert(path, str(tmp_path / "out.pt"), to="skrl", facts=AgentFacts(head="clip"), sync=False)
+    assert (caught.value.expected, caught.value.found) == ("identity", "clip")
+    assert "--head identity" in str(caught.value.hint)
+    done = convert(path, str(tmp_path / "out.pt"), to="skrl", facts=AgentFacts(head="identity"), sync=False)
+    assert done.written, done.report
+    ours, theirs = torch.load(done.target, weights_only=True), torch.load(path, weights_only=True)
+    assert torch.equal(ours["policy"]["net_container.0.weight"], theirs["policy"]["net_container.0.weight"])
 
 
 def test_names_alone_are_no_agent_of_skrl(tmp_path: Path) -> None:

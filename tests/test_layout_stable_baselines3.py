@@ -229,6 +229,22 @@ def test_a_features_extractor_of_dense_layers_is_not_guessed(policy: type, tmp_p
         agent.runnable("actor")
 
 
+@pytest.mark.parametrize("net", ["q_net", "quantile_net"])
+def test_a_features_extractor_of_a_q_network_is_not_left_out(net: str, tmp_path: Path) -> None:
+    outputs = 2 if net == "q_net" else 10
+    parts = [
+        sb3.owner(**{net: sb3.mlp((sb3.OBS, 8, outputs), nn.ReLU), "features_extractor": extractor})
+        for extractor in (nn.Linear(sb3.OBS, sb3.OBS), nn.Linear(sb3.OBS, sb3.OBS))
+    ]
+    module = sb3.owner(**dict(zip((net, f"{net}_target"), parts, strict=True)))
+    data = sb3.settings(sb3.ON_POLICY, action_space=sb3.instance(sb3.DISCRETE, n=2, start=0, shape=()))
+    agent = restore_agent(sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data)))
+    with pytest.raises(UnsupportedError) as caught:
+        agent.playable(agent.title("actor"))
+    assert "features_extractor" in str(caught.value.found)
+    assert set(agent.binding.unplaced) == {"critic", "critic_target"}
+
+
 @pytest.mark.parametrize(
     ("low", "high", "known"),
     [

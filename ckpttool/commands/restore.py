@@ -815,7 +815,10 @@ class Agent:
             elif any("discrete" in each for each in left):
                 reason = "has discrete actions, which cannot be run yet"
             else:
-                reason = "cannot be run yet"
+                ledger = self.binding.ledger
+                classes = [each.value.partition(":")[0] for each in ledger if each.what == "custom code"]
+                custom = f"needs custom code, which is not run: {' and '.join(classes)}"
+                reason = custom if classes else "cannot be run yet"
             raise UnsupportedError(
                 f"{title} {reason}",
                 file=self.checkpoint.path,

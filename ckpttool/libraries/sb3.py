@@ -992,7 +992,10 @@ _PARTS = {"action_net": "actor", "mlp_extractor.policy_net": "actor", "mlp_extra
     "mlp_extractor.value_net": "value",
 }
 _PART = re.compile(r"(mlp_extractor\.(?:policy|value|shared)_net|action_net|value_net|features_extractor)\.")
-_EXTRACTOR = re.compile(r"(?:(actor|actor_target|critic|critic_target)\.)?(?:pi_)?features_extractor\.")
+_EXTRACTOR = re.compile(
+    r"(?:(actor|actor_target|critic|critic_target|q_net|quantile_net|q_net_target|quantile_net_target)\.)?"
+    r"(?:pi_)?features_extractor\."
+)
 # sb3_contrib/common/recurrent/policies.py; without a separate LSTM a recurrent value has a layer `critic`.
 _MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
 _ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
@@ -1169,7 +1172,8 @@ def _list_extractor_tensors(tree: Tree) -> dict[str, list[Path]]:
         name = str(path[1].value) if len(path) == 2 and path[0] == _POLICY else ""
         if extractor := _EXTRACTOR.match(name):
             # A policy of PPO or A2C has one extractor for all networks, or one each.
-            found.setdefault(extractor[1] or "actor", []).append(path)
+            component = (extractor[1] or "actor").replace("quantile_net", "q_net").replace("q_net", "critic")
+            found.setdefault(component, []).append(path)
         elif memory := _MEMORY.match(name):
             found.setdefault("value" if memory[1] else "actor", []).append(path)
     return found

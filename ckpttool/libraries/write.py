@@ -353,11 +353,21 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
-            f"{writing.library} computes actions differently from this agent: {MAPS[writing.head]}",
+            f"{writing.library} computes actions differently from this agent: {MAPS[writing.head]}"
+            + (f", not {MAPS[found]}" if (found := binding.facts.head) in MAPS else ""),
             expected=writing.head,
-            found=binding.facts.head,
-            hint="pass --bounds LOW HIGH to check whether the two are equal" if fits is None else None,
+            found=found,
+            hint=_action_map_hint(writing.head, binding.facts, fits),
         )
+
+
+def _action_map_hint(head: str, facts: schema.AgentMetadata, fits: bool | None) -> str | None:
+    """Return what helps if a library's action map is not the agent's."""
+    if fits is None:
+        return "pass --bounds LOW HIGH to check whether the two are equal"
+    if (head, facts.head) == ("identity", "clip") and "head" not in facts.origins:
+        return "use --head identity if the target's program clips the actions itself (clip_actions)"
+    return None
 
 
 def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
