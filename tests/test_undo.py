@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
+import pickle
 import zlib
 from pathlib import Path
 from typing import Any
@@ -317,6 +319,26 @@ def test_a_source_with_objects_of_foreign_classes_says_that_nothing_undoes_it(go
     kept = record_reverse(Tree(tree.leaves, tree.aliases, strange), (), {})
     assert kept.record is None
     golden(kept.why)
+
+
+def test_classes_that_nothing_undoes_are_named_with_verbose_and_in_json(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "whole.pt")
+    words = ("convert", "whole.pt", "out.npz", "--force")
+    assert "not reversible" not in run(*words, cwd=tmp_path).out
+    assert "not reversible" in run(*words, "--verbose", cwd=tmp_path).out
+    assert any("not reversible" in note for note in run(*words, "--json", cwd=tmp_path).json()["notes"])
+    assert run(*words, "--verbose", "--quiet", cwd=tmp_path).status == 2
+
+
+def test_many_unmapped_entries_with_other_numbers_are_one_line(tmp_path: Path) -> None:
+    replay = [argparse.Namespace(obs=np.full(3, n, "f4"), step=n) for n in range(400)]
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"replay": replay, "x": 3}))
+    ran = run("convert", "a.pkl", "out-1", "--to", "tf", cwd=tmp_path)
+    assert ran.status == 1
+    assert [line for line in ran.out.splitlines() if line.startswith("unmapped")] == [
+        "unmapped: replay/*/step (400 entries)",
+        "unmapped: x",
+    ]
 
 
 def test_a_conversion_with_a_way_back_or_a_copy_says_nothing(tmp_path: Path) -> None:

@@ -186,11 +186,16 @@ class ConvertOutputOptions(OptionPanel, title="Output"):
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Skip comparing network outputs after writing.")
     ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print notes that no option changes.")] = (
+        False
+    )
     as_json: AsJson = False
     quiet: Quiet = False
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a pattern without a dry run."""
+        """Raise UsageError for a pattern without a dry run, or --verbose with --quiet."""
+        if self.verbose and self.quiet:
+            raise UsageError("--verbose and --quiet exclude each other")
         if self.glob is not None and not self.dry_run:
             raise UsageError(
                 "--glob requires --dry-run", hint="use --part PATH to convert what is under a path"
@@ -284,7 +289,11 @@ def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> N
         common.print_text(common.render_document(done.document()))
         return
     from ckpttool.cli import tables
+    from ckpttool.commands.save import is_unavoidable_note
 
+    if not output.verbose:
+        notes = tuple(note for note in done.report.notes if not is_unavoidable_note(note))
+        done = replace(done, report=replace(done.report, notes=notes))
     common.print_text(tables.render_conversion(done, quiet=output.quiet, whole=output.dry_run))
     common.print_next_steps(common.after_convert, done, quiet=output.quiet)
 

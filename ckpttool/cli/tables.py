@@ -103,6 +103,20 @@ def labeled_lines(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
+def _entry_lines(label: str, names: Sequence[str]) -> list[str]:
+    """Return a line for each entry; if there are more than a dozen, one for names with other numbers."""
+    if len(names) <= _SHOWN:
+        return labeled_lines(label, names)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    lines = [
+        each[0] if len(each) == 1 else f"{pattern} ({len(each):,} entries)"
+        for pattern, each in groups.items()
+    ]
+    return labeled_lines(label, lines)
+
+
 # Sentence about an optimizer default (libraries/optimizers_read.py).
 _DEFAULT = re.compile(
     r"(?P<lead>.*: )?(?P<optimizer>\S+) (?P<setting>\S+ = \S+) "
@@ -174,7 +188,7 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
                 f"    -> {fit_path(clean(m.target), len(sentence) + 7)}{sentence}",
             ]
         lines += [] if quiet else [""]
-    lines += labeled_lines("unmapped", report.unused) + labeled_lines("missing", report.missing)
+    lines += _entry_lines("unmapped", report.unused) + _entry_lines("missing", report.missing)
     if not quiet:
         lines += [
             *render_remarks(_assumptions(done), report.notes, done.ledger),

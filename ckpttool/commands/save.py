@@ -440,6 +440,13 @@ _FORMAT = "pytorch"
 _SMALL = 64  # bytes of a tensor stored in the record itself
 _MOST_BYTES = 4 << 20  # the limit for a sidecar is 16 MB
 _TOP = Container("dict")
+_IRREVERSIBLE = "not reversible: "
+_FOREIGN = "the source contains objects of classes that the record cannot store"
+
+
+def is_unavoidable_note(note: str) -> bool:
+    """Return whether no option changes what a note reports: it concerns every such source."""
+    return note.startswith(_IRREVERSIBLE + _FOREIGN)
 
 
 @dataclass(slots=True)
@@ -454,7 +461,7 @@ class ReverseRecord:
     @property
     def note(self) -> str | None:
         """The note shown when the source cannot be restored."""
-        return None if self.why is None else f"not reversible: {self.why}"
+        return None if self.why is None else f"{_IRREVERSIBLE}{self.why}"
 
     @property
     def record(self) -> Mapping[str, str | None] | None:
@@ -489,8 +496,7 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
     foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
     if foreign:
         named = abbreviate_list(sorted({name for name in foreign if name}), 2)
-        reason = "the source contains objects of classes that the record cannot store"
-        return ReverseRecord(why=f"{reason} ({named})" if named else reason)
+        return ReverseRecord(why=f"{_FOREIGN} ({named})" if named else _FOREIGN)
     ways: dict[Path, list[Move]] = {}
     for move in moves:
         if move.target in written and parse_rule(move.rule.name) == move.rule:
