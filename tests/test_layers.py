@@ -307,6 +307,19 @@ EVIDENCE: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str]]] = {
         {"conv1.weight": (8, 1, 3, 3), "conv1.bias": (8,)},
         {"conv1": "convolution"},
     ),
+    "a convolution between layers, as in Mamba": (
+        {"y.weight": (9, 7), "y.bias": (9,), "conv1d.weight": (18, 1, 4), "conv1d.bias": (18,), **HEAD},
+        {},
+    ),
+    "a convolution that pools, as in PiT": (
+        {
+            "z.weight": (16, 3, 7, 7),
+            "z.bias": (16,),
+            "pool.conv.weight": (32, 1, 3, 3),
+            "pool.conv.bias": (32,),
+        },
+        {},
+    ),
     "a first convolution of a colour image": (
         {"conv1.weight": (3, 1, 3, 3), "y.weight": (16, 3, 3, 3), "y.bias": (16,)},
         {},

@@ -764,8 +764,10 @@ class _Neighbours:
         made = any(shape[0] in self.widths[other].makes for other in others if other < at or not self.ordered)
         # A window of one place takes the channels of a depthwise convolution.
         taken = any((there := self._shape(other))[1] == shape[0] and max(there[2:]) > 1 for other in others)
-        shown = taken or _CONVOLUTION_NAME.fullmatch(_last_word(self.layers[at]))
-        if shown and not made and shape[0] not in _IMAGE_CHANNELS:
+        first = not others or (taken if not self.ordered else at < others[0])
+        # Between other layers, also `conv` is often depthwise (Mamba, Nystromformer).
+        shown = taken or (at == 0 and _CONVOLUTION_NAME.fullmatch(_last_word(self.layers[at])))
+        if first and shown and not made and shape[0] not in _IMAGE_CHANNELS:
             which = "no layer before it" if self.ordered else "no other layer"
             return "convolution", f"{which} outputs {shape[0]:,} channels"
         after = at + 1
