@@ -378,7 +378,7 @@ def torch_model() -> Tree:
     generator = np.random.default_rng(0)
     tensors = torch_dense(generator, "net.0", 4, 4) | torch_dense(generator, "head.out", 4, 2)
     tensors |= {"net.1.weight": np.ones(4, np.float32), "net.1.bias": np.zeros(4, np.float32)}
-    return torch_tree({**tensors, "table.weight": np.ones((9, 4), np.float32)})
+    return torch_tree({**tensors, "table.weight": np.ones((9, 5), np.float32)})
 
 
 def test_torch_layers_go_by_kind_and_come_back() -> None:
