@@ -225,7 +225,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             "stable_baselines2",
             "ckpttool.libraries.sb2",
             # A file that does not name its variables has a list of them.
-            names=r"(model|target)/(pi|values_fn|qf)/.*|params/0",
+            names=r"(model|target)/(pi|values_fn|qf)/.*|deepq/model/.*|params/0",
         ),
         Plugin(
             "stable_baselines3",
