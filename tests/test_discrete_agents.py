@@ -261,6 +261,56 @@ def sb2_on_policy(*, shared: bool = False, named: bool = True, by_network: bool 
     return Made(saved, nets["pi"], AgentFacts(activations=("tanh",)))
 
 
+def put_rllib(folder: Path, policy: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Write an algorithm's checkpoint with one policy (rllib/algorithms/algorithm.py, `save_checkpoint`)."""
+    about = json.dumps({"type": "Algorithm", "checkpoint_version": "1.1", "format": "cloudpickle"})
+    states = {"algorithm_state": {"config": config}, "policies/default_policy/policy_state": policy}
+    (folder / "policies" / "default_policy").mkdir(parents=True)
+    (folder / "rllib_checkpoint.json").write_text(about)
+    for name, state in states.items():
+        (folder / f"{name}.pkl").write_bytes(pickle.dumps(state, 4))
+    return str(folder)
+
+
+def rllib_dqn(*, dueling: bool, atoms: int = 1) -> Made:
+    """Return a checkpoint of dqn_torch_model.py: advantages and state value have layers of their own."""
+    low, high = -3.0, 7.0
+    trunk = nn.Sequential(nn.Linear(OBS, 7), nn.ELU(), nn.Linear(7, 5), nn.ELU())
+    nets = {"advantage_module": ("A", ACTIONS * atoms), "value_module": ("V", atoms)}
+    heads = {
+        module: nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, outputs))
+        for module, (_, outputs) in nets.items()
+        if dueling or module == "advantage_module"
+    }
+    for weight in (each for net in (trunk, *heads.values()) for each in net.parameters()):
+        weight.data *= 2.5
+    layers = {f"_hidden_layers.{number}": trunk[2 * number] for number in range(2)}
+    layers["_value_branch"] = nn.Linear(5, 1)
+    for module, net in heads.items():
+        letter = nets[module][0]
+        layers |= {f"{module}.dueling_{letter}_0": net[0], f"{module}.{letter}": net[2]}
+    weights = {
+        f"{name}._model.0.{end}": getattr(layer, end).detach().numpy()
+        for name, layer in layers.items()
+        for end in ("weight", "bias")
+    }
+    space = {"type": "discrete", "space": {"n": ACTIONS, "start": 0}}
+    state = {"weights": weights, "policy_spec": {"action_space": space}}
+    model = {"fcnet_activation": "elu", "fcnet_hiddens": [7, 5]}
+    config = {"num_atoms": atoms, "v_min": low, "v_max": high, "env": "CartPole-v1", "model": model}
+
+    def scores(obs: Any) -> Any:
+        advantages = heads["advantage_module"](trunk(obs)).view(len(obs), ACTIONS, atoms)
+        if dueling:
+            value = heads["value_module"](trunk(obs)).view(len(obs), 1, atoms)
+            advantages = advantages - advantages.mean(1, keepdim=True) + value
+        if atoms == 1:
+            return advantages[:, :, 0]
+        return (advantages.softmax(2) * torch.linspace(low, high, atoms)).sum(2)
+
+    return Made(lambda folder: put_rllib(folder / "agent", state, config), scores, NO_FACTS)
+
+
 FAMILIES: Mapping[str, Callable[[], Made]] = {
     **{
         f"tianshou-{kind}-{version}": lambda kind=kind, version=version: tianshou(kind, version)  # type: ignore[misc]
@@ -279,6 +329,10 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
     "d3rlpy-cql": lambda: d3rlpy("discrete_cql"),
     "d3rlpy-bc": lambda: d3rlpy("discrete_bc"),
     "d3rlpy-sac": lambda: d3rlpy("discrete_sac"),
+    "rllib-dqn": lambda: rllib_dqn(dueling=False),
+    "rllib-dueling": lambda: rllib_dqn(dueling=True),
+    "rllib-c51": lambda: rllib_dqn(dueling=False, atoms=11),
+    "rllib-dueling-c51": lambda: rllib_dqn(dueling=True, atoms=11),
     "sb2-dueling": sb2_dqn,
     "sb2-dqn": lambda: sb2_dqn(dueling=False),
     "sb2-dueling-list": lambda: sb2_dqn(named=False),
