@@ -20,8 +20,11 @@ from ckpttool.commands.verify import verify
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError
 from tests import test_format_stable_baselines2 as sb2
 from tests.pickles import importable, instance, stand_in
-from tests.restored import recognised, without_a_way
+from tests.restored import without_a_way
+from tests.tensorflow_agents import tensorflow_tree
+from tests.tensorflow_agents import written as checkpoint
 from tests.test_format_d3rlpy import archive, written
+from tests.test_layout_keras_rl import hdf5
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -96,6 +99,37 @@ def dueling_tianshou(version: str) -> Made:
     def scores(obs: Any) -> Any:
         advantages = q(trunk(obs))
         return advantages - advantages.mean(1, keepdim=True) + v(trunk(obs))
+
+    return Made(state, scores)
+
+
+def rainbow(*, noisy: bool, version: str = "1.x") -> Made:
+    """Return a C51's Net with dueling_param, whose layers after the trunk may be NoisyLinear."""
+    atoms = 11
+    trunk = mlp(1)[:4]
+    nets = {"Q": mlp(ACTIONS * atoms, inputs=5), "V": mlp(atoms, inputs=5)}
+    parts = {"model__model__model": trunk, **{f"model__{name}__model": net for name, net in nets.items()}}
+    top, target = ("policy__", "model_old__module__") if version == "2.x" else ("", "model_old__")
+    targets = {target + name.removeprefix("model__"): copy.deepcopy(part) for name, part in parts.items()}
+    state = named(**{top + name: part for name, part in parts.items()}, **targets).state_dict()
+    if noisy:
+        found = {}
+        for name, tensor in state.items():
+            layer, _, end = name.rpartition(".")
+            mean = {"weight": "mu_W", "bias": "mu_bias"}[end]
+            if ".Q." not in name and ".V." not in name:
+                found[name] = tensor
+                continue
+            found |= {f"{layer}.{mean}": tensor, f"{layer}.{mean.replace('mu', 'sigma')}": tensor * 0.3}
+            side = "eps_p" if end == "weight" else "eps_q"
+            found[f"{layer}.{side}"] = torch.randn(tensor.shape[-1])
+        state = found
+    support = torch.linspace(-3, 7, atoms)
+    state["policy.support" if version == "2.x" else "support"] = support
+
+    def scores(obs: Any) -> Any:
+        q, v = (nets[name](trunk(obs)).view(len(obs), -1, atoms) for name in "QV")
+        return ((q - q.mean(1, keepdim=True) + v).softmax(2) * support).sum(2)
 
     return Made(state, scores)
 
@@ -311,6 +345,76 @@ def rllib_dqn(*, dueling: bool, atoms: int = 1) -> Made:
     return Made(lambda folder: put_rllib(folder / "agent", state, config), scores, NO_FACTS)
 
 
+def elegantrl(kind: str) -> Made:
+    """Return the state of a class of elegantrl/agents/net.py, whose values are not scaled by default."""
+    seen = {"state_avg": torch.linspace(-1, 1, OBS), "state_std": torch.linspace(0.5, 2, OBS)}
+    scales = {"value_avg": torch.zeros(1), "value_std": torch.ones(1)}
+    if kind == "QNet":
+        net = mlp(ACTIONS, activation=nn.ReLU)
+        return Made(
+            {**seen, **scales, **named(net=net).state_dict()},
+            lambda obs: net((obs - seen["state_avg"]) / seen["state_std"]),
+            NO_FACTS,
+        )
+    # No activation follows the encoder's last layer.
+    encoder = mlp(1, activation=nn.ReLU)[:3]
+    second = ("1", "2") if "Twin" in kind else ("",)
+    heads = {f"net_val{number}": nn.Sequential(nn.Linear(5, ACTIONS)) for number in second}
+    if "Duel" in kind:
+        heads |= {f"net_adv{number}": nn.Sequential(nn.Linear(5, 1)) for number in second}
+
+    def scores(obs: Any) -> Any:
+        encoded = encoder((obs - seen["state_avg"]) / seen["state_std"])
+        values = heads[f"net_val{second[0]}"](encoded)
+        if "Duel" not in kind:
+            return values
+        return values - values.mean(1, keepdim=True) + heads[f"net_adv{second[0]}"](encoded)
+
+    state = named(net_state=encoder, **heads).state_dict()
+    return Made({**seen, **scales, **state}, scores, NO_FACTS)
+
+
+def keras_rl() -> Made:
+    """Return the weights of a DQNAgent's model in HDF5."""
+    net = mlp(ACTIONS)
+    arrays = arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias"))
+
+    def put(folder: Path) -> str:
+        hdf5(arrays, folder / "dqn_weights.h5f")
+        return str(folder / "dqn_weights.h5f")
+
+    return Made(put, net)
+
+
+def tf_agents(kind: str, *, scaled: bool = False) -> Made:
+    """Return the checkpoint of an agent; PPO may normalise observations (utils/tensor_normalizer.py)."""
+    ppo, net = kind == "ppo", mlp(ACTIONS, activation=nn.ReLU)
+    inner, last = "_encoder/_postprocessing_layers", "_projection_networks/_projection_layer"
+    tops = ("agent/_actor_net",) if ppo else ("agent/_q_network", "agent/_target_q_network")
+    names = [f"{inner}/1", f"{inner}/2", last if ppo else "_q_value_layer"]
+    if kind == "sequential":
+        names = [f"_sequential_layers/{number}" for number in range(3)]
+    arrays = {}
+    for top in tops:
+        arrays |= arrays_of(net, [f"{top}/{name}" for name in names], ("kernel", "bias"))
+    rows = {"_avg": np.linspace(-1, 1, OBS), "_m2": np.full(OBS, 36.0), "_count": np.full(OBS, 9.0)}
+    if ppo:
+        value = [f"agent/_value_net/{inner}/1", f"agent/_value_net/{inner}/2"]
+        arrays |= arrays_of(mlp(1), [*value, "agent/_value_net/_postprocessing_layers"], ("kernel", "bias"))
+    if scaled:
+        norm = "agent/_observation_normalizer"
+        arrays |= {f"{norm}/{name}/0": row.astype("f4") for name, row in rows.items()}
+
+    def scores(obs: Any) -> Any:
+        if not scaled:
+            return net(obs)
+        mean, var = torch.from_numpy(rows["_avg"]).float(), torch.tensor(4.0)
+        return net(((obs - mean) / (var + 1e-3).sqrt()).clamp(-5, 5))
+
+    facts = NO_FACTS if kind == "dqn" else AgentFacts(activations=("relu",))
+    return Made(lambda folder: checkpoint(tensorflow_tree(arrays), folder / "ckpt-3"), scores, facts)
+
+
 FAMILIES: Mapping[str, Callable[[], Made]] = {
     **{
         f"tianshou-{kind}-{version}": lambda kind=kind, version=version: tianshou(kind, version)  # type: ignore[misc]
@@ -319,6 +423,9 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
     },
     "tianshou-dueling-1.x": lambda: dueling_tianshou("1.x"),
     "tianshou-dueling-2.x": lambda: dueling_tianshou("2.x"),
+    "tianshou-rainbow-1.x": lambda: rainbow(noisy=True),
+    "tianshou-rainbow-2.x": lambda: rainbow(noisy=True, version="2.x"),
+    "tianshou-dueling-c51": lambda: rainbow(noisy=False),
     "skrl-dqn": lambda: skrl("dqn"),
     "skrl-ppo": lambda: skrl("ppo", scaled=True),
     "rl_games": lambda: rl_games(separate=False),
@@ -333,6 +440,15 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
     "rllib-dueling": lambda: rllib_dqn(dueling=True),
     "rllib-c51": lambda: rllib_dqn(dueling=False, atoms=11),
     "rllib-dueling-c51": lambda: rllib_dqn(dueling=True, atoms=11),
+    **{
+        f"elegantrl-{kind}": lambda kind=kind: elegantrl(kind)  # type: ignore[misc]
+        for kind in ("QNet", "QNetDuel", "QNetTwin", "QNetTwinDuel")
+    },
+    "keras_rl": keras_rl,
+    **{
+        f"tf_agents-{kind}": lambda kind=kind: tf_agents(kind)  # type: ignore[misc]
+        for kind in ("dqn", "sequential", "ppo")
+    },
     "sb2-dueling": sb2_dqn,
     "sb2-dqn": lambda: sb2_dqn(dueling=False),
     "sb2-dueling-list": lambda: sb2_dqn(named=False),
@@ -437,14 +553,78 @@ def test_the_scores_of_a_converted_agent_are_compared(agent: Case, tmp_path: Pat
     assert not verify(source, str(changed), facts=facts).within
 
 
-def test_a_dueling_network_of_noisy_layers_is_not_played_without_them(tmp_path: Path) -> None:
-    """Rainbow's trunk alone could have the outputs of an action."""
-    state = named(model__model__model=mlp(2)[:1], model_old__model__model=mlp(2)[:1]).state_dict()
-    streams = [f"{net}.{stream}" for net in ("model", "model_old") for stream in "QV"]
-    state |= {f"{stream}.model.0.mu_W": torch.ones(3, 7) for stream in streams}
-    state["support"] = torch.linspace(-3, 7, 7)
-    torch.save(state, tmp_path / "policy.pth")
-    assert recognised(tmp_path / "policy.pth").layout == "tianshou"
+def test_a_ppo_of_tf_agents_normalises_its_observations(tmp_path: Path) -> None:
+    """Conversions of its statistics, which are sums, are refused."""
+    made = tf_agents("ppo", scaled=True)
+    agent = load_agent(made.saved(tmp_path), "CartPole-v1", facts=made.facts)
+    with torch.no_grad():
+        wanted = made.scores(torch.from_numpy(rows())).numpy()
+    require_close(agent.scores(rows()), wanted)
+    np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
+
+
+def test_a_categorical_dqn_of_tf_agents_is_refused_by_name(tmp_path: Path) -> None:
+    """categorical_q_network.py: a QNetwork in a network; no variable has min_q_value and max_q_value."""
+    inner = "agent/_q_network/_q_network"
+    names = [f"{inner}/_encoder/_postprocessing_layers/{n}" for n in (1, 2)] + [f"{inner}/_q_value_layer"]
+    arrays = arrays_of(mlp(ACTIONS * 11), names, ("kernel", "bias"))
+    path = checkpoint(tensorflow_tree(arrays), tmp_path / "ckpt-3")
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(path, "CartPole-v1")
+    assert "atoms" in str(caught.value.found)
+
+
+def test_noisy_layers_that_rllib_samples_in_evaluation_are_refused(tmp_path: Path) -> None:
+    shapes = {"w": (5, 2), "b": (2,), "sigma_w": (5, 2), "sigma_b": (2,)}
+    weights = {f"advantage_module.A.{name}": np.ones(shape, "f4") for name, shape in shapes.items()}
+    trunk = mlp(1)
+    for number in range(2):
+        for end in ("weight", "bias"):
+            array = getattr(trunk[2 * number], end).detach().numpy()
+            weights[f"_hidden_layers.{number}._model.0.{end}"] = array
+    path = put_rllib(tmp_path / "agent", {"weights": weights}, {"num_atoms": 1})
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(path, "CartPole-v1")
+    assert "noisy" in str(caught.value.found)
+
+
+def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:
+    state = elegantrl("QNet").saved
+    torch.save({**state, "value_std": torch.full((1,), 2.0)}, tmp_path / "act.pth")
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(tmp_path / "act.pth"), "CartPole-v1")
+    assert "value_std" in str(caught.value.found)
+
+
+def test_a_dueling_network_of_keras_rl_has_another_number_of_outputs(tmp_path: Path) -> None:
+    arrays = arrays_of(mlp(ACTIONS + 1), ["dense", "dense_1", "dense_2"], ("kernel", "bias"))
+    hdf5(arrays, tmp_path / "dqn_weights.h5f")
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(str(tmp_path / "dqn_weights.h5f"), "CartPole-v1", facts=AgentFacts(activations=("relu",)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        (("preprocess__model__model", "last__model", "embed_model__net"), "IQN"),
+        (("preprocess__model__model", "last__model", "embed_model__net", "propose_model__net"), "FQF"),
+        (("common__model", "value__model", "branches__0__model", "branches__1__model"), "BDQ"),
+    ],
+)
+def test_other_networks_of_tianshou_are_refused_by_name(
+    parts: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    """As the modules of utils/net/discrete.py and common.py are called."""
+    names = [f"{net}__{part}" for net in ("model", "model_old") for part in parts]
+    torch.save(named(**{name: mlp(2) for name in names}).state_dict(), tmp_path / "policy.pth")
     with pytest.raises(UnsupportedError) as caught:
         load_agent(str(tmp_path / "policy.pth"))
-    assert "dueling" in str(caught.value.found)
+    assert reason in str(caught.value.found)
+
+
+def test_dueling_quantiles_are_refused(tmp_path: Path) -> None:
+    state = dict(dueling_tianshou("1.x").saved)
+    torch.save({**state, "tau_hat": torch.linspace(0.05, 0.95, 2).view(1, -1, 1)}, tmp_path / "policy.pth")
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(tmp_path / "policy.pth"))
+    assert "quantiles" in str(caught.value.found)

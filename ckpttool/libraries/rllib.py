@@ -258,7 +258,7 @@ def _add_q_values(
         return binding.refused("critic", "a state value of other layers than dense ones")
     outputs = 1 if atoms is None else atoms
     if not isinstance(outputs, int) or outputs < 1:
-        return binding.refused("critic", f"num_atoms {outputs}")
+        return binding.refused("critic", f"num_atoms {outputs!r}")
     if outputs == 1:
         return binding
     if not isinstance(low, int | float) or not isinstance(high, int | float):
