@@ -35,6 +35,7 @@ from ckpttool.mapping.rules import Plan, Settings
 
 TABLE = LayoutTable(
     name="elegantrl",
+    statistics="in the file",
     title="ElegantRL's act.pth, cri.pth, actor__N.pt (since 0.3.5): one network per file",
     framework="torch",
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},

@@ -147,6 +147,7 @@ def _activation(binding: RecognizedAgent) -> str:
 
 POLICY_TABLE = LayoutTable(
     name="rllib_policy",
+    statistics="MeanStdFilter in the folder",
     title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3; DQN)",
     framework="torch",
     components={},
@@ -434,6 +435,7 @@ _LAYER_NORM = 1e-3
 
 TABLE = LayoutTable(
     name="rllib",
+    statistics="MeanStdFilter in the folder",
     title="RLlib agent of the new API stack (SAC, PPO, APPO, DQN)",
     framework="torch",
     components={},

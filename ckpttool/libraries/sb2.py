@@ -332,6 +332,7 @@ def _skip_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:  # noqa: ARG0
 
 TABLE = LayoutTable(
     name="stable_baselines2",
+    statistics="vecnormalize.pkl; DDPG's in the file",
     title="Stable-Baselines 2 agent (TD3, DDPG, SAC; DQN; PPO2, A2C, ACER, ACKTR, PPO1, TRPO)",
     framework="tensorflow",
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},

@@ -928,6 +928,7 @@ OBSERVATION_SPACE: tuple[Path, ...] = tuple(
 )
 TABLE = LayoutTable(
     name="stable_baselines3",
+    statistics="vecnormalize.pkl",
     title=_TITLE,
     framework="torch",
     components={f"policy/{name}": name for name in schema.NETWORKS},

@@ -261,6 +261,7 @@ def _list_chains() -> dict[str, str]:
 
 TABLE = LayoutTable(
     name="tf_agents",
+    statistics="PPO's in the file",
     title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO, DQN",
     framework="tensorflow",
     components=_list_chains(),

@@ -52,6 +52,7 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 
 TABLE = LayoutTable(
     name="tianshou",
+    statistics="obs_rms in the checkpoint",
     title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and relatives; DQN, C51, QR-DQN, Rainbow)",
     framework="torch",
     components={
