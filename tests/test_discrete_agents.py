@@ -517,8 +517,25 @@ def test_an_agent_chooses_as_its_library_does(agent: Case) -> None:
             load_agent(str(path), env, facts=facts)
 
 
+# Conversions start from the canonical agent: of these libraries one of each kind of network is enough.
+OFTEN = ("sb2-dueling", "tianshou-rainbow-1.x")
+SELDOM = (
+    "sb2-",
+    "rllib-",
+    "tf_agents-",
+    "elegantrl-",
+    "keras_rl",
+    "tianshou-rainbow-",
+    "tianshou-dueling-c51",
+)
+CONVERTED = [
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith(SELDOM) and name not in OFTEN else name
+    for name in FAMILIES
+]
+
+
 @pytest.mark.parametrize("to", ["torch", "tf", "safetensors", "onnx"])
-@pytest.mark.parametrize("agent", FAMILIES, indirect=True)
+@pytest.mark.parametrize("agent", CONVERTED, indirect=True)
 def test_a_converted_agent_chooses_the_same(agent: Case, to: str, tmp_path: Path) -> None:
     path, scores, facts = agent
     target = str(tmp_path / {"tf": "out"}.get(to, f"out.{to}"))
