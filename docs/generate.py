@@ -113,11 +113,12 @@ def _shown(name: str, value: int) -> str:
 LAYOUTS = """# Layouts
 
 <!-- Made by `python docs/generate.py` from the tables of layouts; do not edit it by hand. -->
-What each layout reads, whether it is written, and the files that it was tried on, which the library or other
-people wrote. Facts, action maps and refusals: [libraries](libraries.md).
+What each layout reads, plays and writes, where it reads observation statistics, whether it carries
+optimizers, and the files and versions that it was compared with, which the library or other people wrote.
+Facts, action maps and refusals: [libraries](libraries.md).
 
-| layout | agents and files | written | optimizer | tried on |
-|---|---|---|---|---|
+| layout | reads | plays | writes | statistics | optimizer | compared with |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -130,10 +131,17 @@ def layouts_page() -> str:
     for plugin in plugins.BUILT_IN["layouts"]:
         layout = plugin.load()
         table = layout.TABLE
-        yes = [("no", "yes")[each] for each in (recognize.can_write(layout), bool(table.optimizers))]
-        rows.append(
-            f"| `{table.name}` | {table.title} | {' | '.join(yes)} | {table.seen or 'the source only'} |"
+        never = ", ".join(sorted(recognize.list_never_run_components(layout)))
+        columns = (
+            f"`{table.name}`",
+            table.title,
+            f"all but {never} of continuous actions" if never else "yes",
+            ("no", "yes")[recognize.can_write(layout)],
+            table.statistics or "none",
+            ("no", "yes")[bool(table.optimizers)],
+            table.seen or "the source only",
         )
+        rows.append(f"| {' | '.join(columns)} |")
     return LAYOUTS + "\n".join(rows) + "\n"
 
 

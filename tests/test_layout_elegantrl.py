@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Leaf, UnsupportedError, attr, display
 from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
-from tests.golden_texts import Golden
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
 
@@ -121,10 +121,34 @@ def test_a_critic_is_known_by_its_inputs(inputs: int, title: str, tmp_path: Path
         agent.runnable(title)
 
 
-def test_a_choice_among_actions_is_not_played(tmp_path: Path, golden: Golden) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        restore_agent(whole(tmp_path, ActorDiscretePPO())).runnable("actor")
-    golden(caught.value)
+class QNetTwinDuel(_Network):
+    def __init__(self) -> None:
+        super().__init__(value=True)
+        self.net_state = mlp(OBS, 16, 8, activation=nn.SiLU)
+        self.net_adv1, self.net_val1 = mlp(8, 1), mlp(8, ACT)
+        self.net_adv2, self.net_val2 = mlp(8, 1), mlp(8, ACT)
+        self.soft_max = nn.Softmax(dim=1)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        encoded = self.net_state(obs)
+        values = self.net_val1(encoded)
+        return values - values.mean(1, keepdim=True) + self.net_adv1(encoded)
+
+
+QNetTwinDuel.__module__, QNetTwinDuel.__qualname__ = "elegantrl.agents.net", "QNetTwinDuel"
+
+
+@pytest.mark.parametrize("kind", [ActorDiscretePPO, QNetTwinDuel])
+def test_a_module_of_discrete_actions_chooses(kind: type[nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = kind()
+    agent = load_agent(whole(tmp_path, module), "CartPole-v1")
+    obs = observations(OBS)
+    with torch.no_grad():
+        normed = (seen(obs) - module.state_avg) / module.state_std
+        wanted = module(normed) if kind is QNetTwinDuel else module.net(normed)
+    np.testing.assert_allclose(agent.scores(obs), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1))
 
 
 def test_the_last_layer_of_sac_is_two(tmp_path: Path) -> None:

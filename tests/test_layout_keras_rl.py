@@ -110,9 +110,18 @@ def test_a_folder_is_no_member(tmp_path: Path) -> None:
     assert keras_h5.keras_rl_claims(Probe(path)) is None
 
 
-def test_files_called_otherwise_are_nobodys(tmp_path: Path) -> None:
-    hdf5(layers(names(ACTOR, "dense_{}"), ACTOR), tmp_path / "model.h5f")
-    assert recognize_tree(open_checkpoint(str(tmp_path / "model.h5f")).tree, "model.h5f") is None
+def test_one_model_of_another_name_is_a_q_network(tmp_path: Path) -> None:
+    """DQNAgent, SARSAAgent and CEMAgent save one model; it has several outputs."""
+    for outputs, name, layout in (
+        (2, "model.h5f", "keras_rl"),
+        (1, "model.h5f", None),
+        (2, "model.h5", None),
+    ):
+        widths = (*ACTOR[:-1], outputs)
+        hdf5(layers([f"dense_{number}" for number in (1, 2, 3)], widths), tmp_path / name)
+        binding = recognize_tree(open_checkpoint(str(tmp_path / name)).tree, name)
+        assert (binding and binding.layout) == layout
+        assert binding is None or [part.title for part in binding.parts if part.chooses] == ["critic/q1"]
 
 
 def test_the_way_back_keeps_the_names_of_keras_1(tmp_path: Path) -> None:

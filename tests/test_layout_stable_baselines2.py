@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import Agent, canonical_tree, restore_agent
-from ckpttool.core import Tree, UnsupportedError, display, plugins
+from ckpttool.core import Tree, UnsupportedError, attr, display, plugins
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
+from ckpttool.libraries.schema import DISCRETE_CHOICE
 from ckpttool.networks import policy_network, q_network
 from tests import sb3_files
 from tests import test_format_stable_baselines2 as sb2
@@ -331,14 +332,124 @@ def test_real_agents_act_as_the_library_does(name: str) -> None:
     np.testing.assert_allclose(found, LIBRARY[name], atol=4e-6)
 
 
+def normed(x: np.ndarray, beta: np.ndarray, gamma: np.ndarray) -> np.ndarray:
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+    return np.maximum(x * gamma + beta, 0)
+
+
+@pytest.mark.corpus
+def test_a_real_dqn_subtracts_the_mean_of_its_advantages() -> None:
+    """The list: eps, action_value and state_value of the network, the same of its target."""
+    path = ZOO / "dqn_CartPole-v1.pkl"
+    agent = load_agent(str(path), "CartPole-v1")
+    tensors = [leaf for path, leaf in open_checkpoint(str(path)).tree.tensors() if path[0] == attr("params")]
+    arrays = [leaf.array().astype("f8") for leaf in tensors][1:]
+    obs = np.random.default_rng(3).normal(size=(200, 4)).astype("f4")
+    streams = []
+    for w, b, beta, gamma, last, last_b in (arrays[:6], arrays[6:12]):
+        streams.append(normed(obs @ w + b, beta, gamma) @ last + last_b)
+    wanted = streams[1] + streams[0] - streams[0].mean(1, keepdims=True)
+    assert np.abs(agent.scores(obs) - wanted).max() < 1e-6 * np.abs(wanted).max()
+    np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1))
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize(
-    "name", ["acer_CartPole-v1.pkl", "dqn_CartPole-v1.pkl", "ppo2_CartPoleBulletEnv-v1.zip"]
+    ("name", "layers"),
+    [
+        ("acer_CartPole-v1.pkl", [0, 4, 10]),
+        ("ppo2_CartPoleBulletEnv-v1.zip", [0, 4, 10]),
+        ("acktr_Pendulum-v0.zip", [0, 4, 10]),
+    ],
 )
-def test_other_algorithms_are_listed_and_no_agents(name: str) -> None:
-    found = open_checkpoint(str(ZOO / name))
-    assert recognize_tree(found.tree, name) is None
-    assert digest_checkpoint(found).tensors
+def test_real_on_policy_agents_act_by_their_policy(name: str, layers: list[int]) -> None:
+    """`layers` are the positions of the kernels: pi_fc0, vf_fc0, pi_fc1, vf_fc1, vf, pi."""
+    agent = restore_agent(str(ZOO / name))
+    tensors = [
+        leaf for path, leaf in open_checkpoint(str(ZOO / name)).tree.tensors() if path[0] != attr("data")
+    ]
+    arrays = [each.array().astype("f8") for each in tensors]
+    obs = np.random.default_rng(3).normal(size=(200, len(arrays[0]))).astype("f4")
+    x = obs
+    for position in layers:
+        x = x @ arrays[position] + arrays[position + 1]
+        x = np.tanh(x) if position != layers[-1] else x
+    if "Pendulum" in name:
+        assert np.abs(x).max() > 2
+        np.testing.assert_allclose(played(agent, obs), np.clip(x, -2, 2), atol=1e-5)
+    else:
+        np.testing.assert_array_equal(played(agent, obs).reshape(-1), x.argmax(1))
+
+
+def on_policy(**kernels: tuple[int, int]) -> dict[str, Any]:
+    """Return the variables of `linear` in common/tf_layers.py, for kernels of these shapes."""
+    generator = np.random.default_rng(2)
+    made: dict[str, Any] = {}
+    for layer, shape in kernels.items():
+        made[f"model/{layer}/w:0"] = generator.normal(size=shape).astype("f4")
+        made[f"model/{layer}/b:0"] = generator.normal(size=shape[1]).astype("f4")
+    return made
+
+
+DISCRETE = stand_in("gym.spaces.discrete.Discrete")
+BINARY = stand_in("gym.spaces.multi_binary.MultiBinary")
+
+
+def put_choosing(folder: Path, variables: Mapping[str, Any], policy: str, space: Any = DISCRETE) -> str:
+    kind = stand_in(policy)
+    values = {"policy": kind, "observation_space": sb2.box(OBS, 8.0), "action_space": instance(space, n=ACT)}
+    with sb2.importable(sb2.BOX, space, kind):
+        return sb2.put(folder, sb2.zipped(dict(variables), sb2.serialized(values)))
+
+
+COMMON = "stable_baselines.common.policies"
+
+
+@pytest.mark.parametrize("layer", ["c1", "lstm1", "fc1"])
+def test_policies_of_other_layers_are_refused_by_name(layer: str, tmp_path: Path) -> None:
+    variables = on_policy(**{layer: (OBS, 5)}, vf=(5, 1), pi=(5, ACT), q=(5, ACT))
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(put_choosing(tmp_path, variables, f"{COMMON}.CnnPolicy"))
+    assert layer in str(caught.value.found)
+
+
+def test_binary_actions_are_refused(tmp_path: Path) -> None:
+    variables = on_policy(pi_fc0=(OBS, 5), vf_fc0=(OBS, 5), vf=(5, 1), pi=(5, ACT), q=(5, ACT))
+    agent = restore_agent(put_choosing(tmp_path, variables, f"{COMMON}.MlpPolicy", BINARY))
+    assert agent.binding.unplaced["actor"] == (DISCRETE_CHOICE,)
+
+
+def test_a_custom_policy_class_decides_the_actions(tmp_path: Path) -> None:
+    variables = on_policy(pi_fc0=(OBS, 5), vf_fc0=(OBS, 5), vf=(5, 1), pi=(5, ACT), q=(5, ACT))
+    (tmp_path / "a").mkdir()
+    own = restore_agent(put_choosing(tmp_path, variables, f"{COMMON}.MlpPolicy"))
+    custom = restore_agent(put_choosing(tmp_path / "a", variables, "utils.CustomPolicy"))
+    assert not any(entry.what == "custom code" for entry in own.ledger)
+    assert any(entry.what == "custom code" and entry.decides for entry in custom.ledger)
+
+
+def test_a_list_that_fits_two_orders_is_no_agent(tmp_path: Path) -> None:
+    """With hidden layers as wide as the observations, pairs of layers look like one network after another."""
+    for width, layout in ((OBS, None), (OBS + 1, "stable_baselines2")):
+        shapes = {"pi_fc0": (OBS, width), "vf_fc0": (OBS, width), "pi_fc1": (width, width)}
+        shapes |= {"vf_fc1": (width, width), "vf": (width, 1), "pi": (width, ACT), "q": (width, ACT)}
+        kind = stand_in(f"{COMMON}.MlpPolicy")
+        values = {"policy": kind, "action_space": instance(DISCRETE, n=ACT)}
+        with sb2.importable(DISCRETE, kind):
+            data = sb2.pickle.dumps((values, list(on_policy(**shapes).values())), 4)
+        binding = recognize_tree(open_checkpoint(sb2.put(tmp_path, data, "agent.pkl")).tree, "agent.pkl")
+        assert (binding and binding.layout) == layout
+
+
+def test_what_only_training_uses_is_left_out(tmp_path: Path) -> None:
+    """As TRPO's copy of its last policy (trpo_mpi.py, `params`)."""
+    shapes = {"pi_fc0": (OBS, 5), "vf_fc0": (OBS, 5), "vf": (5, 1), "pi": (5, ACT), "q": (5, ACT)}
+    variables = on_policy(**shapes)
+    variables |= {f"oldpi/{name}": array for name, array in variables.items()}
+    path = put_choosing(tmp_path, variables, f"{COMMON}.MlpPolicy")
+    done = convert(path, str(tmp_path / "a.pt"), to="torch")
+    assert done.written
+    assert not any("oldpi" in each.source or "/q/" in each.source for each in done.report.mapped)
 
 
 @pytest.mark.parametrize("name", ["logstd", "log_std", "sigma"])

@@ -110,8 +110,11 @@ def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outputs", [5, 991])
 def test_an_odd_number_of_logits_is_not_halved(outputs: int) -> None:
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, outputs))
-    for more in ({}, {"agent/_log_alpha": np.float32(0.5).reshape(())}):
-        assert recognize_tree(tensorflow_tree({**arrays, **more}), "ckpt-3") is None
+    certain = {**arrays, "agent/_log_alpha": np.float32(0.5).reshape(())}
+    assert recognize_tree(tensorflow_tree(certain), "ckpt-3") is None
+    binding = recognize_tree(tensorflow_tree(arrays), "ckpt-3")
+    assert binding is not None
+    assert binding.facts.head == "argmax"
 
 
 def test_one_projection_is_a_deviation_only_with_evidence() -> None:
@@ -119,7 +122,7 @@ def test_one_projection_is_a_deviation_only_with_evidence() -> None:
     value = layers([f"agent/_value_net/_postprocessing_layers/{n}" for n in (1, 2)], (3, 16, 1))
     chooses = recognize_tree(tensorflow_tree(arrays | value), "ckpt-3")
     assert chooses is not None
-    assert chooses.unplaced["actor"]
+    assert chooses.facts.head == "argmax"
     assert not any("_projection_layer" in line for line in chooses.moves.assumed)
     alone = recognize_tree(tensorflow_tree(arrays), "ckpt-3")
     assert alone is not None
@@ -134,7 +137,7 @@ def test_an_agent_that_is_not_sac_chooses_with_one_projection(beside: str) -> No
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
     binding = recognize_tree(tensorflow_tree(arrays | {beside: np.int64(3).reshape(())}), "ckpt-3")
     assert binding is not None
-    assert binding.unplaced["actor"]
+    assert binding.facts.head == "argmax"
 
 
 def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:

@@ -532,10 +532,11 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         return
     if facts.choices is not None:
         counts, scores = facts.choices.counts, facts.choices.scores
-        if scores == "dueling":
+        if scores.startswith("dueling"):
             builder.add("map", "plus value minus mean", (sum(counts),))
-        elif scores != "values":
-            builder.add("map", f"mean of {scores.partition('_')[0]}", (sum(counts),))
+        if scores not in ("values", "dueling"):
+            kind = scores.removeprefix("dueling_").partition("_")[0]
+            builder.add("map", f"mean of {kind}", (sum(counts),))
         builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
         builder.add("map", "argmax", (len(counts),))
         builder.add("output", "action", detail=facts.choices.title)

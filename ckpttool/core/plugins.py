@@ -225,7 +225,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             "stable_baselines2",
             "ckpttool.libraries.sb2",
             # A file that does not name its variables has a list of them.
-            names=r"(model|target)/(pi|values_fn|qf)/.*|params/0",
+            names=r"(model|target)/(pi|values_fn|qf)/.*|deepq/model/.*|params/0",
         ),
         Plugin(
             "stable_baselines3",
@@ -242,7 +242,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "tianshou",
             "ckpttool.libraries.tianshou",
-            names=r"(.*/)?(actor[./](_modules/)?preprocess|model_old[./](_modules/)?(module|model)[./].*)[./].*",
+            names=r"(.*/)?(actor[./](_modules/)?preprocess|model_old)[./].*",
         ),
         Plugin(
             "spinningup",
@@ -273,7 +273,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             "tf_agents",
             "ckpttool.libraries.tf_agents",
             # Policies exported by version 0.6 list their attributes without names.
-            names=r".*/(_actor_network|_actor_net)(/.*)?"
+            names=r".*/(_actor_network|_actor_net|_q_network)(/.*)?"
             r"|_all_assets/[^/]*/ref/(_mlp_layers|_sequential_layers|_projection_networks)(/.*)?",
         ),
         Plugin(

@@ -272,7 +272,7 @@ def _is_plain_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(map(plain, value.values()))
 
 
-Scores = Literal["values", "quantiles", "quantiles_last", "atoms", "dueling"]
+Scores = Literal["values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms"]
 """What discrete actions are chosen by (libraries/schema.py, Choices)."""
 
 
@@ -290,7 +290,7 @@ def _is_choices(value: object) -> bool:
         and min(counts) > 0
         and value["scores"] in get_args(Scores)
         and _is_numbers(value["support"])
-        and (value["scores"] == "atoms") == bool(value["support"])
+        and value["scores"].endswith("atoms") == bool(value["support"])
         and (value["single"] is False or (value["single"] is True and len(counts) == 1))
     )
 

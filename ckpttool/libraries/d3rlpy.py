@@ -418,6 +418,7 @@ def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, 
 
 TABLE = LayoutTable(
     name="d3rlpy",
+    statistics="scalers in the configuration",
     title="d3rlpy's agents: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ...; DQN, discrete CQL, SAC, BC",
     framework="torch",
     components={

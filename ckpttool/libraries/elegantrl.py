@@ -5,16 +5,23 @@ Source: github.com/AI4Finance-Foundation/ElegantRL, elegantrl/agents/AgentBase.p
 `(x - state_avg) / state_std`, an action is tanh of the last layer (TD3, DDPG, PPO, A2C) or of the
 mean, the first half of the output of SAC's last layer, ReLU between layers. Files of earlier
 versions (actor.pth) have no distinguishing names.
+
+Discrete actions: ActorDiscretePPO's largest logit, and the largest value of QNet, QNetDuel, QNetTwin and
+QNetTwinDuel, whose `forward` uses the first of two networks. No activation follows `net_state`
+(`build_mlp`, `if_raw_out`); values become `value * value_std + value_avg`, 1 and 0 by default.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from ckpttool.core.tree import Leaf, Tree, attr, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
-from ckpttool.libraries.schema import DISCRETE_CHOICE, LEFT_OPEN, AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent, read_numbers
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -28,6 +35,7 @@ from ckpttool.mapping.rules import Plan, Settings
 
 TABLE = LayoutTable(
     name="elegantrl",
+    statistics="in the file",
     title="ElegantRL's act.pth, cri.pth, actor__N.pt (since 0.3.5): one network per file",
     framework="torch",
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},
@@ -43,13 +51,19 @@ TABLE = LayoutTable(
         },
         "actor/action_std_log": "actor/log_std",
     },
-    seen="written by ElegantRL 0.3.6: TD3, DDPG, SAC, PPO, A2C",
+    seen="written by ElegantRL 0.3.6: TD3, DDPG, SAC, PPO, A2C, discrete PPO, four classes of DQN",
 )
 
 _STATISTICS = {"state_avg", "state_std"}
+_SCALES = ("value_avg", "value_std")
 # ActorSAC: an encoder and one layer that outputs the mean and the log standard deviation.
 _SAC = replace(TABLE, components={"actor/net_s+actor/net_a": "actor"}, joined=True)
 _SOFT = "net_s.0.weight"
+# QNetDuel, QNetTwin and QNetTwinDuel: an encoder, then values or advantages, and the state's value.
+_ENCODED = "net_state.0.weight"
+_STREAMS = re.compile(r"(net_(val|adv)1?)\.0\.weight")
+_HEADS = {"val": "q1", "adv": "q2"}
+_SECOND = re.compile(r"net_(val|adv)2\..*")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # what a network is stands in it
@@ -57,35 +71,79 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     module = read_pickled_module(tree)
     state = tree if module is None else module.state
     names = {str(path[0].value): leaf for path, leaf in state.tensors() if len(path) == 1}
-    if not names.keys() >= _STATISTICS or not names.keys() & {"net.0.weight", _SOFT}:
+    if not names.keys() >= _STATISTICS or not names.keys() & {"net.0.weight", _SOFT, _ENCODED}:
         return None
-    component = _find_component(names)
-    binding = bind(state.under((key(component),)), _SAC if _SOFT in names else TABLE)
+    component, chooses = _find_component(names)
+    binding = bind(state.under((key(component),)), _choose_table(names))
     if binding is None:
         return None
+    second = frozenset(path for path in state if path and _SECOND.fullmatch(str(path[0].value)))
     binding = replace(
         binding.moved(lambda path: path[1:]),
         evidence=f"one {component} with state_avg and state_std",
-        unplaced=_list_refusals(tree, names, component),
+        unplaced=_list_refusals(names, component, chooses=chooses),
     )
+    if second:
+        binding = replace(binding, consumed=binding.consumed | second)
+        binding = binding.noted(
+            "the second Q-function of double DQN, which only training uses, was not converted"
+        )
+    record = tree.containers.get(())
+    if chooses:
+        binding = replace(binding, consumed=binding.consumed | {(key(name),) for name in _SCALES})
+        dueling = any(part.head == "q2" for part in binding.parts)
+        binding = binding.choosing(state, "dueling" if dueling else "values", where="net_adv")
+        binding = _add_encoded_activations(binding, module)
+        return binding if module is None else module.bound(binding)
+    if record is not None and "Discrete" in str(record.name):
+        binding = binding.choosing(state)
     return binding if module is None else _add_activations(module.bound(binding), module)
 
 
-def _find_component(names: dict[str, Leaf]) -> str:
+def _choose_table(names: Mapping[str, Leaf]) -> LayoutTable:
+    """Return the table of a network's class: with one chain, or with an encoder and heads."""
+    if _ENCODED not in names:
+        return _SAC if _SOFT in names else TABLE
+    streams = filter(None, map(_STREAMS.fullmatch, names))
+    heads = {f"critic/net_state+critic/{each[1]}": f"critic/{_HEADS[each[2]]}" for each in streams}
+    return replace(TABLE, components=heads)
+
+
+def _find_component(names: Mapping[str, Leaf]) -> tuple[str, bool]:
+    """Return the kind of the network, and whether it is a Q-network of discrete actions."""
     if "value_avg" not in names:
-        return "actor"
-    first = names.get("net.0.weight")
-    alone = first is not None and first.shape[-1:] == (names["state_avg"].size,)
-    return "value" if alone else "critic"
+        return "actor", False
+    kernels = [leaf for name, leaf in names.items() if name.startswith("net.") and name.endswith("weight")]
+    if not kernels:
+        return "critic", _ENCODED in names
+    alone = kernels[0].shape[-1:] == (names["state_avg"].size,)
+    return ("value" if alone and kernels[-1].shape[0] == 1 else "critic"), alone and kernels[-1].shape[0] > 1
 
 
-def _list_refusals(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tuple[str, ...]]:
+def _list_refusals(names: Mapping[str, Leaf], component: str, *, chooses: bool) -> dict[str, tuple[str, ...]]:
     """Return why a network cannot be run from its layers alone."""
-    made = tree.containers.get(())
-    if made is not None and "Discrete" in str(made.name):
-        return {component: (DISCRETE_CHOICE,)}
-    scaled = [name for name in ("value_avg", "value_std") if name in names]
+    scaled = [name for name in _SCALES if name in names]
+    if chooses and [read_numbers(names[name]) for name in scaled] == [(0.0,), (1.0,)]:
+        return {}
     return {component: (f"operations after the last layer: {', '.join(scaled)}",)} if scaled else {}
+
+
+def _add_encoded_activations(binding: RecognizedAgent, module: PickledModule | None) -> RecognizedAgent:
+    """Return the binding with the activation after each hidden layer, by its module's class or number."""
+    acting = next(part for part in binding.parts if part.acts)
+    names: list[str] = []
+    for layer, follower in pairwise(acting.layers):
+        inside = layer.name[:-1] == follower.name[:-1]
+        after = ".".join((*layer.name[:-1], str(int(layer.name[-1]) + 1)))
+        if module is None or after not in module.classes:
+            names.append("relu" if inside else "linear")
+        elif (activation := module.activation(after)) is None:
+            return binding.refused("critic", f"{module.classes[after]} ({after})")
+        else:
+            names.append(activation)
+    if module is None:
+        return replace(binding, facts=binding.facts._replace(activations=tuple(names)))
+    return replace(binding, facts=binding.facts.read("the module's classes", activations=tuple(names)))
 
 
 def _add_activations(binding: RecognizedAgent, module: PickledModule) -> RecognizedAgent:

@@ -1,10 +1,14 @@
-"""keras-rl and keras-rl2: the weights of a DDPG agent's actor and critic, both files or one of them.
+"""keras-rl and keras-rl2: a DDPG agent's actor and critic, both files or one; a DQN's single file.
 
 Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl (`save_weights`, `select_action`: the
 actor's output is the action, without clipping or scaling), github.com/taylormcnally/keras-rl2
 likewise. Networks are the user's own Keras models: a file contains their layers, but not the
 activations or how the critic concatenates its two inputs (in examples/ddpg_pendulum.py the action
 comes first). The defaults are those of that example: ReLU, a linear last layer.
+
+rl/agents/dqn.py, sarsa.py and cem.py save one model (`NAME.h5f`): the largest of its outputs is the
+action (rl/policy.py, GreedyQPolicy). With `enable_dueling_network` it has one output more than actions,
+which an environment shows; such a file is not played.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ckpttool.core.tree import Path, Tree, key
+from ckpttool.core.tree import Leaf, Path, Tree, attr, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
@@ -28,7 +32,7 @@ from ckpttool.mapping.rules import Move, Plan, Settings
 
 TABLE = LayoutTable(
     name="keras_rl",
-    title="keras-rl's DDPG: NAME_actor.h5f and NAME_critic.h5f, or only one of them",
+    title="keras-rl's DDPG: NAME_actor.h5f, NAME_critic.h5f, or one of them; DQN, SARSA, CEM: NAME.h5f",
     framework="tensorflow",
     components={"actor": "actor", "critic": "critic/q1"},
     optimizers={},
@@ -44,7 +48,7 @@ TABLE = LayoutTable(
 )
 
 _MEMBERS = ("actor", "critic")
-# The order of the critic's inputs depends on the user's model.
+# The order of the inputs of DDPG's critic depends on the user's model.
 NEVER_RUN = frozenset(("critic",))
 SUFFIX = ".h5f"
 _ONE = re.compile(r".*_(actor|critic)\.h5f")
@@ -57,7 +61,22 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     if one is not None:
         return _disable_critic(_bind_single(tree, one[1]))
     tops = {str(path[0].value) for path in tree if path}
-    return _disable_critic(bind(tree, TABLE)) if name.endswith(SUFFIX) and tops == set(_MEMBERS) else None
+    if not name.endswith(SUFFIX):
+        return None
+    return _disable_critic(bind(tree, TABLE)) if tops == set(_MEMBERS) else _bind_q_network(tree)
+
+
+def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
+    """Bind a model whose outputs are those of discrete actions; None for other layers than a dense chain."""
+    binding = _bind_single(tree, "critic")
+    if binding is None or binding.unplaced or len(binding.parts) != 1:
+        return None
+    moved = {move.source for move in binding.moves.moves}
+    kernels = [tree[move.source] for move in binding.moves.moves if move.target[-1] == attr("kernel")]
+    wide = isinstance(kernels[-1], Leaf) and kernels[-1].shape[1] > 1
+    if not wide or any(path not in moved for path, _ in tree.tensors()):
+        return None
+    return replace(binding.choosing(tree), evidence="one Q-network")
 
 
 def _bind_single(tree: Tree, component: str) -> RecognizedAgent | None:

@@ -286,7 +286,8 @@ class LayoutTable:
     embedding; with `late` a Q-function without its policy may receive the action after its first layer.
     `rooted` means that the agent may be an attribute of the saved object; `optimizer` binds an
     optimizer's state; `seen` names the real files (from other people, or written by the library itself)
-    used to test the layout; it is empty if no real file was available.
+    used to test the layout; it is empty if no real file was available. `statistics` names the place of the
+    observation statistics that the layout reads; it is empty if it reads none.
     """
 
     name: str
@@ -299,6 +300,7 @@ class LayoutTable:
     optimizer: Callable[[StoredOptimizer], OptimizerMoves]
     rooted: bool = False
     seen: str = ""
+    statistics: str = ""
     branches: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     joined: bool = False

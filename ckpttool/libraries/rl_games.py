@@ -35,6 +35,7 @@ _STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
 
 TABLE = LayoutTable(
     name="rl_games",
+    statistics="in the file",
     title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu and sigma or logits, value), epoch",
     framework="torch",
     components={},

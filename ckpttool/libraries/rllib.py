@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, LedgerEntry, unknown_fact
+from ckpttool.core.sidecar import (
+    NO_BOUNDS,
+    NO_ENVIRONMENT,
+    NO_STATISTICS,
+    LedgerEntry,
+    Scores,
+    unknown_fact,
+)
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema, write
@@ -126,7 +133,7 @@ def _activation(binding: RecognizedAgent) -> str:
     return hidden.pop()
 
 
-# RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3), on PyTorch.
+# RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3, DQN), on PyTorch.
 #
 # Sources, in github.com/ray-project/ray: rllib/models/torch/fcnet.py (`_hidden_layers`, `_logits`, a value
 # branch that SAC does not use), rllib/algorithms/sac/sac_torch_model.py (`action_model`, `q_net`,
@@ -134,19 +141,23 @@ def _activation(binding: RecognizedAgent) -> str:
 # `twin_q_model`: sigmoid of twice the last layer from 0 to 1 is tanh of it from -1 to 1),
 # rllib/models/torch/torch_action_dist.py, rllib/utils/filter.py (`MeanStdFilter`: `(x - mean) / (std +
 # 1e-8)`), rllib/utils/serialization.py (spaces: an array is zlib of a .npy file in base64),
-# rllib/utils/spaces/space_utils.py (`unsquash_action`).
+# rllib/utils/spaces/space_utils.py (`unsquash_action`), rllib/algorithms/dqn/dqn_torch_model.py
+# (`advantage_module`, `value_module`, whose layers have ReLU, which no setting changes; with `num_atoms` the
+# outputs are logits of values from `v_min` to `v_max`) and dqn_torch_policy.py (`compute_q_values`).
 
 POLICY_TABLE = LayoutTable(
     name="rllib_policy",
-    title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3)",
+    statistics="MeanStdFilter in the folder",
+    title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3; DQN)",
     framework="torch",
     components={},
     optimizers={},
     counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
     optimizer=optimizers_read.from_torch,
-    seen="SAC and PPO as Ray 2.60 saves them",
+    seen="SAC, PPO and DQN as Ray 2.60 saves them",
 )
+_POLICY_DQN = AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5)
 _POLICY_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=1e-5)
 _LARGEST = 1 << 16  # size limit of an unpacked bound in bytes
 _DTYPES = {"<f4": "float32", "<f8": "float64"}
@@ -167,15 +178,16 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
     recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
     table = _choose_policy_table(f"{policy}weights", recorded)
     binding = bind(tree, table) if table is not None else None
+    if binding is not None and table is not None and table.facts is _POLICY_DQN:
+        binding = _add_q_values(binding, tree, recorded, policy)
     if binding is None or not any(part.acts for part in binding.parts):
         return None
     binding = _add_policy_choices(binding, recorded, policy)
     facts = _statistics(
         _bounds(_settings(binding.facts, recorded, policy), recorded, policy), recorded, policy
     )
-    return _drop_policy_settings(
-        _require_same_activations(replace(binding, facts=facts), recorded, policy), tree
-    )
+    binding = _add_dueling_relu(replace(binding, facts=facts))
+    return _drop_policy_settings(_require_same_activations(binding, recorded, policy), tree)
 
 
 def _require_same_activations(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
@@ -207,6 +219,14 @@ def _choose_policy_table(weights: str, recorded: Said) -> LayoutTable | None:
     if any(name.startswith(f"{weights}/policy_model/") for name in recorded):
         names = {"policy_model": "actor", "q_model": "critic/q1", "twin_q_model": "critic/q2"}
         return replace(POLICY_TABLE, components={f"{weights}/{n}": ours for n, ours in names.items()})
+    if any(name.startswith(f"{weights}/advantage_module/") for name in recorded):
+        names = {
+            f"{weights}/_hidden_layers+{weights}/{module}": f"critic/{head}"
+            for module, head in (("advantage_module", "q1"), ("value_module", "q2"))
+        }
+        if any(name.endswith("/sigma_w") for name in recorded):
+            names = {f"{weights}/_hidden_layers": "critic/q1"}
+        return replace(POLICY_TABLE, components=names, facts=_POLICY_DQN)
     if f"{weights}/_logits/_model/0/weight" in recorded:
         value = f"{weights}/_value_branch_separate+{weights}/_value_branch"
         names = {dense(""): "actor", value: "value"}
@@ -214,6 +234,50 @@ def _choose_policy_table(weights: str, recorded: Said) -> LayoutTable | None:
         tensors = {free: "actor/log_std"} if free in recorded else {}
         return replace(POLICY_TABLE, components=names, facts=_POLICY_PPO, joined=not tensors, tensors=tensors)
     return None
+
+
+def _add_q_values(
+    binding: RecognizedAgent, tree: Tree, recorded: Said, policy: str
+) -> RecognizedAgent | None:
+    """Return the binding of DQN with what its outputs are, by the settings; refuse what they leave open."""
+    weights = f"{policy}weights"
+    heads = {part.head: part for part in binding.parts}
+    if "q1" not in heads:
+        return None
+    dueling = any(name.startswith(f"{weights}/value_module/") for name in recorded)
+    noisy = any(name.startswith(weights) and name.endswith("/sigma_w") for name in recorded)
+    config = "algorithm_state/config"
+    config = config if f"{config}/num_atoms" in recorded else f"{policy}policy_spec/config"
+    leaves = [recorded.get(f"{config}/{name}") for name in ("num_atoms", "v_min", "v_max")]
+    atoms, low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in leaves)
+    binding = binding.choosing(tree, "dueling" if dueling else "values", where=f"{weights}/value_module")
+    if noisy:
+        return binding.refused("critic", "noisy layers, which RLlib samples in evaluation too")
+    if any(layer.kind != "dense" for part in binding.parts for layer in part.layers):
+        return binding.refused("critic", "layer norms after the activations")
+    if dueling != ("q2" in heads):
+        return binding.refused("critic", "a state value of other layers than dense ones")
+    outputs = 1 if atoms is None else atoms
+    if not isinstance(outputs, int) or outputs < 1:
+        return binding.refused("critic", f"num_atoms {outputs!r}")
+    if outputs == 1:
+        return binding
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return binding.refused("critic", "atoms without v_min and v_max")
+    support = [low + number * (high - low) / (outputs - 1) for number in range(outputs)]
+    scores: Scores = "dueling_atoms" if dueling else "atoms"
+    return binding.choosing(tree, scores, support, outputs, f"{config}/num_atoms")
+
+
+def _add_dueling_relu(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding of DQN with ReLU after the hidden layers of its advantages and its state value."""
+    acting = next(part for part in binding.parts if part.acts)
+    if not acting.chooses:
+        return binding
+    hidden = (
+        binding.facts.hidden if layer.name[0] == "_hidden_layers" else "relu" for layer in acting.layers[:-1]
+    )
+    return replace(binding, facts=binding.facts._replace(activations=tuple(hidden)))
 
 
 def _settings(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
@@ -255,8 +319,11 @@ def _add_policy_choices(binding: RecognizedAgent, recorded: Said, policy: str) -
         return binding
     counts, starts = (schema.read_whole_numbers(recorded.get(f"{where}/{name}")) for name in ("n", "start"))
     choices = schema.make_choices(counts, starts, single=True)
-    if choices is None or binding.facts.head != _POLICY_PPO.head:
+    if choices is None or binding.facts.head not in (_POLICY_PPO.head, _POLICY_DQN.head):
         return binding.refused("actor", schema.DISCRETE_CHOICE)
+    if binding.facts.choices is not None:
+        known = binding.facts.choices
+        choices = choices._replace(scores=known.scores, support=known.support)
     facts = binding.facts.read(where, head="argmax", choices=choices)
     return replace(rejoin_last_layer(binding), facts=facts)
 
@@ -368,6 +435,7 @@ _LAYER_NORM = 1e-3
 
 TABLE = LayoutTable(
     name="rllib",
+    statistics="MeanStdFilter in the folder",
     title="RLlib agent of the new API stack (SAC, PPO, APPO, DQN)",
     framework="torch",
     components={},

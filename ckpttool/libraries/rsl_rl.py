@@ -34,6 +34,7 @@ _STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
 
 TABLE = LayoutTable(
     name="rsl_rl",
+    statistics="in the file",
     title="rsl_rl's PPO: model_state_dict with actor, critic, std; or actor_state_dict, critic_state_dict",
     framework="torch",
     components={

@@ -7,10 +7,11 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, unknown_fact
-from ckpttool.core.source import Inline
+from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import sb3, schema, write
 from ckpttool.libraries.recognize import LayoutTable, OptimizerMoves, StoredOptimizer, bind
@@ -311,12 +312,18 @@ def _activation(binding: RecognizedAgent) -> str:
     return hidden.pop()
 
 
-# Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm.
+# Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm; DQN; PPO2, A2C,
+# ACER, ACKTR, PPO1 and TRPO.
 #
 # Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and
 # ddpg/policies.py for the networks (64 and 64 units, ReLU; `policy_kwargs` may change both);
 # common/math_util.py, `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm is
 # that of tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not saved.
+# deepq/policies.py: a dueling network has two separate chains, `action_value` and `state_value`, and hidden
+# layers with ReLU. common/policies.py (`mlp_extractor`, tanh) and common/distributions.py
+# (`proba_distribution_from_latent`: `pi`, its `logstd`, and `q`, which only ACER's training uses);
+# common/base_class.py, `predict`: a mean is clipped to the bounds. Before the option net_arch all hidden
+# layers of the policy came before those of the value.
 
 
 def _skip_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:  # noqa: ARG001 - the contract's
@@ -325,7 +332,8 @@ def _skip_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:  # noqa: ARG0
 
 TABLE = LayoutTable(
     name="stable_baselines2",
-    title="Stable-Baselines 2 agent (TD3, DDPG, SAC)",
+    statistics="vecnormalize.pkl; DDPG's in the file",
+    title="Stable-Baselines 2 agent (TD3, DDPG, SAC; DQN; PPO2, A2C, ACER, ACKTR, PPO1, TRPO)",
     framework="tensorflow",
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
     optimizers={},
@@ -337,8 +345,23 @@ TABLE = LayoutTable(
     # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},
     tensors={"model/log_ent_coef": "temperature/log_alpha"},
-    seen="seven agents from rl-baselines-zoo; agents saved by version 2.10.2",
+    seen="ten agents from rl-baselines-zoo; agents saved by version 2.10.2",
 )
+_Q_NETWORKS = replace(
+    TABLE,
+    components={f"{name}/{head}": f"{name}/{head}" for name in schema.CRITICS for head in ("q1", "q2")},
+    facts=TABLE.facts._replace(head="argmax"),
+    branches={},
+    tensors={},
+)
+_ON_POLICY = replace(
+    TABLE,
+    components={"pi": "actor", "vf": "value"},
+    facts=TABLE.facts._replace(head="clip", hidden="tanh"),
+    branches={},
+    tensors={"pi/logstd": "actor/log_std"},
+)
+_SHARED = replace(_ON_POLICY, components={"shared+pi": "actor", "shared+vf": "value"})
 _PARAMS = attr("params")
 _PLACES = {
     ("model", "pi"): ("actor",),
@@ -350,7 +373,15 @@ _PLACES = {
     ("target", "values_fn", "vf"): ("value_target",),
     ("target", "qf"): ("critic_target",),
 }
-_NORM = re.compile(r"LayerNorm(?:_(\d+))?")
+_Q_SCOPES = {("deepq", "model"): "critic", ("deepq", "target_q_func", "model"): "critic_target"}
+_STREAMS = {"action_value": "q1", "state_value": "q2"}
+_WEIGHTS = {"weights": "kernel", "w": "kernel", "biases": "bias", "b": "bias"}
+_ON_POLICY_LAYER = re.compile(r"(shared|pi|vf)(?:_(fc\d+))?")
+# Variables that no action depends on.
+_TRAINING_ONLY = re.compile(
+    r"deepq/(eps|param_noise_\w+|perturbed_model/.*|adaptive_model/.*)|model/q/[wb]|oldpi/.*"
+)
+_NUMBERED = re.compile(r"(LayerNorm|fully_connected)(?:_(\d+))?")
 _POLICY = re.compile(r"stable_baselines\.(ddpg|sac|td3)\.policies\.(?:Mlp|FeedForward)Policy")
 # The order in which a policy creates its networks, which files without names follow. A network is its path
 # and the names of its layers after the hidden ones.
@@ -381,42 +412,102 @@ _HIDDEN = 2
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
-    """Return the recognised agent of an off-policy agent with continuous actions.
+    """Return the recognised agent of a file with the library's variables.
 
-    A file without variable names is recognised if its policy class is the library's own and the
-    variables fit the networks of that policy.
+    A file without variable names is recognised if the variables fit the networks of the policy's class,
+    which is the library's own, or in shape those of DQN or of an on-policy algorithm.
     """
-    if not sb3.has_box_actions(tree):
-        return None
     names = {path: tuple(str(step.value) for step in path) for path in tree if path[:1] != (_DATA,)}
     assumed: tuple[str, ...] = ()
     repeated: frozenset[Path] = frozenset()
-    if not any(each[:2] in _PLACES and len(each) > 2 for each in names.values()):
+    if any(path[0] == _PARAMS for path in names if path):
         found = _name_variables(tree)
         if found is None:
             return None
         names, policy, repeated = found
         assumed = (f"the variables have no names: they are read in the order in which {policy} creates them",)
-    ours = {tuple(map(attr, _component_name(each))): path for path, each in names.items()}
-    renamed = {place: tree[path] for place, path in ours.items()}
-    binding = bind(Tree(renamed), TABLE)
-    if binding is None or not any(part.component == "actor" for part in binding.parts):
+    table, ours = _choose_table(tree, names)
+    binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table) if ours else None
+    if binding is None or not any(part.acts or table is _Q_NETWORKS for part in binding.parts):
         return None
     moves = tuple(replace(move, source=ours[move.source]) for move in binding.moves.moves)
     used = {move.source for move in moves} | repeated
     settings = [path for path in tree if path[:1] == (_DATA,) and path not in used]
+    idle = [path for path, each in names.items() if _TRAINING_ONLY.fullmatch("/".join(each))]
     notes = (make_settings_note(len(settings), "data"),) if settings else ()
-    binding = replace(binding, moves=replace(binding.moves, moves=moves))
-    return replace(
-        binding,
-        moves=replace(
-            binding.moves,
-            assumed=(*binding.moves.assumed, *assumed),
-            notes=(*binding.moves.notes, *notes),
-        ),
-        facts=_read_metadata(tree, binding, ours),
-        consumed=binding.consumed | frozenset(settings) | repeated | list_ddpg_variables(tree),
-    )
+    if idle:
+        notes = (*notes, make_settings_note(len(idle), "variables that no action depends on"))
+    listed = (*binding.moves.assumed, *assumed)
+    every = replace(binding.moves, moves=moves, assumed=listed, notes=(*binding.moves.notes, *notes))
+    consumed = binding.consumed | frozenset((*settings, *idle)) | repeated | list_ddpg_variables(tree)
+    binding = replace(binding, moves=every, consumed=consumed)
+    binding = replace(binding, facts=_read_metadata(tree, binding, ours))
+    binding = binding.entered(*sb3.list_custom_classes(tree, (("policy",), "policy")))
+    return binding if table is TABLE else _add_choices(binding, tree, names)
+
+
+def _choose_table(tree: Tree, names: Mapping[Path, tuple[str, ...]]) -> tuple[LayoutTable, dict[Path, Path]]:
+    """Return the table of the file's algorithm, and its variables by their paths in the components."""
+    if any(each[:1] == ("deepq",) for each in names.values()):
+        table, rename = _Q_NETWORKS, _q_network_name
+    elif ("model", "pi", "w") in names.values():
+        shared = any(each[1].startswith("shared_fc") for each in names.values() if len(each) > 1)
+        table, rename = _SHARED if shared else _ON_POLICY, _on_policy_name
+    elif sb3.has_box_actions(tree) and any(each[:2] in _PLACES and len(each) > 2 for each in names.values()):
+        table, rename = TABLE, _component_name
+    else:
+        return TABLE, {}
+    other = {each[2] for each in names.values() if each[:2] == ("model", "pi")} - {"w", "b", "logstd"}
+    if table in (_ON_POLICY, _SHARED) and other:
+        return table, {}
+    return table, {tuple(map(attr, rename(each))): path for path, each in names.items()}
+
+
+def _q_network_name(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a variable's name in the Q-function that it belongs to; other names stay."""
+    for scope, component in _Q_SCOPES.items():
+        inner = names[len(scope) :]
+        if names[: len(scope)] == scope and len(inner) > 1 and inner[0] in _STREAMS:
+            layers = map(_number_scope, inner[1:-1])
+            return (component, _STREAMS[inner[0]], *layers, _WEIGHTS.get(inner[-1], inner[-1]))
+    return names
+
+
+def _on_policy_name(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a variable's name in the policy, the value, or the layers that they share; other names stay."""
+    layer = _ON_POLICY_LAYER.fullmatch(names[1]) if names[:1] == ("model",) and len(names) == 3 else None
+    if layer is None:
+        return names
+    if names[2] not in _WEIGHTS:
+        return (layer[1], names[2])
+    return (layer[1], layer[2] or "out", _WEIGHTS[names[2]])
+
+
+def _add_choices(
+    binding: RecognizedAgent, tree: Tree, names: Mapping[Path, tuple[str, ...]]
+) -> RecognizedAgent:
+    """Return the binding of DQN or an on-policy agent with its actions; refuse layers of other kinds."""
+    q_network = not any(part.acts for part in binding.parts)
+    component = "critic" if q_network else "actor"
+    dueling = q_network and any(part.title == "critic/q2" for part in binding.parts)
+    if q_network:
+        binding = binding.with_q_policies("dueling" if dueling else "values")
+    else:
+        other = {each[1] for each in names.values() if each[:1] == ("model",) and len(each) > 2}
+        strange = sorted(each for each in other if each != "q" and not _ON_POLICY_LAYER.fullmatch(each))
+        if strange:
+            reason = f"layers other than dense ones: {', '.join(strange)}"
+            binding = binding.refused("actor", reason).refused("value", reason)
+    if ("model", "pi", "logstd") in names.values():
+        return binding
+    if not any(path[:2] == (_DATA, key("action_space")) for path in tree):
+        # The weights without the settings: DQN's actions are one choice.
+        return binding.choosing(tree, "dueling" if dueling else "values", where="deepq/model/state_value")
+    choices = sb3.read_choices(tree)
+    if choices is None:
+        return binding.refused(component, schema.DISCRETE_CHOICE)
+    choices = choices._replace(scores="dueling" if dueling else "values")
+    return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
 
 
 def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -427,17 +518,18 @@ def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
             inner, layer = names[length:-2], names[-2]
             # A Q-function's last layer has its scope's name, whose number is not a layer number.
             layer = "out" if inner and layer == inner[-1] else layer
-            return (*place, *inner, _number_norm(layer), names[-1])
+            return (*place, *inner, _number_scope(layer), names[-1])
     return names
 
 
-def _number_norm(step: str) -> str:
-    found = _NORM.fullmatch(step)
-    return f"LayerNorm_{found[1] or 0}" if found else step
+def _number_scope(step: str) -> str:
+    """Return a layer's scope with a number: TensorFlow numbers repeated scopes from the second on."""
+    found = _NUMBERED.fullmatch(step)
+    return f"{found[1]}_{found[2] or 0}" if found else step
 
 
 def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Path]) -> AgentMetadata:
-    facts = sb3.add_settings_metadata(TABLE.facts, tree)
+    facts = sb3.add_settings_metadata(binding.facts, tree)
     if (_DATA, key("her_obs_space")) in tree.containers:
         facts = facts.lacking(
             unknown_fact("architecture", "how HER concatenates the parts of an observation")
@@ -459,20 +551,117 @@ def _value(tree: Tree, name: str) -> object:
 def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, frozenset[Path]] | None:
     """Return names for a list of variables, the policy that creates them, and the repeated variables."""
     policy = _value(tree, "policy")
-    found = _POLICY.fullmatch(policy.name) if isinstance(policy, Record) else None
-    if found is None:
-        return None
     listed = [path for path, leaf in tree.tensors() if len(path) == 2 and path[0] == _PARAMS]
-    wanted = [name for place, last in _ORDER[found[1]] for name in _variables(tree, place, last)]
-    # Older versions list the variables of both graphs, followed by all of them a second time.
-    if not wanted or len(listed) % len(wanted) or not listed:
-        return None
-    first, rest = listed[: len(wanted)], listed[len(wanted) :]
     if [path[1] for path in listed] != [index(number) for number in range(len(listed))]:
         return None
+    if not listed or not isinstance(policy, Record):
+        return None
+    found = _POLICY.fullmatch(policy.name)
+    if found is None:
+        names = _name_by_shape(tree, [leaf.shape for path, leaf in tree.tensors() if path in listed])
+        return None if names is None else (dict(zip(listed, names, strict=True)), policy.name, frozenset())
+    wanted = [name for place, last in _ORDER[found[1]] for name in _variables(tree, place, last)]
+    # Older versions list the variables of both graphs, followed by all of them a second time.
+    if not wanted or len(listed) % len(wanted):
+        return None
+    first, rest = listed[: len(wanted)], listed[len(wanted) :]
     if not all(_is_same_tensor(tree, path, first[n % len(wanted)]) for n, path in enumerate(rest)):
         return None
     return dict(zip(first, wanted, strict=True)), found[0], frozenset(rest)
+
+
+def _name_by_shape(tree: Tree, shapes: Sequence[Shape]) -> list[tuple[str, ...]] | None:
+    """Return names for DQN's or an on-policy algorithm's variables; None unless one order fits the shapes."""
+    choices = sb3.read_choices(tree)
+    outputs = sum(choices.counts) if choices is not None else len(sb3.read_bound(tree, "low") or ())
+    if shapes[:1] == [()] and choices is not None and len(shapes) % 2:
+        half = len(shapes) // 2
+        layers = _split_layers(shapes[1 : 1 + half])
+        if layers is None or shapes[1 : 1 + half] != shapes[1 + half :]:
+            return None
+        inner = _name_streams(layers, outputs)
+        names = [("deepq", "eps"), *((*scope, *name) for scope in _Q_SCOPES for name in inner)]
+        return names if inner else None
+    fitting = [
+        names for names in _list_on_policy_orders(len(shapes)) if _fits_on_policy(names, shapes, outputs)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _split_layers(shapes: Sequence[Shape]) -> list[tuple[Shape, bool]] | None:
+    """Return the kernel's shape of each dense layer, and whether a layer norm follows; None for others."""
+    layers: list[tuple[Shape, bool]] = []
+    start = 0
+    while start < len(shapes):
+        kernel = shapes[start]
+        if len(kernel) != 2 or list(shapes[start + 1 : start + 2]) != [kernel[1:]]:
+            return None
+        normed = list(shapes[start + 2 : start + 4]) == [kernel[1:]] * 2
+        layers.append((kernel, normed))
+        start += 4 if normed else 2
+    return layers
+
+
+def _name_streams(layers: Sequence[tuple[Shape, bool]], outputs: int) -> list[tuple[str, ...]]:
+    """Return the variables' names in a Q-network's scope, none if it has other layers than DQN's."""
+    half = len(layers) // 2
+    first, second = layers[:half], layers[half:]
+    dueling = first[:-1] == second[:-1] and [each[0][1] for each in (*first[-1:], *second[-1:])] == [
+        outputs,
+        1,
+    ]
+    names: list[tuple[str, ...]] = []
+    for stream, chain in zip(_STREAMS, (first, second) if dueling else (layers,), strict=False):
+        width = chain[0][0][0]
+        for number, ((rows, columns), normed) in enumerate(chain):
+            if rows != width or (normed and number == len(chain) - 1):
+                return []
+            width = columns
+            names += [(stream, f"fully_connected_{number}", name) for name in ("weights", "biases")]
+            names += [(stream, f"LayerNorm_{number}", name) for name in ("beta", "gamma") if normed]
+        if width != (1 if stream == "state_value" else outputs):
+            return []
+    return names
+
+
+def _list_on_policy_orders(count: int) -> Iterator[list[tuple[str, ...]]]:
+    """Yield the possible names of `count` variables: hidden layers in pairs, or the policy's first."""
+    hidden, rest = divmod(count - 6, 4)
+    if hidden < 0 or rest > 1:
+        return
+    pairs = [(f"pi_fc{number}", f"vf_fc{number}") for number in range(hidden)]
+    by_pair = [name for pair in pairs for name in pair]
+    by_network = [pair[side] for side in range(2) for pair in pairs]
+    for layers in [by_pair] if by_pair == by_network else [by_pair, by_network]:
+        heads = ("vf", "pi", "q")
+        names: list[tuple[str, ...]] = [
+            ("model", layer, name) for layer in (*layers, *heads) for name in "wb"
+        ]
+        if rest:
+            names.insert(-2, ("model", "pi", "logstd"))
+        yield names
+
+
+def _fits_on_policy(names: Sequence[tuple[str, ...]], shapes: Sequence[Shape], outputs: int) -> bool:
+    """Return whether the shapes are those of a policy, a value and Q-values with these names."""
+    sizes = dict(zip(names, shapes, strict=True))
+    if any(sizes[each] != sizes[(*each[:2], "w")][1:] for each in names if each[2] == "b"):
+        return False
+    if sizes.get(("model", "pi", "logstd"), (1, outputs)) != (1, outputs):
+        return False
+    kernels = {
+        top: [sizes[each] for each in names if each[2] == "w" and each[1].partition("_")[0] == top]
+        for top in ("pi", "vf", "q")
+    }
+    chains = [kernels["pi"], kernels["vf"], [*kernels["vf"][:-1], *kernels["q"]]]
+    ends = (outputs, 1, outputs)
+    return all(
+        all(len(shape) == 2 for shape in chain)
+        and all(one[1] == other[0] for one, other in pairwise(chain))
+        and chain[0][0] == chains[0][0][0]
+        and chain[-1][1] == end
+        for chain, end in zip(chains, ends, strict=True)
+    )
 
 
 def _variables(tree: Tree, place: str, last: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

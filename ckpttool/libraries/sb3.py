@@ -928,6 +928,7 @@ OBSERVATION_SPACE: tuple[Path, ...] = tuple(
 )
 TABLE = LayoutTable(
     name="stable_baselines3",
+    statistics="vecnormalize.pkl",
     title=_TITLE,
     framework="torch",
     components={f"policy/{name}": name for name in schema.NETWORKS},
@@ -1004,7 +1005,8 @@ _VALUE = re.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
 _OPTIMIZER = key("policy.optimizer")
 _CLIP_MEAN = 2.0
 _EXTRACTOR_CLASS = "features_extractor_class"
-_LIBRARIES = ("stable_baselines3.", "sb3_contrib.")
+_LIBRARIES = ("stable_baselines3.", "sb3_contrib.", "stable_baselines.")
+_CLASSES = ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS), "extractor"))
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
@@ -1021,12 +1023,16 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         binding = _bind_on_policy(tree, _ON_POLICY if any(map(_VALUE.match, names)) else _SEARCHED)
     else:
         return None
-    return _add_metadata(binding, tree).entered(*_note_custom_classes(tree)) if binding is not None else None
+    return (
+        _add_metadata(binding, tree).entered(*list_custom_classes(tree, *_CLASSES))
+        if binding is not None
+        else None
+    )
 
 
-def _note_custom_classes(tree: Tree) -> Iterator[LedgerEntry]:
-    """Yield an entry for a custom policy or features extractor class, which is not run."""
-    for names, what in ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS), "extractor")):
+def list_custom_classes(tree: Tree, *settings: tuple[tuple[str, ...], str]) -> Iterator[LedgerEntry]:
+    """Yield an entry for each setting with a custom class, which is not run."""
+    for names, what in settings:
         kind = read_class_name(tree, *names)
         if kind is not None and not kind.startswith(_LIBRARIES):
             value = f"{what} class {kind}: the library's own class is used instead"

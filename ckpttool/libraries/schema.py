@@ -309,8 +309,9 @@ class Choices(NamedTuple):
 
     `scores` states what the network's outputs are: one value per action ("values": Q-values or logits), or
     quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
-    action), or logits of the probabilities of the values `support` ("atoms"). `single` is false where an
-    action is an array (MultiDiscrete).
+    action), or logits of the probabilities of the values `support` ("atoms"). "dueling" are advantages, and
+    "dueling_atoms" logits of them, which need the state's value. `single` is false where an action is an
+    array (MultiDiscrete).
     """
 
     counts: tuple[int, ...]
@@ -575,7 +576,9 @@ class RecognizedAgent:
         if any(part.acts for part in self.parts):
             return self
         values = (
-            {part.component: part for part in self.parts if part.head == "q2"} if scores == "dueling" else {}
+            {part.component: part for part in self.parts if part.head == "q2"}
+            if scores.startswith("dueling")
+            else {}
         )
         parts = []
         for part in self.parts:

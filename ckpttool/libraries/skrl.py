@@ -39,6 +39,7 @@ from ckpttool.mapping.rules import Plan, Settings
 
 TABLE = LayoutTable(
     name="skrl",
+    statistics="preprocessor in the file",
     title="skrl's agents: DDPG, TD3, SAC (policy, critic_1, critic_2), PPO, A2C (policy, value), DQN",
     framework="torch",
     components={

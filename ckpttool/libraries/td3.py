@@ -62,6 +62,7 @@ _NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "crit
 
 FASTTD3_TABLE = LayoutTable(
     name="fasttd3",
+    statistics="in the file",
     title="FastTD3 and FastSAC: actor_state_dict, qnet_state_dict, normalizers, args",
     framework="torch",
     components={

@@ -12,7 +12,7 @@ from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.recognize import LayoutTable, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
     DISCRETE_CHOICE,
     LEFT_OPEN,
@@ -20,6 +20,7 @@ from ckpttool.libraries.schema import (
     AgentMetadata,
     ObservationNormalizer,
     RecognizedAgent,
+    make_choices,
     make_observation_space,
 )
 from ckpttool.libraries.write import (
@@ -48,7 +49,12 @@ from ckpttool.mapping.rules import Plan, Settings
 _FILE = "policy_specs.pbtxt"
 _EPSILON, _CLIP = 1e-3, 5.0
 # tensorflow/core/framework/tensor.proto: numbers are in a field for their dtype, or all as bytes.
-_TYPES = {"DT_FLOAT": ("f", "float_val"), "DT_DOUBLE": ("d", "double_val")}
+_TYPES = {
+    "DT_FLOAT": ("f", "float_val"),
+    "DT_DOUBLE": ("d", "double_val"),
+    "DT_INT32": ("i", "int_val"),
+    "DT_INT64": ("q", "int64_val"),
+}
 _MOST = 10_000
 
 
@@ -94,11 +100,8 @@ def list_spec_files(location: str) -> Sequence[str]:
 def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the bounds of actions and observations, as far as the specs contain them."""
     name, facts = os.path.basename(file), binding.facts
-    action, seen = (
-        next(filter(None, (_bounds(tree, place) for place in _list_specs(tree, each))), None)
-        for each in ("action", "observation")
-    )
-    if action is not None:
+    action, seen = (_find_bounds(tree, each) for each in ("action", "observation"))
+    if action is not None and facts.head != "argmax":
         facts = facts.without_lack("action bounds").read(name, action_low=action[0], action_high=action[1])
     # tf_agents/environments/suite_gym.py
     if seen is not None and (space := make_observation_space("gym", {OBSERVATION: seen})):
@@ -106,10 +109,32 @@ def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
+def _find_bounds(tree: Tree, name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    return next(filter(None, (_bounds(tree, place) for place in _list_specs(tree, name))), None)
+
+
 def has_discrete_action(tree: Tree) -> bool:
     """Return whether the specs' action is an integer, i.e. a choice."""
     kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_specs(tree, "action")]
     return any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds)
+
+
+def add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the integers that the specs' action is one of; refuse an array of them."""
+    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    bounds = _find_bounds(tree, "action")
+    ranked = any(list(_list_sizes(tree, place, "shape")) for place in _list_specs(tree, "action"))
+    if bounds is None or ranked:
+        return binding.refused(part.component, DISCRETE_CHOICE)
+    (low,), (high,) = bounds
+    choices = make_choices((int(high - low) + 1,), (int(low),), single=True)
+    if choices is None:
+        return binding.refused(part.component, DISCRETE_CHOICE)
+    # The last layer of an exported policy was taken for means and deviations; it has the logits.
+    kept = tuple(each for each in binding.moves.assumed if each != _HALVED)
+    binding = rejoin_last_layer(replace(binding, moves=replace(binding.moves, assumed=kept)))
+    facts = binding.facts.without_lack("action bounds", "action map")
+    return replace(binding, facts=facts.read(os.path.basename(file), head="argmax", choices=choices))
 
 
 def _list_specs(tree: Tree, name: str) -> Iterator[Path]:
@@ -166,7 +191,7 @@ def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None
     return tuple(found) if len(found) == count and all(map(math.isfinite, found)) else None
 
 
-# TF-Agents: DDPG, TD3, SAC and PPO agents, and the policies that PolicySaver exports.
+# TF-Agents: DDPG, TD3, SAC, PPO and DQN agents, and the policies that PolicySaver exports.
 #
 # Sources in github.com/tensorflow/agents: tf_agents/utils/common.py (`Checkpointer`, `scale_to_spec`: an
 # action is the middle of the bounds plus half their distance times tanh),
@@ -178,8 +203,10 @@ def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None
 # `SquashToSpecNormal.mode` is tanh, scaled), tf_agents/policies/policy_saver.py (`_all_assets`). Every
 # network's default activation is ReLU, and files do not record another one. PPO's policy normalises
 # observations with tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the square root, then clipped to
-# [-5, 5]; PPO's own examples have tanh. A Sequential (agents/ddpg/examples/v2/train_eval.py) has the same
-# layers under `_sequential_layers`.
+# [-5, 5]; PPO's own examples have tanh. tf_agents/networks/q_network.py (`_encoder`, `_q_value_layer`) and
+# categorical_q_network.py (a QNetwork of atoms, whose values no variable has), policies/q_policy.py and
+# greedy_policy.py: the mode of the logits is the action. A Sequential
+# (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
 #
 # TD3's and SAC's agents pass the critics' variables to the optimizer in the order of their memory addresses
 # (td3_agent.py, `ObjectIdentitySet`), so that a Keras 2.11 optimizer's lists cannot be written for them.
@@ -195,6 +222,8 @@ _VALUES = {"_value_net": "value", "_value_network": "value"}
 # A policy that adds noise, or uses the mode, wraps another one.
 _INSIDE = ("", "_wrapped_policy/")
 _JOINED = "_projection_layer"
+_HALVED = f"the policy's last layer ({_JOINED}) contains means and standard deviations, as in SAC"
+_Q_NETWORKS = {"_q_network": "critic/q1", "_target_q_network": "critic_target/q1"}
 # CategoricalProjectionNetwork of discrete actions also has a layer of this name: attributes that only SAC's
 # agent has, and attributes of agents with discrete actions.
 _OF_SAC = frozenset(("_log_alpha", "_critic_network_1", "_critic_network_2"))
@@ -232,7 +261,8 @@ def _list_chains() -> dict[str, str]:
 
 TABLE = LayoutTable(
     name="tf_agents",
-    title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO",
+    statistics="PPO's in the file",
+    title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO, DQN",
     framework="tensorflow",
     components=_list_chains(),
     optimizers={
@@ -244,7 +274,7 @@ TABLE = LayoutTable(
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf_agents"]),
     optimizer=optimizers_read.from_keras,
     rooted=True,
-    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO saved by the library: checkpoints and exported policies",
+    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO, DQN saved by the library, also as exported policies",
     branches={"_stddev_projection_layer": "std"},
     tensors={
         "_log_alpha": "temperature/log_alpha",
@@ -256,6 +286,21 @@ TABLE = LayoutTable(
     },
 )
 
+_Q_TABLE = replace(
+    TABLE,
+    components={
+        chain: ours
+        for theirs, ours in _Q_NETWORKS.items()
+        for name in (inside + theirs for inside in _INSIDE)
+        for chain in (
+            *(f"{top}/_encoder+{top}/_q_value_layer" for top in (name, f"{name}/_q_network")),
+            f"{name}/_sequential_layers",
+        )
+    },
+    optimizers={"_optimizer": "critic_optimizer"},
+    branches={},
+    tensors={},
+)
 _NORMALIZER = "_observation_normalizer"
 
 
@@ -265,30 +310,44 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     names = {each: path for path, each in _list_names(tree)}
     segments = [tuple(each.split("/")) for each in names]
     if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):
-        return None
+        return _bind_q_network(tree, segments)
     joined = [path for each, path in names.items() if each.split("/")[-2:-1] == [_JOINED]]
     agent = {step for each in segments for step in each}
     certain = not _OF_SAC.isdisjoint(agent)
     # Agents other than SAC only have one projection layer for discrete actions.
-    chooses = bool(joined) and not certain and not (_NOT_SAC | _OF_AGENTS).isdisjoint(agent)
+    even = _is_even(tree, joined)
+    chooses = bool(joined) and not certain and (not even or not (_NOT_SAC | _OF_AGENTS).isdisjoint(agent))
     halved = bool(joined) and not chooses
-    if halved and not _is_even(tree, joined):
+    if halved and not even:
         return None
     binding = bind(tree, replace(TABLE, joined=halved))
     if binding is None:
         return None
     if chooses:
-        binding = binding.refused("actor", DISCRETE_CHOICE)
+        binding = binding.choosing(tree)
     for segment, left in _CANNOT.items():
         if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
             found = (*binding.unplaced.get("critic", ()), left)
             binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
     if halved and not certain:
-        sentence = f"the policy's last layer ({_JOINED}) contains means and standard deviations, as in SAC"
-        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, _HALVED)))
     if any("_value_net" in each[1:2] for each in segments):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return _add_statistics(binding, names, tree)
+
+
+def _bind_q_network(tree: Tree, segments: Sequence[tuple[str, ...]]) -> RecognizedAgent | None:
+    """Bind a DQN agent, or its policy; refuse atoms, whose values no file contains."""
+    inside = [each for each in segments if "_q_network" in each[1:3]]
+    binding = bind(tree, _Q_TABLE) if inside else None
+    if binding is None or not any(part.title == "critic/q1" for part in binding.parts):
+        return None
+    binding = binding.choosing(tree)
+    if any(each[1:].count("_q_network") > 1 for each in inside):
+        binding = binding.refused("critic", "the values of a categorical DQN's atoms, which no file contains")
+    if any("_sequential_layers" in each for each in inside):
+        binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
+    return binding
 
 
 def _is_even(tree: Tree, paths: Sequence[Path]) -> bool:
@@ -355,9 +414,9 @@ def companions(location: str) -> Sequence[str]:
 
 
 def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the action bounds from the specs; discrete actions are refused."""
+    """Return the binding with the actions and the bounds from the specs."""
     if has_discrete_action(tree):
-        return binding.refused("actor", DISCRETE_CHOICE)
+        binding = add_discrete_action(binding, file, tree)
     return read_spec_file(binding, file, tree)
 
 

@@ -235,6 +235,7 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
 
 
 _ACTIVATION = f"{TORCH_CLASSES}activation."
+_SOFTMAX = frozenset((f"{_ACTIVATION}Softmax", f"{_ACTIVATION}LogSoftmax"))
 # Parts of a pickled module that do not affect evaluation, and those whose weights belong to layers.
 _NEUTRAL = re.compile(
     re.escape(TORCH_CLASSES)
@@ -279,13 +280,18 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
         return binding
     functions = {path: name for path, name in classes.items() if name.startswith(_ACTIVATION)}
     binding = binding.entered(*_note_custom_classes(classes, part.component))
-    strange = sorted({name for path, name in functions.items() if _find_activation(tree, path, name) is None})
+    order = list(classes)
+    ends = max((order.index(layer) for layer in layers if layer in classes), default=len(order))
+    unknown = {path: name for path, name in functions.items() if _find_activation(tree, path, name) is None}
+    # A softmax after the last layer does not change which output is the largest.
+    kept = _SOFTMAX if binding.facts.head == "argmax" else frozenset()
+    strange = sorted({name for path, name in unknown.items() if name not in kept or order.index(path) < ends})
+    functions = {path: name for path, name in functions.items() if path not in unknown}
     if strange:
         return binding.refused(part.component, *strange)
     if not functions or {"hidden", "activations"} & binding.facts.origins.keys():
         return binding
     where = "/".join(str(step.value) for step in module if step != PICKLED_MODULES) or "the pickled module"
-    order = list(classes)
     between = [
         [each for each in order[order.index(one) : order.index(two)] if each in functions]
         for one, two in pairwise(layers)

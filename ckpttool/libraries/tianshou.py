@@ -12,7 +12,9 @@ the order policy, critic, critic2.
 
 Q-networks of discrete actions (policy/modelfree/{dqn,c51,qrdqn}.py): a Net with as many outputs as
 actions, or with as many for each action as `support` or `tau_hat` have entries, which lie together. C51's
-examples end with a softmax over the atoms. IQN, FQF, Rainbow's noisy layers, BDQ have other networks.
+examples end with a softmax over the atoms. Rainbow's noisy layers (utils/net/discrete.py, NoisyLinear) have
+their means `mu_W` and `mu_bias` in evaluation. IQN samples fractions in evaluation too, FQF has a network
+for them, and BDQ (utils/net/common.py, BranchingNet) a network for each of several actions.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 
 TABLE = LayoutTable(
     name="tianshou",
-    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and related algorithms; DQN, C51, QR-DQN)",
+    statistics="obs_rms in the checkpoint",
+    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and relatives; DQN, C51, QR-DQN, Rainbow)",
     framework="torch",
     components={
         "policy/actor": "actor",
@@ -73,7 +76,7 @@ TABLE = LayoutTable(
     optimizer=optimizers_read.from_torch,
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1"
-    " (DQN, C51, QR-DQN by the last three)",
+    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0)",
     branches=_SIGMA,
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
@@ -109,6 +112,14 @@ _Q_NETWORKS = replace(
     tensors={},
 )
 _STREAM = re.compile(r"(?:^|/)model/[QV]/")
+_MEANS = {"mu_W": "weight", "mu_bias": "bias"}
+_NOISE = frozenset(("sigma_W", "sigma_bias", "eps_p", "eps_q"))
+# Networks that are not chains, by a module that they have: what is refused, and the first layers.
+_OTHER = {
+    "propose_model": ("FQF's proposed fractions", "model/preprocess/model/model"),
+    "embed_model": ("IQN's fractions, which it samples in evaluation too", "model/preprocess/model/model"),
+    "branches": ("branches of BDQ", "model/common/model"),
+}
 # The parameter whose entries are one action's outputs, with what these are.
 _DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": "quantiles_last"}
 # A dueling Net has further layers for the advantages (q1) and for the state's value.
@@ -163,7 +174,42 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 
 
 def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
-    """Bind the Q-network of DQN, C51 or QR-DQN, and its target."""
+    """Bind a Q-network as it is in evaluation: the means of noisy layers are its weights."""
+    sources: dict[Path, Path] = {}
+    noise: set[Path] = set()
+    for path, _ in tree.tensors():
+        module, _, name = str(path[-1].value).rpartition(".")
+        if name in _NOISE:
+            noise.add(path)
+        elif name in _MEANS:
+            sources[*path[:-1], key(f"{module}.{_MEANS[name]}")] = path
+    if not sources:
+        return _bind_values(tree) or _refuse_other_network(tree)
+    places = {path: place for place, path in sources.items()}
+    kept = {places.get(path, path): leaf for path, leaf in tree.items() if path not in noise}
+    binding = _bind_values(Tree(kept))
+    if binding is None:
+        return None
+    binding = binding.moved(lambda path: sources.get(path, path))
+    binding = binding.noted(f"the noise of {len(sources) // 2} noisy layers was not converted")
+    return replace(binding, consumed=binding.consumed | noise)
+
+
+def _refuse_other_network(tree: Tree) -> RecognizedAgent | None:
+    """Return a binding that names the network of IQN, FQF or BDQ, which cannot be run."""
+    modules = {step for name in tree.names.values() for step in name.split("/")}
+    if "model_old" not in modules:
+        return None
+    for module, (reason, first) in _OTHER.items():
+        if module in modules:
+            components = {f"{top}{first}": "critic/q1" for top in ("", "policy/")}
+            binding = bind(tree, replace(_Q_NETWORKS, components=components))
+            return None if binding is None else binding.choosing(tree).refused("critic", reason)
+    return None
+
+
+def _bind_values(tree: Tree) -> RecognizedAgent | None:
+    """Bind the Q-network of DQN, C51, QR-DQN or Rainbow, and its target."""
     names = {name: path for path, name in tree.names.items()}
     if not any(name.startswith(f"{target}/") for name in names for target in _TARGETS):
         return None
@@ -178,16 +224,14 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
         return None
     if streams and not dueling:
         return binding.choosing(tree).refused("critic", "a dueling network of other layers than dense ones")
-    if any("/branches/" in name for name in names):
-        binding = binding.refused("critic", "branches of BDQ")
     for parameter, scores in _DISTRIBUTIONS.items():
         name = next((name for name in (parameter, f"policy/{parameter}") if name in names), None)
         leaf = None if name is None else tree[names[name]]
-        if name is not None and dueling:
-            return binding.choosing(tree).refused("critic", "a dueling network of distributions")
+        if name is not None and dueling and scores != "atoms":
+            return binding.choosing(tree).refused("critic", "a dueling network of quantiles")
         if name is not None and isinstance(leaf, Leaf):
             support = read_numbers(leaf) if scores == "atoms" else ()
-            binding = binding.choosing(tree, scores, support, leaf.size, name)
+            binding = binding.choosing(tree, "dueling_atoms" if dueling else scores, support, leaf.size, name)
             return _add_statistics(replace(binding, consumed=binding.consumed | {names[name]}), tree)
     binding = binding.choosing(tree, "dueling", where="model.V") if dueling else binding.choosing(tree)
     return _add_statistics(binding, tree)

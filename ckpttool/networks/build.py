@@ -466,7 +466,7 @@ def policy_network(
     seen_value = builder.last
     if part.program is None:
         _add_layers(builder, agent, part, wiring, None, norms)
-    if wiring.choices is not None and wiring.choices.scores == "dueling":
+    if wiring.choices is not None and wiring.choices.scores.startswith("dueling"):
         _add_state_value(builder, agent, part, wiring, seen_value)
     for layer in _final_layers(wiring, act_dim):
         builder.add(layer)
@@ -483,8 +483,14 @@ def _add_state_value(
     builder.last = start
     _add_layers(builder, agent, part.state_value, wiring, None)
     builder.add(Concat(), advantages, builder.last)
-    centred = np.eye(width) - 1 / width
-    builder.add(Dense(np.concatenate([centred, np.ones((1, width))]).astype(np.float32)))
+    # One value per action, or one for each of its atoms, whose means over the actions are separate.
+    number = layer_widths(agent, part.state_value)[1]
+    actions, rest = divmod(width, number)
+    if rest:
+        raise MappingError(f"{part.title} has {width} advantages for a state value of {number}")
+    centred = np.kron(np.eye(actions) - 1 / actions, np.eye(number))
+    value = np.kron(np.ones((1, actions)), np.eye(number))
+    builder.add(Dense(np.concatenate([centred, value]).astype(np.float32)))
 
 
 def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
@@ -501,7 +507,7 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
             expected=f"{sum(choices.counts)} or a multiple",
             found=str(width),
         ) from None
-    if choices.scores == "atoms" and number != len(choices.support):
+    if choices.scores.endswith("atoms") and number != len(choices.support):
         raise EnvironmentMismatchError(
             "the network's outputs do not match the values of its atoms",
             expected=f"{len(choices.support)} per action",
@@ -510,7 +516,7 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
     scored: dict[str, Layer] = {
         "quantiles": QuantileMean(number),
         "quantiles_last": QuantileMean(number, last=True),
-        "atoms": AtomMean(np.asarray(choices.support, np.float32)),
+        **dict.fromkeys(("atoms", "dueling_atoms"), AtomMean(np.asarray(choices.support, np.float32))),
     }
     before = [scored[choices.scores]] if choices.scores in scored else []
     return [*before, *([ArgMax(choices.counts, choices.starts)] if wiring.chosen else [])]
