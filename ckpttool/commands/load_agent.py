@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from ckpttool.commands.evaluate import (
     prepare_agent,
     read_sampling,
     require_backend,
+    sampling_entries,
 )
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
@@ -32,11 +33,11 @@ from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, Unsupp
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation.environments import import_gymnasium
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
-from ckpttool.evaluation.rollout import ActionSampler
+from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
-from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
+from ckpttool.networks.network import NOISE, Backend, Dtype, Network, Observation, Policy, State
 
 _NUMPY, _TORCH = "numpy", "torch"
 
@@ -231,15 +232,15 @@ class LoadedAgent:
         A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
         (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
         device, and on the agent's device the numbers are not copied to the host. `deterministic=False` draws
-        discrete actions with the policy's probabilities; `epsilon` is the probability of a uniform one, for
-        Q-networks; such actions are drawn on the host. The random numbers begin with `seed`, which is 0 at
-        first. Raise UsageError for a policy
-        with memory, whose state `predict` carries, and UnsupportedError for one that is not sampled.
+        actions as training does, by the policy's probabilities or its standard deviation; `epsilon` is the
+        probability of a uniform one, for Q-networks; such actions are drawn on the host. The random numbers
+        begin with `seed`, which is 0 at first. Raise UsageError for a policy with memory, whose state `predict`
+        carries, and UnsupportedError for one that is not sampled, e.g. a deterministic policy of TD3.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
         if not deterministic or epsilon is not None:
-            return self._sample(observations, epsilon)
+            return self._sample(observations, epsilon)[0]
         if _is_tensor(observations):
             return self._act_on_tensor(observations)
         return self._as_actions(self._step("act", cast(Observation, observations))[0])
@@ -255,20 +256,31 @@ class LoadedAgent:
 
         stable_baselines3/common/policies.py, BasePolicy.predict: `episode_start` [n] marks the rows whose
         state is reset. `evaluate_policy` and loops that were written for that library accept the agent.
-        `deterministic=False` is that of `act`; raise UnsupportedError for a policy with memory.
+        `deterministic=False` is that of `act`.
         """
-        if not deterministic:
-            if self._network.states:
-                raise UnsupportedError("actions of a policy with memory are not sampled", file=self.path)
-            return np.asarray(self.act(observation, deterministic=False)), None
         carried = tuple(state or ())
         if carried and episode_start is not None:
             kept = ~np.asarray(episode_start, np.bool_).reshape(-1)
             carried = tuple(
                 each * kept.reshape(-1, *[1] * (each.ndim - 1)).astype(each.dtype) for each in carried
             )
+        if not deterministic:
+            actions, after = self._sample(observation, None, carried)
+            return np.asarray(actions), after or None
         actions, after = self._step("act", observation, carried)
         return np.asarray(self._as_actions(actions)), after or None
+
+    def distribution(self, observations: Observation) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of the normal distribution that actions are drawn from, [n, actions].
+
+        They are those in front of the action map: of Stable-Baselines3's SAC in front of tanh, of its PPO in front
+        of the clipping to the bounds. Raise UnsupportedError for discrete actions (see `scores`) and for
+        policies that are not sampled.
+        """
+        if self.choices is not None:
+            raise UnsupportedError("discrete actions have probabilities, not a deviation", file=self.path)
+        mean, deviation = np.split(self._step("distribution", observations)[0], 2, axis=-1)
+        return mean, deviation
 
     def scores(self, observations: Observation) -> np.ndarray:
         """Return what discrete actions are chosen by, [n, values]: Q-values, or a policy's logits.
@@ -312,24 +324,37 @@ class LoadedAgent:
             raise UsageError("the file holds no state-value network", file=self.path)
         return self._step(title, observations)[0][..., 0]
 
-    def _sample(self, observations: Any, epsilon: float | None) -> Any:
-        """Return drawn actions; the rows of a batch take their random numbers in turn from one stream."""
-        how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
-        part = policy_part(self._agent, self._how.network)
-        sampler = read_sampling(self._agent, part, self._settings, how)
+    def _sample(self, observations: Any, epsilon: float | None, state: State = ()) -> tuple[Any, State]:
+        """Return drawn actions and the next state.
+
+        The rows of a batch take their random numbers in turn from one stream.
+        """
+        _, sampler = self._sampling(epsilon)
         on_host = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
-        scores = self.scores(on_host)
-        rows = np.atleast_2d(scores)
-        if not np.isfinite(rows).all():
-            raise CkpttoolError("the policy's scores are not finite", file=self.path)
-        with self._lock:
-            drawn = sampler.choose(rows, [self._stream] * len(rows))
-        actions = self._as_actions(drawn[0] if scores.ndim == 1 else drawn)
+        if isinstance(sampler, NormalSampler):
+            found, after = self._step("sample", on_host, state, sampler)
+            actions = self._as_actions(found)
+        else:
+            scores, after = self._step("scores", on_host, state)
+            rows = np.atleast_2d(scores)
+            if not np.isfinite(rows).all():
+                raise CkpttoolError("the policy's scores are not finite", file=self.path)
+            with self._lock:
+                drawn = sampler.choose(rows, [self._stream] * len(rows))
+            actions = self._as_actions(drawn[0] if scores.ndim == 1 else drawn)
         if not _is_tensor(observations):
-            return actions
+            return actions, after
         from ckpttool.networks.torch_backend import as_tensor
 
-        return as_tensor(np.asarray(actions)).to(observations.device)
+        return as_tensor(np.asarray(actions)).to(observations.device), after
+
+    def _sampling(self, epsilon: float | None = None) -> tuple[NetworkSettings, Sampler]:
+        """Return the settings of the network whose actions are drawn, and how; note what that assumes."""
+        how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
+        part = policy_part(self._agent, self._how.network)
+        found = read_sampling(self._agent, part, self._settings, how)
+        self.ledger = sidecar.merge_entries(self.ledger, sampling_entries(self._agent, how))
+        return found
 
     def _policy(self, role: str) -> Policy:
         """Return a network on the device: "act", "scores", or the one of that title."""
@@ -340,11 +365,13 @@ class LoadedAgent:
     def _build(self, role: str) -> Network:
         if role == "act":
             return self._network
-        if role == "scores":
+        if role in ("scores", "sample", "distribution"):
             part = policy_part(self._agent, self._how.network)
+            settings = self._settings.scores if role == "scores" else self._sampling()[0]
             seen = None if self._spec is None else self._spec.shapes
             front = self._agent.front(part.title)
-            found = policy_network(self._agent.tree, part, self._settings.scores, front, seen)
+            settings = replace(settings, output=role)
+            found = policy_network(self._agent.tree, part, settings, front, seen)
         else:
             part_of = self._agent.runnable(role)
             if part_of is None:
@@ -352,15 +379,30 @@ class LoadedAgent:
             found = build_part_network(self._agent, part_of, self._settings)
         return found.cast(self._how.dtype)
 
-    def _step(self, role: str, observations: Observation, state: State = ()) -> tuple[np.ndarray, State]:
-        """Return a network's outputs, those of one observation without the batch, and the next state."""
+    def _step(
+        self, role: str, observations: Observation, state: State = (), sampler: NormalSampler | None = None
+    ) -> tuple[np.ndarray, State]:
+        """Return a network's outputs, those of one observation without the batch, and the next state.
+
+        A `sampler` draws the network's noise.
+        """
         single = self._is_single(observations)
         given: Any = observations
         if single and isinstance(observations, Mapping):
             given = {name: np.asarray(value)[None] for name, value in observations.items()}
         elif single:
             given = np.asarray(observations)[None]
-        found, after = self._run(role, lambda policy: policy.step(given, state))
+        if sampler is not None:
+            named = {**given} if isinstance(given, Mapping) else {OBS: given}
+            rows = len(next(iter(named.values())))
+            given = named
+
+        def step(policy: Policy) -> tuple[np.ndarray, State]:
+            if sampler is not None:
+                given[NOISE] = sampler.draw([self._stream] * rows)
+            return policy.step(given, state)
+
+        found, after = self._run(role, step)
         return found[0] if single else found, after
 
     def _run(self, role: str, call: Callable[[Policy], Any]) -> Any:

@@ -937,8 +937,13 @@ TABLE = LayoutTable(
         "ent_coef_optimizer": "temperature_optimizer",
     },
     counters={},
+    # sac/policies.py: LOG_STD_MIN, LOG_STD_MAX.
     facts=AgentMetadata(
-        head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]
+        head="affine",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["stable_baselines"],
+        distribution=schema.LIMITED_GAUSSIAN,
     ),
     optimizer=optimizers_read.from_torch,
     branches={"log_std": "log_std"},
@@ -958,7 +963,14 @@ _ON_POLICY = replace(
     TABLE,
     components={"actor": "actor", "value": "value"},
     optimizers={"policy/optimizer": schema.JOINT},
-    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]),
+    # common/distributions.py: DiagGaussianDistribution.
+    facts=AgentMetadata(
+        head="clip",
+        hidden="tanh",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["stable_baselines"],
+        distribution=schema.GAUSSIAN,
+    ),
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
 )
@@ -1041,6 +1053,9 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         return None
     binding = binding.moved(lambda path: ours[path])
     if not has_box_actions(tree):
+        # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
+        drawn = None if table is _SEARCHED else schema.CATEGORICAL
+        binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
         return _add_choices(binding, tree, "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
@@ -1109,6 +1124,10 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         facts = facts._replace(head="clip_tanh_affine")
         if clip != _CLIP_MEAN:
             unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean clipped to {clip}")
+    # common/distributions.py, StateDependentNoiseDistribution: [features, actions] instead of [actions].
+    deviations = (tree.get((_POLICY, key(name))) for name in ("log_std", "actor.log_std"))
+    if any(isinstance(each, Leaf) and len(each.shape) == 2 for each in deviations):
+        facts = facts._replace(distribution=schema.ActionDistribution("gsde"))
     if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
     facts = _add_class_defaults(facts, tree)

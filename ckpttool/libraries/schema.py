@@ -344,6 +344,28 @@ class Choices(NamedTuple):
         return Choices(**held)
 
 
+class ActionDistribution(NamedTuple):
+    """How training draws actions from a policy's outputs: a fact of a library's table.
+
+    "categorical" outputs are logits of discrete actions. With "gsde" the noise depends on the state, through a
+    matrix that is kept for many steps (https://arxiv.org/abs/2005.05719), which is not drawn. A "gaussian" policy outputs a mean, to which noise
+    times a standard deviation is added: in front of the action map ("mean"), behind it ("action"), or behind
+    its tanh, where the sum is clipped to [-1, 1] and mapped to the bounds ("unit"). The stored logarithm of
+    the deviation is within `limits`: clipped ("clip"), or the range of a tanh or sigmoid. `assumed` is a
+    sentence on what no file contains.
+    """
+
+    kind: Literal["categorical", "gaussian", "gsde"]
+    limits: tuple[float, float] | None = None
+    limited: Literal["clip", "tanh", "sigmoid"] = "clip"
+    place: Literal["mean", "action", "unit"] = "mean"
+    assumed: str = ""
+
+
+CATEGORICAL, GAUSSIAN = ActionDistribution("categorical"), ActionDistribution("gaussian")
+LIMITED_GAUSSIAN = GAUSSIAN._replace(limits=(-20.0, 2.0))
+"""Gaussian policies of SAC in most libraries, after its authors' code."""
+
 StatedFact = Literal["activations", "head", "epsilon", "obs_norm"]
 # Facts whose names differ from those in a sidecar.
 _SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
@@ -470,7 +492,8 @@ class AgentMetadata(NamedTuple):
     per action; `choices` are discrete actions, whose `head` is "argmax"; `observation_space` is as in a
     sidecar; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names and
     arguments of its wrappers in training, the innermost first. `stacked` is the number of
-    normalised observations that the policy receives at once. `origins` maps every fact read from a file to
+    normalised observations that the policy receives at once; `distribution` is that of its actions in
+    training, None if it is not known or there is none. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
     (`sidecar.unknown_fact`) for each fact that no file contains. `stated` are facts that a file states in
     a form that is not understood, by their names in a sidecar ("activations"): their defaults do not hold.
@@ -489,6 +512,7 @@ class AgentMetadata(NamedTuple):
     env_arguments: Mapping[str, Any] = MappingProxyType({})
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     stacked: int = 1
+    distribution: ActionDistribution | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
     stated: Mapping[str, NotUnderstood] = MappingProxyType({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -14,18 +14,28 @@ from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import AgentNetwork, Choices, EncoderInput, PolicyEncoder, Program
+from ckpttool.libraries.schema import (
+    ActionDistribution,
+    AgentNetwork,
+    Choices,
+    EncoderInput,
+    PolicyEncoder,
+    Program,
+)
 from ckpttool.networks.network import (
     Activation,
     ActivationName,
     Add,
     Affine,
+    NOISE,
     ArgMax,
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     Layer,
     LayerNorm,
@@ -220,10 +230,18 @@ def fits_observations(front: PolicyEncoder, seen: Shapes) -> bool:
 
 
 def start_network(
-    agent: Tree, component: str, front: PolicyEncoder, seen: Shapes | None = None
+    agent: Tree,
+    component: str,
+    front: PolicyEncoder,
+    seen: Shapes | None = None,
+    more: Iterable[tuple[str, int]] = (),
 ) -> NetworkBuilder:
-    """Return a network of an encoder's inputs and states; `seen` are matching environment shapes."""
+    """Return a network of an encoder's inputs and states; `seen` are matching environment shapes.
+
+    `more` are the names and widths of further inputs.
+    """
     inputs = [(s.name, _input_shape(s.shape if seen is None else seen[s.name])) for s in front.streams]
+    inputs += more
     places = [(*schema.recurrent_layer_path(component, n), schema.RECURRENT) for n in range(len(front.cells))]
     units = [cast(Leaf, agent[place]).shape[0] for place in places]
     slots = [_state_names(n)[: _STATES[kind]] for n, kind in enumerate(front.cells)]
@@ -338,8 +356,9 @@ class NetworkSettings:
     """Settings for building a network where the checkpoint does not specify them.
 
     `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
-    define the action (see HEADS), or the `choices` among discrete actions, which are made if `chosen`;
-    `obs_norm` contains mean, var, epsilon, clip of the observations.
+    define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
+    epsilon, clip of the observations. The `output` is an action, the scores that a discrete one is chosen by,
+    an action drawn with the input NOISE, or the mean and the standard deviation of that `distribution`.
     """
 
     hidden: tuple[str, ...]
@@ -349,12 +368,13 @@ class NetworkSettings:
     action_high: tuple[float, ...]
     obs_norm: Mapping[str, Any] | None = None
     choices: Choices | None = None
-    chosen: bool = True
+    output: Literal["action", "scores", "sample", "distribution"] = "action"
+    distribution: ActionDistribution | None = None
 
     @property
     def scores(self) -> NetworkSettings:
         """The settings of the network that ends with the scores of discrete actions: Q-values or logits."""
-        return replace(self, chosen=False)
+        return replace(self, output="scores")
 
 
 def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
@@ -446,10 +466,13 @@ def policy_network(
     if wiring.choices is None and wiring.head not in HEADS:
         raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
     _require_rows(front, wiring)
+    more = [(NOISE, act_dim)] if wiring.output == "sample" else []
     if part.program is not None:
+        if wiring.distribution is not None:
+            raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
         builder = _start_from_program(part.program, wiring, seen)
     elif front is not None:
-        builder = start_network(agent, part.component, front, seen)
+        builder = start_network(agent, part.component, front, seen, more)
         add_encoder(
             builder,
             agent,
@@ -458,7 +481,7 @@ def policy_network(
             lambda each: _add_normalization(builder, wiring, each.size, each),
         )
     else:
-        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"])])
+        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"]), *more])
         if seen is not None and len(seen["obs"]) > 1:
             builder.add(Flatten())
         _add_normalization(builder, wiring, obs_dim)
@@ -468,9 +491,79 @@ def policy_network(
         _add_layers(builder, agent, part, wiring, None, norms)
     if wiring.choices is not None and wiring.choices.scores == "dueling":
         _add_state_value(builder, agent, part, wiring, seen_value)
+    if wiring.distribution is not None:
+        _add_distribution(builder, agent, part, wiring, wiring.distribution)
+        return builder.done()
     for layer in _final_layers(wiring, act_dim):
         builder.add(layer)
     return builder.done()
+
+
+def _add_distribution(
+    builder: NetworkBuilder,
+    agent: Tree,
+    part: AgentNetwork,
+    wiring: NetworkSettings,
+    drawn: ActionDistribution,
+) -> None:
+    """Turn a Gaussian policy's outputs into a drawn action, or into the mean and the standard deviation."""
+    output = builder.last
+    deviation = _add_deviation(builder, agent, part, drawn)
+    low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
+    head = HEADS[wiring.head](low, high)
+    if drawn.place == "unit" and wiring.head != "affine":
+        raise UnsupportedError("actions are drawn within [-1, 1], but the action map is another one")
+    before: list[Layer] = {"mean": [], "action": head, "unit": [Activation("tanh")]}[drawn.place]
+    after = {"mean": head, "action": [], "unit": HEADS["clip_affine"](low, high)}[drawn.place]
+    builder.last = output
+    for layer in before:
+        builder.add(layer)
+    mean = builder.last
+    if wiring.output == "distribution":
+        builder.add(Concat(), mean, deviation)
+        return
+    builder.add(Add(), mean, builder.add(Multiply(), deviation, builder.number(NOISE)))
+    for layer in after:
+        builder.add(layer)
+
+
+def deviation_path(agent: Tree, part: AgentNetwork) -> Path | None:
+    """Return the canonical path of a policy's standard deviation: of its head's kernel, or of a vector."""
+    head = schema.canonical_weight_path(part, "log_std", "kernel")
+    return next((path for path in (head, head[:-1], (*part.prefix, attr("std"))) if path in agent), None)
+
+
+def _add_deviation(
+    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, drawn: ActionDistribution
+) -> int:
+    """Add the standard deviation [batch, actions] of the policy whose last layer is the last value."""
+    path, width = deviation_path(agent, part), layer_widths(agent, part)[1]
+    if path is None:
+        raise UnsupportedError("the policy is deterministic: no file contains a standard deviation")
+    array = _read_array(agent, path)
+    if path[-1] == schema.KERNEL:
+        bias = (*path[:-1], schema.BIAS)
+        last = next(node for node in reversed(builder.nodes) if isinstance(node.layer, Dense))
+        layer = Dense(array, _read_array(agent, bias) if bias in agent else None)
+        builder.add(layer, *last.inputs)
+    elif array.size == width:
+        builder.add(ConstantRow(array.reshape(-1)), builder.last)
+    else:
+        raise MappingError(
+            "the standard deviations do not match the actions", expected=str(width), found=str(list(array.shape))
+        )
+    stored = path[-1] == attr("std")
+    if drawn.limits is not None:
+        limits = np.exp(drawn.limits) if stored else np.asarray(drawn.limits)
+        low, high = (np.full(width, limit, np.float32) for limit in limits)
+        ranges: dict[str, list[Layer]] = {
+            "clip": [Clip(low, high)],
+            "tanh": [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)],
+            "sigmoid": [Activation("sigmoid"), Affine(high - low, low)],
+        }
+        for each in ranges[drawn.limited]:
+            builder.add(each)
+    return builder.last if stored else builder.add(Exp())
 
 
 def _add_state_value(
@@ -513,7 +606,7 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
         "atoms": AtomMean(np.asarray(choices.support, np.float32)),
     }
     before = [scored[choices.scores]] if choices.scores in scored else []
-    return [*before, *([ArgMax(choices.counts, choices.starts)] if wiring.chosen else [])]
+    return [*before, *([] if wiring.output == "scores" else [ArgMax(choices.counts, choices.starts)])]
 
 
 def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:
