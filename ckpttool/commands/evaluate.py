@@ -139,10 +139,11 @@ class Protocol:
 
     `num_envs` None means one environment per episode, up to 16. `engine` selects the simulator engine.
     `noise` is the standard deviation of exploration noise, in units of half the action range; None for
-    the deterministic policy. `stochastic` draws actions as the policy does in training, by its probabilities or
-    its standard deviation; with the probability `epsilon` those of a Q-network are uniform. `adapter` is one of environments.ADAPTERS; None
-    chooses by the policy's size. `wrappers` are the environment wrappers of training, e.g.
-    `TimeLimit:max_episode_steps=100`, innermost first; None for those listed in the agent's own files.
+    the deterministic policy. `stochastic` draws actions as training did, by the policy's probabilities or
+    its standard deviation; with the probability `epsilon` those of a Q-network are uniform. `adapter` is
+    one of environments.ADAPTERS; None chooses by the policy's size. `wrappers` are the environment wrappers
+    of training, e.g. `TimeLimit:max_episode_steps=100`, innermost first; None for those listed in the
+    agent's own files.
     """
 
     episodes: int = 10

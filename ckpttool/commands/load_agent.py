@@ -232,10 +232,10 @@ class LoadedAgent:
         A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
         (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
         device, and on the agent's device the numbers are not copied to the host. `deterministic=False` draws
-        actions as training does, by the policy's probabilities or its standard deviation; `epsilon` is the
+        actions as training did, by the policy's probabilities or its standard deviation; `epsilon` is the
         probability of a uniform one, for Q-networks; such actions are drawn on the host. The random numbers
-        begin with `seed`, which is 0 at first. Raise UsageError for a policy with memory, whose state `predict`
-        carries, and UnsupportedError for one that is not sampled, e.g. a deterministic policy of TD3.
+        begin with `seed`, which is 0 at first. Raise UsageError for a policy with memory, whose state
+        `predict` carries, and UnsupportedError for one that is not sampled, e.g. a policy of TD3.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
@@ -271,11 +271,11 @@ class LoadedAgent:
         return np.asarray(self._as_actions(actions)), after or None
 
     def distribution(self, observations: Observation) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of the normal distribution that actions are drawn from, [n, actions].
+        """Return mean and standard deviation, [n, actions], of the normal numbers that actions are made of.
 
-        They are those in front of the action map: of Stable-Baselines3's SAC in front of tanh, of its PPO in front
-        of the clipping to the bounds. Raise UnsupportedError for discrete actions (see `scores`) and for
-        policies that are not sampled.
+        They are those to which the noise is added: of Stable-Baselines3's SAC in front of tanh, of its PPO
+        in front of the clipping to the bounds. Raise UnsupportedError for discrete actions (see `scores`)
+        and for policies that are not sampled.
         """
         if self.choices is not None:
             raise UnsupportedError("discrete actions have probabilities, not a deviation", file=self.path)
@@ -368,9 +368,10 @@ class LoadedAgent:
         if role in ("scores", "sample", "distribution"):
             part = policy_part(self._agent, self._how.network)
             settings = self._settings.scores if role == "scores" else self._sampling()[0]
+            if role == "distribution":
+                settings = replace(settings, output="distribution")
             seen = None if self._spec is None else self._spec.shapes
             front = self._agent.front(part.title)
-            settings = replace(settings, output=role)
             found = policy_network(self._agent.tree, part, settings, front, seen)
         else:
             part_of = self._agent.runnable(role)

@@ -78,7 +78,9 @@ class NormalSampler:
 
     def draw(self, streams: Sequence[np.random.Generator | None]) -> np.ndarray:
         """Return the numbers of one step: row i from streams[i], zeros for None."""
-        rows = (np.zeros(self.width) if each is None else each.standard_normal(self.width) for each in streams)
+        rows = (
+            np.zeros(self.width) if each is None else each.standard_normal(self.width) for each in streams
+        )
         return np.stack(list(rows))
 
 

@@ -36,7 +36,7 @@ from ckpttool.networks.network import InputAdapter
 from ckpttool.networks.torch_backend import TorchPolicy, is_out_of_memory
 
 Act = Callable[..., torch.Tensor]
-"""From observations [batch, obs_dim], and the noise [batch, action_dim] that actions are drawn with if any."""
+"""From observations [batch, obs_dim], and the noise [batch, action_dim] of drawn actions, to actions."""
 
 STEPS_BETWEEN_LOOKS = 100
 STEPS_PER_GRAPH = 10
@@ -192,7 +192,8 @@ class _DeviceRollout:
         drawn = play.noise is not None or play.sampling is not None
         noise = self._draws(ActionLimits(envs, play.noise, play.sampling), rounds) if drawn else None
         # Noise that is added to actions, or that the policy draws them with.
-        self.noise, self.normal = (noise, None) if play.sampling is None else (None, noise)
+        self.noise = noise if play.sampling is None else None
+        self.normal = None if play.sampling is None else noise
         self.begin()
 
     def put_columns(self, arrays: tuple[np.ndarray, ...], rounds: int) -> Tensors:

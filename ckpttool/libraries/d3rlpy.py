@@ -80,8 +80,8 @@ def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, w
     return _add_activations(replace(binding, facts=facts), mine, where)
 
 
-# d3rlpy/algos/qlearning/{sac,cql,iql,awac,crr}.py and torch/*_impl.py: SAC and related algorithms draw in front
-# of tanh; the others behind it, within [-1, 1].
+# d3rlpy/algos/qlearning/{sac,cql,iql,awac,crr}.py and torch/*_impl.py: SAC and related algorithms add the
+# noise in front of tanh; the others behind it, within [-1, 1].
 _UNIT = schema.LIMITED_GAUSSIAN._replace(place="unit")
 _DISTRIBUTIONS = {
     **dict.fromkeys(("sac", "cql", "cal_ql", "bear"), schema.LIMITED_GAUSSIAN),

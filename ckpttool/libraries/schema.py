@@ -347,12 +347,12 @@ class Choices(NamedTuple):
 class ActionDistribution(NamedTuple):
     """How training draws actions from a policy's outputs: a fact of a library's table.
 
-    "categorical" outputs are logits of discrete actions. With "gsde" the noise depends on the state, through a
-    matrix that is kept for many steps (https://arxiv.org/abs/2005.05719), which is not drawn. A "gaussian" policy outputs a mean, to which noise
+    "categorical" outputs are logits of discrete actions. A "gaussian" policy outputs a mean, to which noise
     times a standard deviation is added: in front of the action map ("mean"), behind it ("action"), or behind
     its tanh, where the sum is clipped to [-1, 1] and mapped to the bounds ("unit"). The stored logarithm of
-    the deviation is within `limits`: clipped ("clip"), or the range of a tanh or sigmoid. `assumed` is a
-    sentence on what no file contains.
+    the deviation is within `limits`: clipped ("clip"), or the range of a tanh or sigmoid. The noise of
+    "gsde" depends on the state, through a matrix that is kept for many steps
+    (https://arxiv.org/abs/2005.05719); it is not drawn. `assumed` is a sentence on what no file contains.
     """
 
     kind: Literal["categorical", "gaussian", "gsde"]

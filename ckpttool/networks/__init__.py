@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from ckpttool.networks.model_child import CallLog, probe_module
     from ckpttool.networks.network import (
+        NOISE,
         Activation,
         ActivationName,
         Add,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from ckpttool.networks.worker import ModelSpec, Worker
 
 __all__ = [
+    "NOISE",
     "Activation",
     "ActivationName",
     "AdamState",
@@ -152,6 +154,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "NOISE": "network",
     "Activation": "network",
     "ActivationName": "network",
     "AdamState": "policy_training",

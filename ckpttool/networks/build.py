@@ -23,11 +23,11 @@ from ckpttool.libraries.schema import (
     Program,
 )
 from ckpttool.networks.network import (
+    NOISE,
     Activation,
     ActivationName,
     Add,
     Affine,
-    NOISE,
     ArgMax,
     AtomMean,
     Clip,
@@ -324,7 +324,8 @@ def _add_image_layers(builder: NetworkBuilder, agent: Tree, component: str, stre
     builder.add(Transpose((2, 0, 1)))
     builder.add(Flatten())
     for place in places[len(stream.strides) :]:
-        builder.add(Dense(*(_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))))
+        kernel, bias = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))
+        builder.add(Dense(kernel, bias))
         builder.add(Activation("relu"))
 
 
@@ -456,35 +457,11 @@ def policy_network(
     `front` is the encoder before its layers; `seen` are the environment's observation shapes where they
     differ from the policy's: images with channels last, rows as grids.
     """
-    obs_dim, act_dim = layer_widths(agent, part)
-    if wiring.choices is None and (len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim):
-        raise EnvironmentMismatchError(
-            "the policy and the action bounds have different sizes",
-            expected=format_count(act_dim, "action"),
-            found=format_count(len(wiring.action_high), "bound"),
-        )
-    if wiring.choices is None and wiring.head not in HEADS:
-        raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
+    _, act_dim = layer_widths(agent, part)
+    if wiring.choices is None:
+        _require_action_map(wiring, act_dim)
     _require_rows(front, wiring)
-    more = [(NOISE, act_dim)] if wiring.output == "sample" else []
-    if part.program is not None:
-        if wiring.distribution is not None:
-            raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
-        builder = _start_from_program(part.program, wiring, seen)
-    elif front is not None:
-        builder = start_network(agent, part.component, front, seen, more)
-        add_encoder(
-            builder,
-            agent,
-            part.component,
-            front,
-            lambda each: _add_normalization(builder, wiring, each.size, each),
-        )
-    else:
-        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"]), *more])
-        if seen is not None and len(seen["obs"]) > 1:
-            builder.add(Flatten())
-        _add_normalization(builder, wiring, obs_dim)
+    builder = _start_policy(agent, part, wiring, front, seen)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
     seen_value = builder.last
     if part.program is None:
@@ -497,6 +474,50 @@ def policy_network(
     for layer in _final_layers(wiring, act_dim):
         builder.add(layer)
     return builder.done()
+
+
+def _require_action_map(wiring: NetworkSettings, width: int) -> None:
+    """Raise EnvironmentMismatchError for bounds of another number of actions, UsageError for unknown maps."""
+    sizes = {len(wiring.action_low), len(wiring.action_high)}
+    if sizes != {width} and (sizes != {0} or wiring.head not in UNBOUNDED):
+        raise EnvironmentMismatchError(
+            "the policy and the action bounds have different sizes",
+            expected=format_count(width, "action"),
+            found=format_count(len(wiring.action_high), "bound"),
+        )
+    if wiring.head not in HEADS:
+        raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
+
+
+def _start_policy(
+    agent: Tree,
+    part: AgentNetwork,
+    wiring: NetworkSettings,
+    front: PolicyEncoder | None,
+    seen: Shapes | None,
+) -> NetworkBuilder:
+    """Return a builder whose last value is what a policy's layers receive, or a program's output."""
+    obs_dim, act_dim = layer_widths(agent, part)
+    more = [(NOISE, act_dim)] if wiring.output == "sample" else []
+    if part.program is not None:
+        if wiring.distribution is not None:
+            raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
+        return _start_from_program(part.program, wiring, seen)
+    if front is None:
+        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"]), *more])
+        if seen is not None and len(seen["obs"]) > 1:
+            builder.add(Flatten())
+        _add_normalization(builder, wiring, obs_dim)
+        return builder
+    builder = start_network(agent, part.component, front, seen, more)
+    add_encoder(
+        builder,
+        agent,
+        part.component,
+        front,
+        lambda each: _add_normalization(builder, wiring, each.size, each),
+    )
+    return builder
 
 
 def _add_distribution(
@@ -513,8 +534,12 @@ def _add_distribution(
     head = HEADS[wiring.head](low, high)
     if drawn.place == "unit" and wiring.head != "affine":
         raise UnsupportedError("actions are drawn within [-1, 1], but the action map is another one")
-    before: list[Layer] = {"mean": [], "action": head, "unit": [Activation("tanh")]}[drawn.place]
-    after = {"mean": head, "action": [], "unit": HEADS["clip_affine"](low, high)}[drawn.place]
+    maps: dict[str, tuple[list[Layer], list[Layer]]] = {
+        "mean": ([], head),
+        "action": (head, []),
+        "unit": ([Activation("tanh")], HEADS["clip_affine"](low, high)),
+    }
+    before, after = maps[drawn.place]
     builder.last = output
     for layer in before:
         builder.add(layer)
@@ -550,7 +575,9 @@ def _add_deviation(
         builder.add(ConstantRow(array.reshape(-1)), builder.last)
     else:
         raise MappingError(
-            "the standard deviations do not match the actions", expected=str(width), found=str(list(array.shape))
+            "the standard deviations do not match the actions",
+            expected=str(width),
+            found=str(list(array.shape)),
         )
     stored = path[-1] == attr("std")
     if drawn.limits is not None:

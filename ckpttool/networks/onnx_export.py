@@ -209,7 +209,9 @@ def _clip(graph: _OnnxGraphBuilder, layer: Clip, x: str) -> str:
 
 
 def _constant_row(graph: _OnnxGraphBuilder, layer: ConstantRow, x: str) -> str:
-    rows = graph.apply("Slice", graph.apply("Shape", x), graph.integers("first", 0), graph.integers("last", -1))
+    rows = graph.apply(
+        "Slice", graph.apply("Shape", x), graph.integers("first", 0), graph.integers("last", -1)
+    )
     shape = graph.apply("Concat", rows, graph.integers("width", layer.row.shape[-1]), axis=0)
     return graph.apply("Expand", graph.constant("row", layer.row), shape)
 
