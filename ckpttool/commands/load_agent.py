@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -35,11 +36,11 @@ from ckpttool.evaluation.environments import import_gymnasium
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
 from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import VALUES, Choices
+from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
 from ckpttool.networks.network import NOISE, Backend, Dtype, Network, Observation, Policy, State
 
-_NUMPY, _TORCH = "numpy", "torch"
+_NUMPY, _TORCH, _TENSORFLOW = "numpy", "torch", "tensorflow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ class LoadedAgent:
         """
         if self.choices is not None:
             raise UnsupportedError("discrete actions have probabilities, not a deviation", file=self.path)
-        mean, deviation = np.split(self._step("distribution", observations)[0], 2, axis=-1)
+        _, mean, deviation = np.split(self._step("distribution", observations)[0], 3, axis=-1)
         return mean, deviation
 
     def scores(self, observations: Observation) -> np.ndarray:
@@ -323,6 +324,56 @@ class LoadedAgent:
         if title is None:
             raise UsageError("the file holds no state-value network", file=self.path)
         return self._step(title, observations)[0][..., 0]
+
+    def networks(self, framework: str, *names: str) -> dict[str, Any]:
+        """Return the agent's networks as modules of "torch" or "tensorflow" that can be trained, by name.
+
+        Names are "actor", "critic_1", "q", "value", ..., and "actor_target", "critic_target_1", ...; without
+        `names` all are returned. They are copies on the CPU whose trained weights are those of the file: a
+        torch.nn.Module (networks.torch_programs.NetworkModule) or a keras.Model
+        (networks.tensorflow_training.NetworkModel). "actor" returns what `act` does, or the logits of
+        discrete actions; its `distribution` returns a Gaussian policy's mean and standard deviation. "q" and
+        "value" return what `q_values` and `value` do; a critic takes observations and actions. A policy with
+        memory takes its states after the observations and also returns the next ones.
+
+        Raise MissingExtraError without the framework, UsageError for an unknown name, and UnsupportedError
+        for a network of other layers.
+        """
+        if framework not in (_TORCH, _TENSORFLOW):
+            raise UsageError(
+                f"networks of {framework!r} cannot be trained", expected=f"{_TORCH} or {_TENSORFLOW}"
+            )
+        make = plugins.find("backends", framework).load().module
+        titles = {_module_name(part): part for part in self._agent.binding.parts}
+        unknown = [name for name in names if name not in titles]
+        if unknown:
+            known = ", ".join(titles)
+            raise UsageError(f"no network named {unknown[0]!r}", file=self.path, expected=known)
+        with self._lock:
+            return {name: self._module(make, titles[name]) for name in names or titles}
+
+    def _module(self, make: Callable[..., Any], part: AgentNetwork) -> Any:
+        """Return one network as a module of a framework, made by the backend's function."""
+        agent, settings, front = self._agent, self._settings, self._agent.front(part.title)
+        if not part.acts:
+            whole = agent.runnable(part.title)
+            return make(build_part_network(agent, whole or part, settings).cast(self._how.dtype))
+        if front is not None and front.norms:
+            raise UnsupportedError(
+                f"{part.title} has batch norms, whose training changes statistics: it cannot be trained here",
+                file=self.path,
+            )
+        part = agent.playable(part.title) or part
+        drawn = False
+        if settings.choices is not None:
+            settings = settings.scores
+        else:
+            with suppress(UnsupportedError):
+                settings, _ = read_sampling(agent, part, settings, Protocol(stochastic=True))
+                settings, drawn = replace(settings, output="distribution"), True
+        seen = None if self._spec is None else self._spec.shapes
+        network = policy_network(agent.tree, part, settings, front, seen)
+        return make(network.cast(self._how.dtype), drawn=drawn)
 
     def _sample(self, observations: Any, epsilon: float | None, state: State = ()) -> tuple[Any, State]:
         """Return drawn actions and the next state.
@@ -458,6 +509,13 @@ class LoadedAgent:
 
     def _action_title(self) -> str:
         return self.choices.title if self.choices is not None else f"action [{self._network.width}]"
+
+
+def _module_name(part: AgentNetwork) -> str:
+    """Return the name of a network among modules: `critic_1`, `critic_target_1`, `q`, `actor`."""
+    if part.chooses:
+        return part.component.replace(schema.CRITICS[0], "q")
+    return part.component if part.head is None else f"{part.component}_{part.head.removeprefix('q')}"
 
 
 def _is_tensor(value: object) -> bool:

@@ -359,7 +359,8 @@ class NetworkSettings:
     `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
     define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
     epsilon, clip of the observations. The `output` is an action, the scores that a discrete one is chosen by,
-    an action drawn with the input NOISE, or the mean and the standard deviation of that `distribution`.
+    an action drawn from the `distribution` with the input NOISE, or the action of its mean, its mean and its
+    standard deviation [batch, 3 * actions].
     """
 
     hidden: tuple[str, ...]
@@ -544,12 +545,13 @@ def _add_distribution(
     for layer in before:
         builder.add(layer)
     mean = builder.last
-    if wiring.output == "distribution":
-        builder.add(Concat(), mean, deviation)
-        return
-    builder.add(Add(), mean, builder.add(Multiply(), deviation, builder.number(NOISE)))
+    builder.last = mean
+    if wiring.output == "sample":
+        builder.add(Add(), mean, builder.add(Multiply(), deviation, builder.number(NOISE)))
     for layer in after:
         builder.add(layer)
+    if wiring.output == "distribution":
+        builder.add(Concat(), builder.last, mean, deviation)
 
 
 def deviation_path(agent: Tree, part: AgentNetwork) -> Path | None:
@@ -604,7 +606,8 @@ def _add_state_value(
     _add_layers(builder, agent, part.state_value, wiring, None)
     builder.add(Concat(), advantages, builder.last)
     centred = np.eye(width) - 1 / width
-    builder.add(Dense(np.concatenate([centred, np.ones((1, width))]).astype(np.float32)))
+    kernel = np.concatenate([centred, np.ones((1, width))]).astype(np.float32)
+    builder.add(Dense(kernel, constant=True))
 
 
 def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:

@@ -113,6 +113,15 @@ def learn_policy(learner: PolicyLearner) -> GradientEngine:
         return TensorFlowGradientEngine(learner)
 
 
+def module(network: Network, *, drawn: bool = False) -> Any:
+    """Return a network as a keras.Model that can be trained; see tensorflow_training.NetworkModel."""
+    with quiet_start():
+        from ckpttool.networks.tensorflow_training import NetworkModel, require_keras
+
+        require_keras("modules")
+        return NetworkModel(network, drawn=drawn)
+
+
 class TensorFlowPolicy:
     """A network as one concrete function over [None, width] tensors."""
 

@@ -232,6 +232,13 @@ def learn_policy(learner: PolicyLearner) -> GradientEngine:
     return TorchGradientEngine(learner)
 
 
+def module(network: Network, *, drawn: bool = False) -> Any:
+    """Return a network as a torch.nn.Module that can be trained; see torch_programs.NetworkModule."""
+    from ckpttool.networks.torch_programs import NetworkModule
+
+    return NetworkModule(network, drawn=drawn)
+
+
 class TorchPolicy:
     """A network as closures over tensors that live on one device."""
 
