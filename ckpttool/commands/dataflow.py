@@ -534,10 +534,10 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         counts, scores = facts.choices.counts, facts.choices.scores
         if scores == "dueling":
             builder.add("map", "plus value minus mean", (sum(counts),))
-        elif scores != "values":
+        elif scores not in ("values", "bernoulli"):
             builder.add("map", f"mean of {scores.partition('_')[0]}", (sum(counts),))
         builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
-        builder.add("map", "argmax", (len(counts),))
+        builder.add("map", "above 0" if scores == "bernoulli" else "argmax", (len(counts),))
         builder.add("output", "action", detail=facts.choices.title)
         return
     origin = facts.assumed.get("head", "")

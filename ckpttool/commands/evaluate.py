@@ -491,7 +491,7 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
-        if not spec.choices or sum(choices.counts) != width:
+        if not spec.choices or width != (len(choices.counts) if spec.binary else sum(choices.counts)):
             return agent
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
     known = dataclasses.replace(
@@ -507,6 +507,8 @@ def spec_choices(spec: EnvSpec) -> Choices | None:
     """Return the environment's discrete actions, None for continuous ones."""
     if not spec.choices:
         return None
+    if spec.binary:
+        return schema.make_binary_choices(len(spec.choices))
     counts, starts = zip(*spec.choices, strict=True)
     return Choices(counts, starts, single=len(counts) == 1)
 
@@ -592,6 +594,7 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
         why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
         more = (*more, *sidecar.assumption_entries("environment", (why,)))
     more = (*more, *sidecar.assumption_entries("environment", spec.assumed), *sampling_entries(agent, how))
+    more = (*more, *_encoding_entries(agent, spec))
     own = agent.ledger
     if how.wrappers is not None:
         own = tuple(each for each in own if each.what != "wrapper")
@@ -653,6 +656,15 @@ def read_sampling(
         return settings.scores, ActionSampler(choices.counts, choices.starts)
     width = layer_widths(agent.tree, part)[1]
     return dataclasses.replace(settings, output="sample", distribution=drawn), NormalSampler(width)
+
+
+def _encoding_entries(agent: Agent, spec: EnvSpec) -> Iterator[LedgerEntry]:
+    """Yield an entry for each discrete observation whose encoding no file records."""
+    known = agent.binding.facts.one_hot
+    for name, space in spec.encoded.items():
+        if name not in known or known[name] != spec.one_hot.get(name):
+            value = f"{name} of {spec.id} as a row of numbers, with discrete values one-hot"
+            yield LedgerEntry("assumed", "environment", value, origin=space)
 
 
 def sampling_entries(agent: Agent, how: Protocol) -> Iterator[LedgerEntry]:

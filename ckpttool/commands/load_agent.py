@@ -33,7 +33,7 @@ from ckpttool.core import plugins, sidecar
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation.environments import import_gymnasium
-from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, encode_one_hot
 from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices
@@ -138,6 +138,9 @@ class LoadedAgent:
         self._stream = ActionSampler.stream(0)
         slots = {slot.name for slot in self._network.states}
         self._shapes = {n: s for n, s in self._network.input_shapes.items() if n not in slots}
+        discrete = prepared.agent.binding.facts.one_hot if self._spec is None else self._spec.one_hot
+        # Wrappers and stacks of observations have other widths: those are given as rows.
+        self._one_hot = {n: c for n, c in discrete.items() if self._shapes.get(n) == (sum(c.counts),)}
         self._open = True
         self.ledger = prepared.ledger
         self.device = self._policy("act").device
@@ -189,8 +192,11 @@ class LoadedAgent:
         """The Gymnasium space of observations, unbounded where no bounds are known; needs gymnasium."""
         spaces = import_gymnasium().spaces
         types = {} if self._spec is None else {n: np.dtype(kind) for n, _, kind in self._spec.observation}
-        boxes = {}
+        boxes: dict[str, Any] = {}
         for name, shape in self._shapes.items():
+            if name in self._one_hot:
+                boxes[name] = _make_discrete_space(spaces, self._one_hot[name])
+                continue
             dtype = types.get(name, np.dtype(np.float32))
             low, high = (np.broadcast_to(end, shape).astype(dtype) for end in self._observed(name, dtype))
             boxes[name] = spaces.Box(low, high, dtype=dtype.type)
@@ -217,9 +223,7 @@ class LoadedAgent:
         if choices is None:
             low, high = (np.asarray(b, np.float32) for b in self._bounds())
             return spaces.Box(low, high, dtype=np.float32)
-        if choices.single:
-            return spaces.Discrete(choices.counts[0], start=choices.starts[0])
-        return spaces.MultiDiscrete(choices.counts, start=choices.starts)
+        return _make_discrete_space(spaces, choices)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of sampled actions, as `evaluate` does for the episode of that seed."""
@@ -230,13 +234,15 @@ class LoadedAgent:
     ) -> Any:
         """Return the actions for observations, one or a batch, an array or a dict of arrays.
 
-        A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
-        (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
-        device, and on the agent's device the numbers are not copied to the host. `deterministic=False` draws
-        actions as training did, by the policy's probabilities or its standard deviation; `epsilon` is the
-        probability of a uniform one, for Q-networks; such actions are drawn on the host. The random numbers
-        begin with `seed`, which is 0 at first. Raise UsageError for a policy with memory, whose state
-        `predict` carries, and UnsupportedError for one that is not sampled, e.g. a policy of TD3.
+        Discrete observations are integers: one or [n], of a MultiDiscrete space [k] or [n, k]. A batch
+        [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions] (Discrete: an
+        int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their device, and on
+        the agent's device the numbers are not copied to the host.
+
+        `deterministic=False` draws actions as training did, by the policy's probabilities or its standard
+        deviation; `epsilon` is the probability of a uniform one, for Q-networks; such actions are drawn on
+        the host. The random numbers begin with `seed`, 0 at first. Raise UsageError for a policy with
+        memory, whose state `predict` carries, and UnsupportedError for one that is not sampled, e.g. of TD3.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
@@ -310,6 +316,7 @@ class LoadedAgent:
                 "the file holds no critic" if not titles else "the values of actions need the actions",
                 file=self.path,
             )
+        observations = self._encoded(observations)
         single = self._is_single(observations)
         given = {OBS: np.asarray(observations), "action": np.asarray(actions)}
         if single:
@@ -438,6 +445,7 @@ class LoadedAgent:
 
         A `sampler` draws the network's noise.
         """
+        observations = self._encoded(observations)
         single = self._is_single(observations)
         given: Any = observations
         if single and isinstance(observations, Mapping):
@@ -463,6 +471,20 @@ class LoadedAgent:
             if not self._open:
                 raise UsageError("the agent is closed", file=self.path)
             return call(self._policy(role))
+
+    def _encoded(self, observations: Any) -> Any:
+        """Return the observations with whole numbers of discrete inputs as one-hot rows."""
+        if not self._one_hot:
+            return observations
+        if isinstance(observations, Mapping):
+            return {name: self._encode(name, value) for name, value in observations.items()}
+        return self._encode(next(iter(self._shapes)), observations)
+
+    def _encode(self, name: str, values: Any) -> Any:
+        choices, numbers = self._one_hot.get(name), np.asarray(values)
+        return (
+            values if choices is None or numbers.dtype.kind not in "iu" else encode_one_hot(numbers, choices)
+        )
 
     def _is_single(self, observations: Any) -> bool:
         """Return whether this is one observation; raise EnvironmentMismatchError for another rank."""
@@ -490,6 +512,9 @@ class LoadedAgent:
         """Return the actions on the tensor's device, computed there if the agent is there."""
         from ckpttool.networks.torch_backend import as_tensor
 
+        if self._one_hot:
+            actions = np.asarray(self.act(observations.detach().cpu().numpy()))
+            return as_tensor(actions).to(observations.device)
         single = self._is_single(observations)
         rows = observations[None] if single else observations
 
@@ -516,6 +541,15 @@ def _module_name(part: AgentNetwork) -> str:
     if part.chooses:
         return part.component.replace(schema.CRITICS[0], "q")
     return part.component if part.head is None else f"{part.component}_{part.head.removeprefix('q')}"
+
+
+def _make_discrete_space(spaces: Any, choices: Choices) -> Any:
+    """Return the Gymnasium space of discrete values."""
+    if choices.scores == "bernoulli":
+        return spaces.MultiBinary(len(choices.counts))
+    if choices.single:
+        return spaces.Discrete(choices.counts[0], start=choices.starts[0])
+    return spaces.MultiDiscrete(choices.counts, start=choices.starts)
 
 
 def _is_tensor(value: object) -> bool:

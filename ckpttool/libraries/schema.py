@@ -309,8 +309,8 @@ class Choices(NamedTuple):
 
     `scores` states what the network's outputs are: one value per action ("values": Q-values or logits), or
     quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
-    action), or logits of the probabilities of the values `support` ("atoms"). `single` is false where an
-    action is an array (MultiDiscrete).
+    action), or logits of the probabilities of the values `support` ("atoms"); "bernoulli" has one logit for
+    each choice of 0 or 1. `single` is false where an action is an array (MultiDiscrete, MultiBinary).
     """
 
     counts: tuple[int, ...]
@@ -322,15 +322,18 @@ class Choices(NamedTuple):
     @property
     def title(self) -> str:
         """The action space, e.g. `Discrete(4)`."""
+        if self.scores == "bernoulli":
+            return f"MultiBinary({len(self.counts)})"
         if not self.single:
             return f"MultiDiscrete({list(self.counts)})"
         return f"Discrete({self.counts[0]}{f', start={self.starts[0]}' if self.starts[0] else ''})"
 
     def values_per_action(self, width: int) -> int:
         """Return how many outputs of `width` belong to an action; raise ValueError if that is no whole."""
-        number, rest = divmod(width, sum(self.counts))
-        if rest or number == 0 or (self.scores in ("values", "dueling") and number > 1):
-            raise ValueError(f"{width} outputs for {sum(self.counts)} actions")
+        actions = len(self.counts) if self.scores == "bernoulli" else sum(self.counts)
+        number, rest = divmod(width, actions)
+        if rest or number == 0 or (self.scores in ("values", "dueling", "bernoulli") and number > 1):
+            raise ValueError(f"{width} outputs for {actions} actions")
         return number
 
     def document(self) -> dict[str, Any]:
@@ -474,6 +477,11 @@ def make_choices(counts: Sequence[int], starts: Sequence[int], *, single: bool) 
     return Choices(tuple(counts), tuple(starts) or (0,) * len(counts), single=single)
 
 
+def make_binary_choices(count: int) -> Choices:
+    """Return the choices of a MultiBinary space of `count` values, each of one logit."""
+    return Choices((2,) * count, (0,) * count, "bernoulli", single=False)
+
+
 def known_choices(known: Sidecar) -> Choices | None:
     """Return the known discrete actions, None for continuous ones."""
     return None if known.choices is None else Choices.read(known.choices)
@@ -493,7 +501,8 @@ class AgentMetadata(NamedTuple):
     sidecar; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names and
     arguments of its wrappers in training, the innermost first. `stacked` is the number of
     normalised observations that the policy receives at once; `distribution` is that of its actions in
-    training, None if it is not known or there is none. `origins` maps every fact read from a file to
+    training, None if it is not known or there is none; `one_hot` has the discrete observations of the inputs
+    that are one-hot rows of them. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
     (`sidecar.unknown_fact`) for each fact that no file contains. `stated` are facts that a file states in
     a form that is not understood, by their names in a sidecar ("activations"): their defaults do not hold.
@@ -513,6 +522,7 @@ class AgentMetadata(NamedTuple):
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     stacked: int = 1
     distribution: ActionDistribution | None = None
+    one_hot: Mapping[str, Choices] = MappingProxyType({})
     origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
     stated: Mapping[str, NotUnderstood] = MappingProxyType({})

@@ -621,7 +621,7 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
     except ValueError:
         raise EnvironmentMismatchError(
             "the network's outputs do not match its discrete actions",
-            expected=f"{sum(choices.counts)} or a multiple",
+            expected=f"outputs for {choices.title}",
             found=str(width),
         ) from None
     if choices.scores == "atoms" and number != len(choices.support):
@@ -634,6 +634,8 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
         "quantiles": QuantileMean(number),
         "quantiles_last": QuantileMean(number, last=True),
         "atoms": AtomMean(np.asarray(choices.support, np.float32)),
+        # The logit of 0 is 0, so that 1 is chosen above it.
+        "bernoulli": Dense(np.kron(np.eye(width), [[0, 1]]).astype(np.float32), constant=True),
     }
     before = [scored[choices.scores]] if choices.scores in scored else []
     return [*before, *([] if wiring.output == "scores" else [ArgMax(choices.counts, choices.starts)])]

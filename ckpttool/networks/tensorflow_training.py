@@ -75,8 +75,7 @@ class NetworkModel(keras.Model):  # type: ignore[misc]  # Keras is not annotated
             inputs = [inputs[0][name] for name in self.network_inputs]
         values = [tf.cast(each, self.compute_dtype) for each in inputs]
         for layer, sources, variables in self._steps:
-            left = iter(variables)
-            run = LAYERS[type(layer)](layer, lambda _, left=left: next(left))
+            run = LAYERS[type(layer)](layer, _take_each(variables))
             values.append(run(*[values[number] for number in sources]))
         return [values[number] for number in self._results]
 
@@ -99,6 +98,12 @@ class NetworkModel(keras.Model):  # type: ignore[misc]  # Keras is not annotated
 
         look_up(LAYERS, type(layer), "tensorflow backend")(layer, add)
         return variables
+
+
+def _take_each(variables: Sequence[Tensor]) -> Callable[[np.ndarray], Tensor]:
+    """Return a function that gives the variables in turn, in place of a layer's arrays."""
+    left = iter(variables)
+    return lambda _: next(left)
 
 
 class TensorFlowEngine:
