@@ -209,6 +209,26 @@ def test_discrete_agents_act_the_same_after_a_conversion(
 
 
 @needs_library
+@pytest.mark.parametrize("name", ["dqn", "ppo", "td3"])
+def test_an_agent_is_compared_with_its_own_onnx_file(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, name: str
+) -> None:
+    """The file holds one network, which its receipt names; a Q-network's values are compared."""
+    pytest.importorskip("onnx")
+    source, target = str(made[0] / f"{name}.zip"), str(tmp_path / "a.onnx")
+    ckpttool.convert(source, target, to="onnx")
+    for order in ((source, target), (target, source)):
+        found = ckpttool.verify(*order)
+        first = {"dqn": "critic/q1" if order[0] == source else "actor"}.get(name, "actor")
+        assert [(each.name, each.within) for each in found.networks] == [(first, True)]
+        assert found.within
+    if name == "dqn":
+        assert found.networks[0].n == 1000
+        other = ckpttool.verify(str(made[0] / "ppo.zip"), target)  # a policy of the same sizes
+        assert not other.within
+
+
+@needs_library
 def test_another_first_action_is_that_of_the_space(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """Stable-Baselines3 has no other first action; a sidecar can state one."""
     folder, answer = made

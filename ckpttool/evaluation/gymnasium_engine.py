@@ -489,8 +489,8 @@ def _rows_of_space(space: Any) -> _ObservationRows | None:
         if not space.shape:
             return None
         zeros = np.zeros(space.shape, space.dtype)
-        ends = (space.low.copy(), space.high.copy()) if kind == "Box" else (zeros, zeros + 1)
-        return _ObservationRows(*ends, lambda obs: obs)
+        low, high = (space.low.copy(), space.high.copy()) if kind == "Box" else (zeros, zeros + 1)
+        return _ObservationRows(low, high, lambda obs: obs)
     if pairs := _read_choices(space):
         counts, starts = zip(*pairs, strict=True)
         choices, zeros = Choices(counts, starts, single=kind == "Discrete"), np.zeros(sum(counts), np.float32)
