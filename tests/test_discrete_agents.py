@@ -251,6 +251,20 @@ def test_an_agent_chooses_as_its_library_does(agent: Case) -> None:
             load_agent(str(path), env, facts=facts)
 
 
+@pytest.mark.parametrize("agent", ["tianshou-dueling-2.x"], indirect=True)
+def test_streams_of_a_dueling_network_share_their_first_layers(agent: Case) -> None:
+    """The library's module has them once: they are computed and trained once."""
+    path, scores, facts = agent
+    module = load_agent(str(path), facts=facts).networks("torch", "q")["q"]
+    np.testing.assert_allclose(
+        module(torch.from_numpy(rows())).detach(), scores(rows()), rtol=1e-5, atol=1e-6
+    )
+    stored = torch.load(path, weights_only=False)
+    own = [each for name, each in stored.items() if not name.startswith("model_old")]
+    arrays = sorted(each.detach().numpy().tobytes() for each in module.parameters())
+    assert arrays == sorted(each.numpy().tobytes() for each in own)
+
+
 @pytest.mark.parametrize("to", ["torch", "tf", "safetensors", "onnx"])
 @pytest.mark.parametrize("agent", FAMILIES, indirect=True)
 def test_a_converted_agent_chooses_the_same(agent: Case, to: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -464,11 +464,11 @@ def policy_network(
     _require_rows(front, wiring)
     builder = _start_policy(agent, part, wiring, front, seen)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
-    seen_value = builder.last
+    values = [builder.last]
     if part.program is None:
-        _add_layers(builder, agent, part, wiring, None, norms)
+        values = _add_layers(builder, agent, part, wiring, None, norms)
     if wiring.choices is not None and wiring.choices.scores == "dueling":
-        _add_state_value(builder, agent, part, wiring, seen_value)
+        _add_state_value(builder, agent, part, wiring, values)
     if wiring.distribution is not None:
         _add_distribution(builder, agent, part, wiring, wiring.distribution)
         return builder.done()
@@ -596,18 +596,37 @@ def _add_deviation(
 
 
 def _add_state_value(
-    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, start: int
+    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, values: Sequence[int]
 ) -> None:
-    """Turn advantages into values: plus the state's value, computed from value `start`, minus their mean."""
+    """Turn advantages into values: plus the state's value, minus their mean.
+
+    `values` are those before and after each of the network's layers: first layers that both streams share are
+    computed once.
+    """
     if part.state_value is None:
         raise MappingError(f"{part.title} is a dueling network without a state value")
     advantages, width = builder.last, layer_widths(agent, part)[1]
-    builder.last = start
-    _add_layers(builder, agent, part.state_value, wiring, None)
+    shared = _count_shared_layers(agent, part, part.state_value)
+    builder.last = values[shared]
+    _add_layers(builder, agent, part.state_value, wiring, None, first=shared)
     builder.add(Concat(), advantages, builder.last)
     centred = np.eye(width) - 1 / width
     kernel = np.concatenate([centred, np.ones((1, width))]).astype(np.float32)
     builder.add(Dense(kernel, constant=True))
+
+
+def _count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) -> int:
+    """Return how many of the first layers of two networks on one input are equal, with their activations."""
+    pairs = zip(part.layers, other.layers, part.activation_numbers, other.activation_numbers, strict=False)
+    for position, (layer, twin, activation, its_activation) in enumerate(pairs):
+        tensors, its_tensors = (_read_tensors(agent, each, position) for each in (part, other))
+        if (
+            (layer.kind, activation) != (twin.kind, its_activation)
+            or tensors.keys() != its_tensors.keys()
+            or not all(np.array_equal(tensors[name], its_tensors[name]) for name in tensors)
+        ):
+            return position
+    return min(len(part.layers), len(other.layers))
 
 
 def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
@@ -752,11 +771,16 @@ def _add_layers(
     wiring: NetworkSettings,
     act_dim: int | None,
     norms: Mapping[int, tuple[Affine, ...]] | None = None,
-) -> None:
-    """Add a network's layers; `norms` go before the dense layers with their numbers."""
+    first: int = 0,
+) -> list[int]:
+    """Add a network's layers from position `first` on; return the values before and after each.
+
+    `norms` go before the dense layers with their numbers.
+    """
+    values = [builder.last]
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
     width: int | None = None
-    for position, layer in enumerate(part.layers):
+    for position, layer in tuple(enumerate(part.layers))[first:]:
         tensors = _read_tensors(agent, part, position)
         if layer.kind == "dense":
             kernel = tensors["kernel"]
@@ -771,6 +795,8 @@ def _add_layers(
         number = part.activation_numbers[position]
         if number is not None:
             builder.add(_make_activation(wiring.hidden, number))
+        values.append(builder.last)
+    return values
 
 
 def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:
