@@ -164,6 +164,14 @@ def test_a_converted_agent_plays_the_same_and_names_the_encoding(agents: Any, tm
         agent = ckpttool.load_agent(target)
         rows = np.eye(16 if name == "dqn_lake" else 4, dtype=np.float32)[rows_of(name, answer[name]["obs"])]
         np.testing.assert_array_equal(agent.act(rows), answer[name]["actions"])
+        ckpttool.convert(str(folder / f"{name}.zip"), str(tmp_path / f"{name}.onnx"), to="onnx")
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(str(tmp_path / f"{name}.onnx"))
+        _, actions = session.run(None, {"obs": rows})
+        wanted = np.array(answer[name]["actions"])
+        np.testing.assert_array_equal(actions.reshape(wanted.shape), wanted)
+        restored = ckpttool.load_agent(str(tmp_path / f"{name}.onnx"))
+        np.testing.assert_array_equal(restored.act(rows), wanted)
     played = ckpttool.evaluate(str(tmp_path / "dqn_lake.pt"), "FrozenLake-v1", ckpttool.Protocol(episodes=4))
     assert played.rollout.returns.tolist() == answer["dqn_lake"]["returns"]
     assert any("one-hot" in each for each in played.assumed)
