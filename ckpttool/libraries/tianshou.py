@@ -103,7 +103,9 @@ _ON_POLICY = replace(
         hidden="tanh",
         epsilon=1e-5,
         lacks=schema.LEFT_OPEN["tianshou ppo"],
-        distribution=schema.GAUSSIAN,
+        distribution=schema.GAUSSIAN._replace(
+            assumed="sigma is the standard deviation of a normal distribution: dist_fn, which examples pass"
+        ),
     ),
     branches={},
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
