@@ -517,6 +517,37 @@ def test_an_agent_chooses_as_its_library_does(agent: Case) -> None:
             load_agent(str(path), env, facts=facts)
 
 
+@pytest.mark.parametrize("agent", ["rl_games", "spinningup"], indirect=True)
+def test_logits_give_the_probabilities_of_drawn_actions(agent: Case) -> None:
+    path, scores, facts = agent
+    found, obs = load_agent(str(path), facts=facts), rows()[:1]
+    wanted = np.exp(scores(obs)[0])
+    drawn = found.act(np.repeat(obs, 4000, axis=0), deterministic=False)
+    shares = np.bincount(drawn, minlength=ACTIONS) / len(drawn)
+    np.testing.assert_allclose(shares, wanted / wanted.sum(), atol=0.03)
+
+
+@pytest.mark.parametrize("agent", ["skrl-ppo", "skrl-dqn", "d3rlpy-sac", "tianshou-dqn-2.x"], indirect=True)
+def test_scores_that_may_be_no_logits_are_not_drawn_from(agent: Case) -> None:
+    found = load_agent(str(agent.path), facts=agent.facts)
+    with pytest.raises(UnsupportedError):
+        found.act(rows(), deterministic=False)
+
+
+@pytest.mark.parametrize("agent", ["tianshou-dueling-2.x"], indirect=True)
+def test_streams_of_a_dueling_network_share_their_first_layers(agent: Case) -> None:
+    """The library's module has them once: they are computed and trained once."""
+    path, scores, facts = agent
+    module = load_agent(str(path), facts=facts).networks("torch", "q")["q"]
+    np.testing.assert_allclose(
+        module(torch.from_numpy(rows())).detach(), scores(rows()), rtol=1e-5, atol=1e-6
+    )
+    stored = torch.load(path, weights_only=False)
+    own = [each for name, each in stored.items() if not name.startswith("model_old")]
+    arrays = sorted(each.detach().numpy().tobytes() for each in module.parameters())
+    assert arrays == sorted(each.numpy().tobytes() for each in own)
+
+
 # Conversions start from the canonical agent: of these libraries one of each kind of network is enough.
 OFTEN = ("sb2-dueling", "tianshou-rainbow-1.x")
 SELDOM = (

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool import load_agent
 from ckpttool.commands.evaluate import Protocol, SpaceComparison, choose_environment, prepare_agent
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
@@ -640,3 +641,61 @@ def test_an_activation_with_arguments_is_named(made: Any, function: Any, hidden:
     else:
         with pytest.raises(CkpttoolError, match=re.escape(hidden)):
             policy_of(path, seen)
+
+
+# The same policies as modules that can be trained, and their drawn actions.
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), [("PPO", "Pictures"), ("SAC", "Mixed")])
+def test_modules_of_image_policies_act_as_the_library(made: Any, algorithm: str, policy: str) -> None:
+    model, path = made(algorithm, policy)
+    seen = observations(policy, first=True)
+    actor = load_agent(path).networks("torch", "actor")["actor"]
+    with torch.no_grad():
+        given = [torch.from_numpy(seen[name]) for name in actor.inputs]
+        actions, (mean, deviation) = actor(*given), actor.distribution(*given)
+        tensors = {name: torch.from_numpy(array) for name, array in seen.items()}
+        given = tensors.get("obs", tensors)
+        if algorithm == "PPO":
+            drawn = model.policy.get_distribution(given).distribution
+            wanted = drawn.mean, drawn.stddev
+        else:
+            mu, log_std, _ = model.actor.get_action_dist_params(given)
+            wanted = mu, log_std.exp()
+    np.testing.assert_allclose(actions.numpy(), predicted(model, seen), rtol=1e-5, atol=1e-5)
+    for found, known in zip((mean, deviation), wanted, strict=True):
+        np.testing.assert_allclose(found.numpy(), known.numpy(), rtol=1e-4, atol=1e-5)
+    stored = {each.numpy().tobytes() for each in model.policy.state_dict().values()}
+    parameters = [*actor.parameters()]
+    assert len(parameters) > 8
+    assert all(each.detach().numpy().tobytes() in stored for each in parameters)
+
+
+def test_a_module_with_memory_carries_its_state_and_its_actions_are_drawn(tmp_path: Path) -> None:
+    module = recurrent(1)
+    module.log_std.data = torch.tensor([-3.0, -2.0])
+    path = recurrent_agent(tmp_path / "a.zip", module)
+    obs = np.random.default_rng(0).normal(size=(4, BATCH, sb3.OBS)).astype("f4")
+    agent = load_agent(path)
+    actor = agent.networks("torch", "actor")["actor"]
+    carried: Any = tuple(torch.zeros(BATCH, 6) for _ in actor.inputs[1:])
+    state, drawn = None, None
+    agent.seed(3)
+    noise = np.random.default_rng([3, 2])
+    with torch.no_grad():
+        remembered, _ = module.lstm_actor(torch.tensor(obs))
+        mean = module.action_net(module.mlp_extractor.policy_net(remembered)).numpy()
+    for step in range(4):
+        found, *carried = actor(torch.from_numpy(obs[step]), *carried)
+        known, state = agent.predict(obs[step], state)
+        np.testing.assert_allclose(found.detach().numpy(), known, rtol=1e-5, atol=1e-6)
+        sample, drawn = agent.predict(obs[step], drawn, deterministic=False)
+        wanted = mean[step] + np.exp([-3.0, -2.0]) * noise.standard_normal((BATCH, 2))
+        np.testing.assert_allclose(sample, np.clip(wanted, -1, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norms_are_not_trained(tmp_path: Path) -> None:
+    data = sb3.settings(sb3.SAC_POLICY, policy_kwargs={"net_arch": [5, 4]})
+    path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": crossq().state_dict()}, data))
+    with pytest.raises(UnsupportedError, match="batch norms"):
+        load_agent(path).networks("torch", "actor")

@@ -137,7 +137,7 @@ def test_an_unclear_space_of_discrete_actions_is_not_played(tmp_path: Path, spac
     spaces = {
         "missing": sb3.instance(sb3.DISCRETE, shape=()),
         "counts": sb3.instance(sb3.DISCRETE, n="two", shape=()),
-        "other": pytest.importorskip("gymnasium").spaces.MultiBinary(2),
+        "other": pytest.importorskip("gymnasium").spaces.MultiBinary([2, 1]),
     }
     found = {"policy": sb3.ppo(act=2).state_dict()}
     data = sb3.settings(sb3.ON_POLICY, action_space=spaces[space])

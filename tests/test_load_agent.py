@@ -55,7 +55,14 @@ made = {
     "td3": sb3.TD3("MlpPolicy", Task(box), buffer_size=8, **net()),
     "sac": sb3.SAC("MlpPolicy", Task(box), buffer_size=8, **net()),
     "ppo_box": sb3.PPO("MlpPolicy", Task(box), **net()),
+    "a2c_box": sb3.A2C("MlpPolicy", Task(box), **net()),
+    "ppo_sde": sb3.PPO("MlpPolicy", Task(box), use_sde=True, **net()),
+    "sac_sde": sb3.SAC("MlpPolicy", Task(box), use_sde=True, buffer_size=8, **net()),
 }
+for name in ("ppo_box", "a2c_box"):
+    made[name].policy.log_std.data = torch.tensor([-1.5, 0.4])
+# Deviations beyond both limits, as well as within.
+made["sac"].actor.log_std.bias.data = torch.tensor([-19.9, 1.9])
 obs = np.random.default_rng(5).normal(size=(200, 3)).astype("f4")
 answer = {"obs": obs.tolist()}
 for name, model in made.items():
@@ -72,7 +79,23 @@ for name, model in made.items():
                 scores = found.logits
         else:
             qs = torch.cat(policy.critic(given, torch.zeros(200, 2)), 1)
+        drawn = {}
+        noise = torch.as_tensor(np.random.default_rng([9, 2]).standard_normal((200, 2)), dtype=torch.float32)
+        asked = torch.as_tensor(np.random.default_rng(2).uniform(-0.9, 0.9, (200, 2)), dtype=torch.float32)
+        if name in ("ppo_box", "a2c_box"):
+            dist = policy.get_distribution(given).distribution
+            sample = np.clip((dist.mean + dist.stddev * noise).numpy(), box.low, box.high)
+            drawn = {"mean": dist.mean, "std": dist.stddev, "sample": sample}
+            drawn["log_prob"] = dist.log_prob(asked).sum(1)
+        elif name == "sac":
+            mean, log_std, _ = policy.actor.get_action_dist_params(given)
+            dist = policy.actor.action_dist.proba_distribution(mean, log_std)
+            sample = policy.unscale_action(torch.tanh(mean + log_std.exp() * noise).numpy())
+            std = dist.distribution.stddev
+            drawn = {"mean": mean, "std": std, "sample": sample, "log_prob": dist.log_prob(asked)}
+        drawn = {n: v.tolist() for n, v in drawn.items()}
     answer[name] = {
+        **drawn,
         "actions": model.predict(obs, deterministic=True)[0].tolist(),
         "first": model.predict(obs[0], deterministic=True)[0].tolist(),
         **{n: v.tolist() for n, v in (("scores", scores), ("values", values), ("qs", qs)) if v is not None},
@@ -80,7 +103,8 @@ for name, model in made.items():
 json.dump(answer, open(f"{folder}/answer.json", "w"))
 print("null")
 """
-NAMES = ("dqn", "ppo", "several", "a2c", "td3", "sac", "ppo_box")
+NAMES = ("dqn", "ppo", "several", "a2c", "td3", "sac", "ppo_box", "a2c_box", "ppo_sde", "sac_sde")
+GAUSSIAN = ("sac", "ppo_box", "a2c_box")
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +148,46 @@ def test_an_agent_acts_as_its_library_does(
 
 
 @needs_library
+@pytest.mark.parametrize("backend", ["numpy", "torch", "onnxruntime"])
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_a_gaussian_policy_draws_from_the_distribution_of_its_library(
+    made: tuple[Path, dict[str, Any]], name: str, backend: str
+) -> None:
+    folder, answer = made
+    obs, wanted = np.array(answer["obs"], np.float32), answer[name]
+    agent = ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend)
+    mean, std = agent.distribution(obs)
+    np.testing.assert_allclose(mean, wanted["mean"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(std, wanted["std"], rtol=1e-5, atol=1e-12)
+    # The density of the library: normal, and for SAC that of tanh of a normal number.
+    asked = np.random.default_rng(2).uniform(-0.9, 0.9, (200, 2)).astype("f4").astype("f8")
+    raw = np.arctanh(asked) if name == "sac" else asked
+    each = -0.5 * ((raw - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    squashed = np.log(1 - asked**2 + 1e-6) if name == "sac" else 0
+    shown = (each - squashed).sum(axis=1)
+    np.testing.assert_allclose(shown, wanted["log_prob"], rtol=1e-4)
+    # The same noise gives the library's action.
+    agent.seed(9)
+    np.testing.assert_allclose(agent.act(obs, deterministic=False), wanted["sample"], rtol=1e-4, atol=1e-5)
+    agent.seed(9)
+    single, _ = agent.predict(obs[0], deterministic=False)
+    np.testing.assert_allclose(single, wanted["sample"][0], rtol=1e-4, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("name", "words"), [("td3", "deterministic"), ("ppo_sde", "gSDE"), ("sac_sde", "gSDE")]
+)
+def test_policies_without_a_deviation_of_their_own_are_not_sampled(
+    made: tuple[Path, dict[str, Any]], name: str, words: str
+) -> None:
+    agent = ckpttool.load_agent(str(made[0] / f"{name}.zip"))
+    for call in (agent.distribution, lambda obs: agent.act(obs, deterministic=False)):
+        with pytest.raises(UnsupportedError, match=words):
+            call(np.zeros(3, np.float32))
+
+
+@needs_library
 @pytest.mark.parametrize("name", ["dqn", "several", "ppo"])
 @pytest.mark.parametrize("to", ["torch", "tf", "keras", "onnx"])
 def test_discrete_agents_act_the_same_after_a_conversion(
@@ -142,6 +206,26 @@ def test_discrete_agents_act_the_same_after_a_conversion(
     else:
         actions = ckpttool.load_agent(target).act(obs)
     np.testing.assert_array_equal(actions, answer[name]["actions"])
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["dqn", "ppo", "td3"])
+def test_an_agent_is_compared_with_its_own_onnx_file(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, name: str
+) -> None:
+    """The file holds one network, which its receipt names; a Q-network's values are compared."""
+    pytest.importorskip("onnx")
+    source, target = str(made[0] / f"{name}.zip"), str(tmp_path / "a.onnx")
+    ckpttool.convert(source, target, to="onnx")
+    for order in ((source, target), (target, source)):
+        found = ckpttool.verify(*order)
+        first = {"dqn": "critic/q1" if order[0] == source else "actor"}.get(name, "actor")
+        assert [(each.name, each.within) for each in found.networks] == [(first, True)]
+        assert found.within
+    if name == "dqn":
+        assert found.networks[0].n == 1000
+        other = ckpttool.verify(str(made[0] / "ppo.zip"), target)  # a policy of the same sizes
+        assert not other.within
 
 
 @needs_library

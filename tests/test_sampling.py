@@ -1,4 +1,4 @@
-"""Sampled discrete actions: their probabilities, one stream per episode, and who refuses."""
+"""Sampled actions: their probabilities, one stream per episode, and who refuses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import ckpttool
 from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
-from ckpttool.evaluation import ActionSampler, RolloutSpec, environments, rollouts
-from ckpttool.networks import Dense
+from ckpttool.evaluation import ActionSampler, NormalSampler, RolloutSpec, environments, rollouts
+from ckpttool.networks import NOISE, Add, Clip, Dense, Exp, Multiply, Network, Node, stack_networks
 from tests.conftest import TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain
 from tests.test_layout_cleanrl import discrete
@@ -76,6 +76,43 @@ def test_an_episode_depends_on_its_seed_alone(epsilon: float | None) -> None:
     ):
         np.testing.assert_array_equal(other.lengths, first.lengths)
         np.testing.assert_array_equal(other.returns, first.returns)
+
+
+def gaussian(scale: float = 1.0) -> Network:
+    """Return a policy of Pendulum whose mean and deviation depend on the observation."""
+    kernels = (np.array([[0.5], [-2.0], [-0.4]]), np.array([[0.3], [0.1], [-0.2]]))
+    nodes = (
+        *(Node(Dense((scale * each).astype(np.float32)), (0,)) for each in kernels),
+        Node(Exp(), (3,)),
+        Node(Multiply(), (4, 1)),
+        Node(Add(), (2, 5)),
+        Node(Clip(np.full(1, -2, np.float32), np.full(1, 2, np.float32)), (6,)),
+    )
+    return Network((("obs", 3), (NOISE, 1)), nodes, 7)
+
+
+def drawn(num_envs: int, backend: str = "numpy", engine: str = "auto", networks: Any = None) -> Any:
+    networks = networks or [gaussian()]
+    policy = plugins.find("backends", backend).load().build(stack_networks(networks), "cpu")
+    rows = num_envs * len(networks)
+    with environments.make_vector_env("Pendulum-v1", rows, engine=engine) as vector:
+        return rollouts(policy, vector, RolloutSpec(5, 50, sampling=NormalSampler(1)), members=len(networks))
+
+
+def test_a_gaussian_episode_depends_on_its_seed_alone() -> None:
+    (first,) = drawn(1)
+    assert len(set(first.returns.tolist())) > 1
+    for other in (
+        drawn(3)[0],
+        drawn(4, "torch")[0],
+        drawn(2, engine="gymnasium")[0],
+        drawn(2, "torch", "device")[0],
+        drawn(2, "onnxruntime")[0],
+        drawn(2, networks=[gaussian(), gaussian(0.5)])[0],
+        drawn(2, "torch", "device", networks=[gaussian(0.5), gaussian()])[1],
+    ):
+        np.testing.assert_allclose(other.returns, first.returns, rtol=1e-3)
+        np.testing.assert_array_equal(other.lengths, first.lengths)
 
 
 def test_the_device_engine_does_not_sample() -> None:

@@ -114,7 +114,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
         typer.Option(metavar="STD", help="Gaussian action noise, in units of half the action range."),
     ] = None
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Draw discrete actions by the policy's probabilities.")
+        bool, typer.Option("--stochastic", help="Draw actions from the policy's distribution.")
     ] = False
     epsilon: Annotated[
         float | None,
@@ -753,7 +753,7 @@ def _format_seeds(one: Evaluation) -> str:
 def _describe_policy(one: Evaluation) -> str:
     how = one.protocol
     if how.stochastic:
-        return f"{how.network} with actions drawn by its probabilities: not deterministic"
+        return f"{how.network} with actions drawn from its distribution: not deterministic"
     if how.epsilon is not None:
         return f"{how.network} with uniform actions at probability {how.epsilon:g}: not deterministic"
     if how.noise is None:

@@ -534,11 +534,11 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         counts, scores = facts.choices.counts, facts.choices.scores
         if scores.startswith("dueling"):
             builder.add("map", "plus value minus mean", (sum(counts),))
-        if scores not in ("values", "dueling"):
+        if scores not in ("values", "dueling", "bernoulli"):
             kind = scores.removeprefix("dueling_").partition("_")[0]
             builder.add("map", f"mean of {kind}", (sum(counts),))
         builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
-        builder.add("map", "argmax", (len(counts),))
+        builder.add("map", "above 0" if scores == "bernoulli" else "argmax", (len(counts),))
         builder.add("output", "action", detail=facts.choices.title)
         return
     origin = facts.assumed.get("head", "")

@@ -52,7 +52,16 @@ from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
-from ckpttool.evaluation.rollout import ActionSampler, ExplorationNoise, Rollout, RolloutSpec, Watch, rollouts
+from ckpttool.evaluation.rollout import (
+    ActionSampler,
+    ExplorationNoise,
+    NormalSampler,
+    Rollout,
+    RolloutSpec,
+    Sampler,
+    Watch,
+    rollouts,
+)
 from ckpttool.evaluation.simulators import DEVICE_ENGINE, HINT, is_factory
 from ckpttool.evaluation.statistics import (
     SOURCE,
@@ -69,6 +78,7 @@ from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEn
 from ckpttool.networks.build import (
     NetworkSettings,
     Shapes,
+    deviation_path,
     fits_observations,
     layer_widths,
     policy_network,
@@ -129,10 +139,11 @@ class Protocol:
 
     `num_envs` None means one environment per episode, up to 16. `engine` selects the simulator engine.
     `noise` is the standard deviation of exploration noise, in units of half the action range; None for
-    the deterministic policy. `stochastic` draws discrete actions with the policy's probabilities; with the
-    probability `epsilon` those of a Q-network are uniform. `adapter` is one of environments.ADAPTERS; None
-    chooses by the policy's size. `wrappers` are the environment wrappers of training, e.g.
-    `TimeLimit:max_episode_steps=100`, innermost first; None for those listed in the agent's own files.
+    the deterministic policy. `stochastic` draws actions as training did, by the policy's probabilities or
+    its standard deviation; with the probability `epsilon` those of a Q-network are uniform. `adapter` is
+    one of environments.ADAPTERS; None chooses by the policy's size. `wrappers` are the environment wrappers
+    of training, e.g. `TimeLimit:max_episode_steps=100`, innermost first; None for those listed in the
+    agent's own files.
     """
 
     episodes: int = 10
@@ -169,7 +180,7 @@ class Protocol:
 
     @property
     def samples(self) -> bool:
-        """Whether discrete actions are drawn."""
+        """Whether actions are drawn from the policy's own distribution, or uniformly."""
         return self.stochastic or self.epsilon is not None
 
     @property
@@ -361,8 +372,8 @@ class PlayableAgent:
     settings: NetworkSettings
     ledger: LedgerEntries
     notes: tuple[str, ...]
-    sampling: ActionSampler | None = None
-    """how the network's scores become actions; None if it gives actions"""
+    sampling: Sampler | None = None
+    """how the network's scores become actions, or its noise is drawn; None if it needs neither"""
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -480,7 +491,7 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
-        if not spec.choices or sum(choices.counts) != width:
+        if not spec.choices or width != (len(choices.counts) if spec.binary else sum(choices.counts)):
             return agent
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
     known = dataclasses.replace(
@@ -496,6 +507,8 @@ def spec_choices(spec: EnvSpec) -> Choices | None:
     """Return the environment's discrete actions, None for continuous ones."""
     if not spec.choices:
         return None
+    if spec.binary:
+        return schema.make_binary_choices(len(spec.choices))
     counts, starts = zip(*spec.choices, strict=True)
     return Choices(counts, starts, single=len(counts) == 1)
 
@@ -572,15 +585,16 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     differing = SpaceComparison(agent, place, how, spec)
     differing.require_same_actions()
     require_even_bounds(agent, settings)
-    sampling = read_sampling(agent, part, settings, how) if how.samples else None
-    if sampling is not None:
-        settings = settings.scores
+    sampling: Sampler | None = None
+    if how.samples:
+        settings, sampling = read_sampling(agent, part, settings, how)
     network = policy_network(agent.tree, part, settings, front, spec.shapes)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
     if place.adapter is not None and how.adapter is None:
         why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
         more = (*more, *sidecar.assumption_entries("environment", (why,)))
-    more = (*more, *sidecar.assumption_entries("environment", spec.assumed))
+    more = (*more, *sidecar.assumption_entries("environment", spec.assumed), *sampling_entries(agent, how))
+    more = (*more, *_encoding_entries(agent, spec))
     own = agent.ledger
     if how.wrappers is not None:
         own = tuple(each for each in own if each.what != "wrapper")
@@ -595,44 +609,69 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes, sampling)
 
 
-# Layouts whose discrete actors give the logits of the probabilities with which training drew actions.
-# Sources: stable_baselines3/common/distributions.py (CategoricalDistribution, MultiCategoricalDistribution),
-# cleanrl/ppo.py (`Categorical(logits=logits)`). Other libraries' actors may end with a softmax.
-_LOGITS = ("stable_baselines3", "cleanrl")
-
-
 def read_sampling(
     agent: Agent, part: AgentNetwork, settings: NetworkSettings, how: Protocol
-) -> ActionSampler:
-    """Return how a policy's discrete actions are drawn; raise UnsupportedError if they cannot be."""
-    file, choices, epsilon = agent.checkpoint.path, settings.choices, how.epsilon is not None
-    if choices is None:
-        raise UnsupportedError(
-            "only discrete actions are sampled, and the policy's are continuous",
-            file=file,
-            hint="--noise STD adds Gaussian noise",
-        )
-    if epsilon and not part.chooses:
-        raise UnsupportedError(
-            "epsilon is for Q-networks, and the policy is an actor",
-            file=file,
-            hint="--stochastic draws the actions of an actor by its probabilities",
-        )
-    if not epsilon and part.chooses:
+) -> tuple[NetworkSettings, Sampler]:
+    """Return the settings of the network whose actions are drawn, and how; raise UnsupportedError if none is.
+
+    How a library draws actions is a fact of its table (`AgentMetadata.distribution`).
+    """
+    file, choices = agent.checkpoint.path, settings.choices
+    drawn = agent.binding.facts.distribution
+    if how.epsilon is not None:
+        if choices is None:
+            raise UnsupportedError(
+                "epsilon is for discrete actions, and the policy's are continuous",
+                file=file,
+                hint="--noise STD adds Gaussian noise",
+            )
+        if not part.chooses:
+            raise UnsupportedError(
+                "epsilon is for Q-networks, and the policy is an actor",
+                file=file,
+                hint="--stochastic draws the actions of an actor by its probabilities",
+            )
+        return settings.scores, ActionSampler(choices.counts, choices.starts, how.epsilon)
+    if part.chooses:
         raise UnsupportedError(
             "a Q-network has no probabilities of actions",
             file=file,
             hint="--epsilon E plays a uniform action with probability E",
         )
-    titles = {each.title for each in agent.binding.parts}
-    if not epsilon and (agent.binding.layout not in _LOGITS or schema.VALUES[0] not in titles):
+    if choices is None and deviation_path(agent.tree, part) is None and not part.branches:
         raise UnsupportedError(
-            "no file states that the policy's outputs are logits of probabilities",
+            "the policy is deterministic: the file contains no standard deviation of its actions",
             file=file,
-            expected=f"an actor with a state value (PPO, A2C) of {' or '.join(_LOGITS)}",
-            found=f"{agent.binding.layout}: {', '.join(sorted(titles))}",
+            hint="--noise STD adds Gaussian noise",
         )
-    return ActionSampler(choices.counts, choices.starts, how.epsilon)
+    if drawn is not None and drawn.kind == "gsde":
+        raise UnsupportedError("noise that depends on the state (gSDE) is not drawn", file=file)
+    if drawn is None or (drawn.kind == "categorical") != (choices is not None):
+        raise UnsupportedError(
+            "no file states how training drew actions from the policy's outputs",
+            file=file,
+            found=f"layout {agent.binding.layout}",
+        )
+    if choices is not None:
+        return settings.scores, ActionSampler(choices.counts, choices.starts)
+    width = layer_widths(agent.tree, part)[1]
+    return dataclasses.replace(settings, output="sample", distribution=drawn), NormalSampler(width)
+
+
+def _encoding_entries(agent: Agent, spec: EnvSpec) -> Iterator[LedgerEntry]:
+    """Yield an entry for each discrete observation whose encoding no file records."""
+    known = agent.binding.facts.one_hot
+    for name, space in spec.encoded.items():
+        if name not in known or known[name] != spec.one_hot.get(name):
+            value = f"{name} of {spec.id} as a row of numbers, with discrete values one-hot"
+            yield LedgerEntry("assumed", "environment", value, origin=space)
+
+
+def sampling_entries(agent: Agent, how: Protocol) -> Iterator[LedgerEntry]:
+    """Yield an entry for what is assumed about drawn actions."""
+    drawn = agent.binding.facts.distribution
+    if how.stochastic and drawn is not None and drawn.assumed:
+        yield LedgerEntry("assumed", "action map", drawn.assumed)
 
 
 # Two bounds are equal within float32 rounding.

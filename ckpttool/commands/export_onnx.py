@@ -109,9 +109,15 @@ def name_nodes(network: Network, part: AgentNetwork) -> list[str]:
     """Return a name for each node: its layer's canonical path, or its position before or after the layers."""
     if part.program is not None:
         return [f"graph/{n}" for n in range(len(network.nodes))]
-    layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
-    combined = [] if part.state_value is None else ["dueling"]
-    names = dict(zip(layers, [*map(display, _layer_places(part)), *combined], strict=True))
+    dense = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
+    constant = [n for n in dense if getattr(network.nodes[n].layer, "constant", False)]
+    layers = [n for n in dense if n not in constant]
+    # The first layers that the streams of a dueling network share are those of its advantages.
+    places, own = [*map(display, _layer_places(part))], len(part.layers)
+    del places[own : own + len(places) - len(layers)]
+    names = dict(zip(layers, places, strict=True))
+    if part.state_value is not None:
+        names |= dict.fromkeys(constant, "dueling")
     return [names.get(n) or f"{_activation_place(n, layers)}/{n}" for n in range(len(network.nodes))]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from ckpttool.commands.evaluate import (
     prepare_agent,
     read_sampling,
     require_backend,
+    sampling_entries,
 )
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
@@ -31,14 +33,14 @@ from ckpttool.core import plugins, sidecar
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation.environments import import_gymnasium
-from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
-from ckpttool.evaluation.rollout import ActionSampler
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, encode_one_hot
+from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import VALUES, Choices
+from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
-from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
+from ckpttool.networks.network import NOISE, Backend, Dtype, Network, Observation, Policy, State
 
-_NUMPY, _TORCH = "numpy", "torch"
+_NUMPY, _TORCH, _TENSORFLOW = "numpy", "torch", "tensorflow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,9 @@ class LoadedAgent:
         self._stream = ActionSampler.stream(0)
         slots = {slot.name for slot in self._network.states}
         self._shapes = {n: s for n, s in self._network.input_shapes.items() if n not in slots}
+        discrete = prepared.agent.binding.facts.one_hot if self._spec is None else self._spec.one_hot
+        # Wrappers and stacks of observations have other widths: those are given as rows.
+        self._one_hot = {n: c for n, c in discrete.items() if self._shapes.get(n) == (sum(c.counts),)}
         self._open = True
         self.ledger = prepared.ledger
         self.device = self._policy("act").device
@@ -187,8 +192,11 @@ class LoadedAgent:
         """The Gymnasium space of observations, unbounded where no bounds are known; needs gymnasium."""
         spaces = import_gymnasium().spaces
         types = {} if self._spec is None else {n: np.dtype(kind) for n, _, kind in self._spec.observation}
-        boxes = {}
+        boxes: dict[str, Any] = {}
         for name, shape in self._shapes.items():
+            if name in self._one_hot:
+                boxes[name] = _make_discrete_space(spaces, self._one_hot[name])
+                continue
             dtype = types.get(name, np.dtype(np.float32))
             low, high = (np.broadcast_to(end, shape).astype(dtype) for end in self._observed(name, dtype))
             boxes[name] = spaces.Box(low, high, dtype=dtype.type)
@@ -215,9 +223,7 @@ class LoadedAgent:
         if choices is None:
             low, high = (np.asarray(b, np.float32) for b in self._bounds())
             return spaces.Box(low, high, dtype=np.float32)
-        if choices.single:
-            return spaces.Discrete(choices.counts[0], start=choices.starts[0])
-        return spaces.MultiDiscrete(choices.counts, start=choices.starts)
+        return _make_discrete_space(spaces, choices)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of sampled actions, as `evaluate` does for the episode of that seed."""
@@ -228,18 +234,20 @@ class LoadedAgent:
     ) -> Any:
         """Return the actions for observations, one or a batch, an array or a dict of arrays.
 
-        A batch [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions]
-        (Discrete: an int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their
-        device, and on the agent's device the numbers are not copied to the host. `deterministic=False` draws
-        discrete actions with the policy's probabilities; `epsilon` is the probability of a uniform one, for
-        Q-networks; such actions are drawn on the host. The random numbers begin with `seed`, which is 0 at
-        first. Raise UsageError for a policy
-        with memory, whose state `predict` carries, and UnsupportedError for one that is not sampled.
+        Discrete observations are integers: one or [n], of a MultiDiscrete space [k] or [n, k]. A batch
+        [n, ...] gives [n, actions] (Discrete: int64 [n]), one observation [...] gives [actions] (Discrete: an
+        int64 number). NumPy arrays give NumPy arrays; PyTorch tensors give a tensor on their device, and on
+        the agent's device the numbers are not copied to the host.
+
+        `deterministic=False` draws actions as training did, by the policy's probabilities or its standard
+        deviation; `epsilon` is the probability of a uniform one, for Q-networks; such actions are drawn on
+        the host. The random numbers begin with `seed`, 0 at first. Raise UsageError for a policy with
+        memory, whose state `predict` carries, and UnsupportedError for one that is not sampled, e.g. of TD3.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
         if not deterministic or epsilon is not None:
-            return self._sample(observations, epsilon)
+            return self._sample(observations, epsilon)[0]
         if _is_tensor(observations):
             return self._act_on_tensor(observations)
         return self._as_actions(self._step("act", cast(Observation, observations))[0])
@@ -255,20 +263,31 @@ class LoadedAgent:
 
         stable_baselines3/common/policies.py, BasePolicy.predict: `episode_start` [n] marks the rows whose
         state is reset. `evaluate_policy` and loops that were written for that library accept the agent.
-        `deterministic=False` is that of `act`; raise UnsupportedError for a policy with memory.
+        `deterministic=False` is that of `act`.
         """
-        if not deterministic:
-            if self._network.states:
-                raise UnsupportedError("actions of a policy with memory are not sampled", file=self.path)
-            return np.asarray(self.act(observation, deterministic=False)), None
         carried = tuple(state or ())
         if carried and episode_start is not None:
             kept = ~np.asarray(episode_start, np.bool_).reshape(-1)
             carried = tuple(
                 each * kept.reshape(-1, *[1] * (each.ndim - 1)).astype(each.dtype) for each in carried
             )
+        if not deterministic:
+            actions, after = self._sample(observation, None, carried)
+            return np.asarray(actions), after or None
         actions, after = self._step("act", observation, carried)
         return np.asarray(self._as_actions(actions)), after or None
+
+    def distribution(self, observations: Observation) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation, [n, actions], of the normal numbers that actions are made of.
+
+        They are those to which the noise is added: of Stable-Baselines3's SAC in front of tanh, of its PPO
+        in front of the clipping to the bounds. Raise UnsupportedError for discrete actions (see `scores`)
+        and for policies that are not sampled.
+        """
+        if self.choices is not None:
+            raise UnsupportedError("discrete actions have probabilities, not a deviation", file=self.path)
+        _, mean, deviation = np.split(self._step("distribution", observations)[0], 3, axis=-1)
+        return mean, deviation
 
     def scores(self, observations: Observation) -> np.ndarray:
         """Return what discrete actions are chosen by, [n, values]: Q-values, or a policy's logits.
@@ -297,6 +316,7 @@ class LoadedAgent:
                 "the file holds no critic" if not titles else "the values of actions need the actions",
                 file=self.path,
             )
+        observations = self._encoded(observations)
         single = self._is_single(observations)
         given = {OBS: np.asarray(observations), "action": np.asarray(actions)}
         if single:
@@ -312,24 +332,87 @@ class LoadedAgent:
             raise UsageError("the file holds no state-value network", file=self.path)
         return self._step(title, observations)[0][..., 0]
 
-    def _sample(self, observations: Any, epsilon: float | None) -> Any:
-        """Return drawn actions; the rows of a batch take their random numbers in turn from one stream."""
-        how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
-        part = policy_part(self._agent, self._how.network)
-        sampler = read_sampling(self._agent, part, self._settings, how)
-        on_host = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
-        scores = self.scores(on_host)
-        rows = np.atleast_2d(scores)
-        if not np.isfinite(rows).all():
-            raise CkpttoolError("the policy's scores are not finite", file=self.path)
+    def networks(self, framework: str, *names: str) -> dict[str, Any]:
+        """Return the agent's networks as modules of "torch" or "tensorflow" that can be trained, by name.
+
+        Names are "actor", "critic_1", "q", "value", ..., and "actor_target", "critic_target_1", ...; without
+        `names` all are returned. They are copies on the CPU whose trained weights are those of the file: a
+        torch.nn.Module (networks.torch_programs.NetworkModule) or a keras.Model
+        (networks.tensorflow_training.NetworkModel). "actor" returns what `act` does, or the logits of
+        discrete actions; its `distribution` returns a Gaussian policy's mean and standard deviation. "q" and
+        "value" return what `q_values` and `value` do; a critic takes observations and actions. A policy with
+        memory takes its states after the observations and also returns the next ones.
+
+        Raise MissingExtraError without the framework, UsageError for an unknown name, and UnsupportedError
+        for a network of other layers.
+        """
+        if framework not in (_TORCH, _TENSORFLOW):
+            raise UsageError(
+                f"networks of {framework!r} cannot be trained", expected=f"{_TORCH} or {_TENSORFLOW}"
+            )
+        make = plugins.find("backends", framework).load().module
+        titles = {_module_name(part): part for part in self._agent.binding.parts}
+        unknown = [name for name in names if name not in titles]
+        if unknown:
+            known = ", ".join(titles)
+            raise UsageError(f"no network named {unknown[0]!r}", file=self.path, expected=known)
         with self._lock:
-            drawn = sampler.choose(rows, [self._stream] * len(rows))
-        actions = self._as_actions(drawn[0] if scores.ndim == 1 else drawn)
+            return {name: self._module(make, titles[name]) for name in names or titles}
+
+    def _module(self, make: Callable[..., Any], part: AgentNetwork) -> Any:
+        """Return one network as a module of a framework, made by the backend's function."""
+        agent, settings, front = self._agent, self._settings, self._agent.front(part.title)
+        if not part.acts:
+            whole = agent.runnable(part.title)
+            return make(build_part_network(agent, whole or part, settings).cast(self._how.dtype))
+        if front is not None and front.norms:
+            raise UnsupportedError(
+                f"{part.title} has batch norms, whose training changes statistics: it cannot be trained here",
+                file=self.path,
+            )
+        part = agent.playable(part.title) or part
+        drawn = False
+        if settings.choices is not None:
+            settings = settings.scores
+        else:
+            with suppress(UnsupportedError):
+                settings, _ = read_sampling(agent, part, settings, Protocol(stochastic=True))
+                settings, drawn = replace(settings, output="distribution"), True
+        seen = None if self._spec is None else self._spec.shapes
+        network = policy_network(agent.tree, part, settings, front, seen)
+        return make(network.cast(self._how.dtype), drawn=drawn)
+
+    def _sample(self, observations: Any, epsilon: float | None, state: State = ()) -> tuple[Any, State]:
+        """Return drawn actions and the next state.
+
+        The rows of a batch take their random numbers in turn from one stream.
+        """
+        _, sampler = self._sampling(epsilon)
+        on_host = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
+        if isinstance(sampler, NormalSampler):
+            found, after = self._step("sample", on_host, state, sampler)
+            actions = self._as_actions(found)
+        else:
+            scores, after = self._step("scores", on_host, state)
+            rows = np.atleast_2d(scores)
+            if not np.isfinite(rows).all():
+                raise CkpttoolError("the policy's scores are not finite", file=self.path)
+            with self._lock:
+                drawn = sampler.choose(rows, [self._stream] * len(rows))
+            actions = self._as_actions(drawn[0] if scores.ndim == 1 else drawn)
         if not _is_tensor(observations):
-            return actions
+            return actions, after
         from ckpttool.networks.torch_backend import as_tensor
 
-        return as_tensor(np.asarray(actions)).to(observations.device)
+        return as_tensor(np.asarray(actions)).to(observations.device), after
+
+    def _sampling(self, epsilon: float | None = None) -> tuple[NetworkSettings, Sampler]:
+        """Return the settings of the network whose actions are drawn, and how; note what that assumes."""
+        how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
+        part = policy_part(self._agent, self._how.network)
+        found = read_sampling(self._agent, part, self._settings, how)
+        self.ledger = sidecar.merge_entries(self.ledger, sampling_entries(self._agent, how))
+        return found
 
     def _policy(self, role: str) -> Policy:
         """Return a network on the device: "act", "scores", or the one of that title."""
@@ -340,11 +423,14 @@ class LoadedAgent:
     def _build(self, role: str) -> Network:
         if role == "act":
             return self._network
-        if role == "scores":
+        if role in ("scores", "sample", "distribution"):
             part = policy_part(self._agent, self._how.network)
+            settings = self._settings.scores if role == "scores" else self._sampling()[0]
+            if role == "distribution":
+                settings = replace(settings, output="distribution")
             seen = None if self._spec is None else self._spec.shapes
             front = self._agent.front(part.title)
-            found = policy_network(self._agent.tree, part, self._settings.scores, front, seen)
+            found = policy_network(self._agent.tree, part, settings, front, seen)
         else:
             part_of = self._agent.runnable(role)
             if part_of is None:
@@ -352,15 +438,31 @@ class LoadedAgent:
             found = build_part_network(self._agent, part_of, self._settings)
         return found.cast(self._how.dtype)
 
-    def _step(self, role: str, observations: Observation, state: State = ()) -> tuple[np.ndarray, State]:
-        """Return a network's outputs, those of one observation without the batch, and the next state."""
+    def _step(
+        self, role: str, observations: Observation, state: State = (), sampler: NormalSampler | None = None
+    ) -> tuple[np.ndarray, State]:
+        """Return a network's outputs, those of one observation without the batch, and the next state.
+
+        A `sampler` draws the network's noise.
+        """
+        observations = self._encoded(observations)
         single = self._is_single(observations)
         given: Any = observations
         if single and isinstance(observations, Mapping):
             given = {name: np.asarray(value)[None] for name, value in observations.items()}
         elif single:
             given = np.asarray(observations)[None]
-        found, after = self._run(role, lambda policy: policy.step(given, state))
+        if sampler is not None:
+            named = {**given} if isinstance(given, Mapping) else {OBS: given}
+            rows = len(next(iter(named.values())))
+            given = named
+
+        def step(policy: Policy) -> tuple[np.ndarray, State]:
+            if sampler is not None:
+                given[NOISE] = sampler.draw([self._stream] * rows)
+            return policy.step(given, state)
+
+        found, after = self._run(role, step)
         return found[0] if single else found, after
 
     def _run(self, role: str, call: Callable[[Policy], Any]) -> Any:
@@ -369,6 +471,20 @@ class LoadedAgent:
             if not self._open:
                 raise UsageError("the agent is closed", file=self.path)
             return call(self._policy(role))
+
+    def _encoded(self, observations: Any) -> Any:
+        """Return the observations with whole numbers of discrete inputs as one-hot rows."""
+        if not self._one_hot:
+            return observations
+        if isinstance(observations, Mapping):
+            return {name: self._encode(name, value) for name, value in observations.items()}
+        return self._encode(next(iter(self._shapes)), observations)
+
+    def _encode(self, name: str, values: Any) -> Any:
+        choices, numbers = self._one_hot.get(name), np.asarray(values)
+        return (
+            values if choices is None or numbers.dtype.kind not in "iu" else encode_one_hot(numbers, choices)
+        )
 
     def _is_single(self, observations: Any) -> bool:
         """Return whether this is one observation; raise EnvironmentMismatchError for another rank."""
@@ -396,6 +512,9 @@ class LoadedAgent:
         """Return the actions on the tensor's device, computed there if the agent is there."""
         from ckpttool.networks.torch_backend import as_tensor
 
+        if self._one_hot:
+            actions = np.asarray(self.act(observations.detach().cpu().numpy()))
+            return as_tensor(actions).to(observations.device)
         single = self._is_single(observations)
         rows = observations[None] if single else observations
 
@@ -415,6 +534,22 @@ class LoadedAgent:
 
     def _action_title(self) -> str:
         return self.choices.title if self.choices is not None else f"action [{self._network.width}]"
+
+
+def _module_name(part: AgentNetwork) -> str:
+    """Return the name of a network among modules: `critic_1`, `critic_target_1`, `q`, `actor`."""
+    if part.chooses:
+        return part.component.replace(schema.CRITICS[0], "q")
+    return part.component if part.head is None else f"{part.component}_{part.head.removeprefix('q')}"
+
+
+def _make_discrete_space(spaces: Any, choices: Choices) -> Any:
+    """Return the Gymnasium space of discrete values."""
+    if choices.scores == "bernoulli":
+        return spaces.MultiBinary(len(choices.counts))
+    if choices.single:
+        return spaces.Discrete(choices.counts[0], start=choices.starts[0])
+    return spaces.MultiDiscrete(choices.counts, start=choices.starts)
 
 
 def _is_tensor(value: object) -> bool:

@@ -243,14 +243,27 @@ def available_backend(agent: Agent) -> str:
     return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
 
 
+def counterpart_title(part: AgentNetwork, other: Agent) -> str | None:
+    """Return the title of the other agent's network that should be equal; None if it has none.
+
+    The policy of a model's own graph (ONNX, TorchScript) may be a Q-network, which that does not show.
+    """
+    if other.part(part.title) is not None or not part.acts or part.component.endswith("_target"):
+        return part.title if other.part(part.title) is not None else None
+    policy = other.part(other.title("actor"))
+    if policy is None or not policy.acts or (policy.program is None) == (part.program is None):
+        return None
+    return policy.title if part.chooses or policy.chooses else None
+
+
 def shared_networks(a: Agent, b: Agent) -> list[str]:
-    """Return the titles of the networks that both agents have."""
-    return [part.title for part in a.binding.parts if b.part(part.title) is not None]
+    """Return the first agent's titles of the networks that both have."""
+    return [part.title for part in a.binding.parts if counterpart_title(part, b) is not None]
 
 
 def missing_networks(a: Agent, b: Agent) -> list[str]:
     """Return the titles of the networks that only the first agent has."""
-    return [part.title for part in a.binding.parts if b.part(part.title) is None]
+    return [part.title for part in a.binding.parts if counterpart_title(part, b) is None]
 
 
 def pair_networks(
@@ -259,13 +272,14 @@ def pair_networks(
     """Return network pairs, and a note for each critic or value that cannot run; a policy must run."""
     found, skipped = {}, []
     for title in titles:
+        part = a.part(title)
+        other = title if part is None else counterpart_title(part, b) or title
         try:
             found[title] = (
                 build_agent_network(a, b, title, assumed),
-                build_agent_network(b, a, title, assumed),
+                build_agent_network(b, a, other, assumed),
             )
         except (MappingError, UnsupportedError) as error:
-            part = a.part(title)
             if part is None or part.acts or len(titles) == 1:
                 raise
             skipped.append(f"{title} is not compared: {error.message}")
@@ -516,8 +530,11 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Si
 
 
 def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> Parity:
+    part = source.part(title)
     try:
-        right = build_agent_network(there, source, title, [])
+        right = build_agent_network(
+            there, source, title if part is None else counterpart_title(part, there) or title, []
+        )
     except _CANNOT:
         return failed_parity(title)  # the source could run it
     if left.inputs != right.inputs or left.width != right.width:

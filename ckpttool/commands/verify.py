@@ -66,6 +66,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizers_read import ADAM, CanonicalOptimizer
@@ -1345,12 +1346,16 @@ def _epsilon_notes(side: str, agent: Agent) -> Iterator[str]:
 
 
 def _part_of(source: Agent, target: Agent) -> str | None:
-    """Return the source part that the target's receipt records, None for the whole."""
+    """Return the source part or the only network that the target's receipt records, None for the whole."""
     receipt = target.sidecar
-    if receipt is None or receipt.source is None or not receipt.source.get("part"):
+    if target.checkpoint.format == onnx.NAME:  # whose own graph replaces the receipt's facts
+        receipt = sidecar.load_sidecar(target.checkpoint.path)
+    recorded = None if receipt is None else receipt.source
+    part = None if recorded is None else recorded.get("part") or recorded.get("network")
+    if recorded is None or not part:
         return None
-    is_source = receipt.source.get("sha256") == digest_checkpoint(source.checkpoint).sha256
-    return str(receipt.source["part"]) if is_source else None
+    is_source = recorded.get("sha256") == digest_checkpoint(source.checkpoint).sha256
+    return str(part) if is_source else None
 
 
 def _with_stated_settings(source: Agent, target: Agent) -> Agent:

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
         VectorEnv,
         measure_deviation,
     )
-    from ckpttool.evaluation.rollout import ActionSampler, ExplorationNoise, Rollout, RolloutSpec, rollouts
+    from ckpttool.evaluation.rollout import (
+        ActionSampler,
+        ExplorationNoise,
+        NormalSampler,
+        Rollout,
+        RolloutSpec,
+        rollouts,
+    )
     from ckpttool.evaluation.simulators import DeviceVector, is_factory
     from ckpttool.evaluation.statistics import (
         Estimate,
@@ -44,6 +51,7 @@ __all__ = [
     "ExplorationNoise",
     "GymVector",
     "Judgement",
+    "NormalSampler",
     "ReturnStatistics",
     "Rollout",
     "RolloutSpec",
@@ -74,6 +82,7 @@ _HOMES = {
     "ExplorationNoise": "rollout",
     "GymVector": "gymnasium_engine",
     "Judgement": "statistics",
+    "NormalSampler": "rollout",
     "ReturnStatistics": "statistics",
     "Rollout": "rollout",
     "RolloutSpec": "rollout",

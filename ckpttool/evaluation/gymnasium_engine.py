@@ -14,12 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ckpttool.core import search_paths
-from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError
+from ckpttool.core.errors import EnvironmentMismatchError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.libraries.schema import Choices
 from ckpttool.networks.network import Observation
 
 # Rendering without a display: the choice of an OpenGL library, and the images.
@@ -168,6 +169,12 @@ class EnvSpec:
     choices: tuple[tuple[int, int], ...] = ()
     observation_bounds: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """low and high of each input, in its shape; empty if they are unknown"""
+    binary: bool = False
+    """whether the choices are those of a MultiBinary space"""
+    one_hot: Mapping[str, Choices] = field(default_factory=dict)
+    """the discrete observations of inputs that are one-hot rows of them"""
+    encoded: Mapping[str, str] = field(default_factory=dict)
+    """the spaces of inputs that are rows of discrete observations, or of the parts of a Tuple"""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -336,6 +343,7 @@ class GymVector:
             with collect_warnings(self._notes):
                 first = make_one()
             self.spec = describe_env(first)
+            self._rows = {name: rows.read for name, rows in _observation_rows(first).items()}
             self._to_action = _action_reader(first.action_space)
         except BaseException:
             self._restore()
@@ -393,11 +401,11 @@ class GymVector:
         self.close()
 
     def _put_one(self, row: int, obs: Any) -> None:
-        self.obs[row] = obs  # type: ignore[index]  # chosen where obs is one array
+        self.obs[row] = self._rows[OBS](obs)  # type: ignore[index]  # chosen where obs is one array
 
     def _put_many(self, row: int, obs: Any) -> None:
         for name, room in self.obs.items():  # type: ignore[union-attr]  # chosen where obs is a dict
-            room[row] = obs[name]
+            room[row] = self._rows[name](obs[name])
 
     def _close(self, row: int) -> None:
         if self._envs[row] is not None:
@@ -408,12 +416,12 @@ class GymVector:
 def describe_env(env: Any) -> EnvSpec:
     """Return the specification for agents; raise UnsupportedError for unsupported spaces."""
     name = str(env.spec.id if getattr(env, "spec", None) is not None else type(env).__name__)
-    obs, action = env.observation_space, env.action_space
+    action = env.action_space
     choices = _read_choices(action)
     if not choices and (type(action).__name__ != "Box" or len(action.shape) != 1 or action.dtype.kind != "f"):
         raise UnsupportedError(
             f"{name}: this action space is not supported",
-            expected="Box (n,) of floats, Discrete or MultiDiscrete (n,)",
+            expected="Box (n,) of floats, Discrete, MultiDiscrete (n,) or MultiBinary (n,)",
             found=str(action),
         )
     low, high = (
@@ -423,12 +431,8 @@ def describe_env(env: Any) -> EnvSpec:
     )
     if choices:
         high += [count - 1 for count, _ in choices]
-    spaces = dict(obs.spaces) if type(obs).__name__ == "Dict" else {OBS: obs}
-    if any(type(space).__name__ != "Box" or not space.shape for space in spaces.values()):
-        raise UnsupportedError(
-            f"{name}: the observation space must be a Box or a Dict of Boxes", expected="Box", found=str(obs)
-        )
-    inputs = tuple((str(key), tuple(space.shape), space.dtype.name) for key, space in spaces.items())
+    rows = _observation_rows(env)
+    inputs = tuple((key, each.low.shape, each.low.dtype.name) for key, each in rows.items())
     limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
     fps = getattr(env, "metadata", {}).get("render_fps")
     return EnvSpec(
@@ -441,8 +445,88 @@ def describe_env(env: Any) -> EnvSpec:
         float(fps) if fps else None,
         _env_arguments(env),
         choices=choices,
-        observation_bounds={str(key): (space.low.copy(), space.high.copy()) for key, space in spaces.items()},
+        observation_bounds={key: (each.low, each.high) for key, each in rows.items()},
+        binary=type(action).__name__ == "MultiBinary",
+        one_hot={key: each.one_hot for key, each in rows.items() if each.one_hot},
+        encoded={key: each.encoded for key, each in rows.items() if each.encoded},
     )
+
+
+class _ObservationRows(NamedTuple):
+    """How observations of a space become rows: their bounds in the row's shape and type, and the function."""
+
+    low: np.ndarray
+    high: np.ndarray
+    read: Callable[[Any], Any]
+    encoded: str = ""
+    one_hot: Choices | None = None
+
+
+def _observation_rows(env: Any) -> dict[str, _ObservationRows]:
+    """Return how each input is read; raise UnsupportedError for unsupported spaces."""
+    space = env.observation_space
+    parts = dict(space.spaces) if type(space).__name__ == "Dict" else {OBS: space}
+    found = {str(key): _rows_of_space(part) for key, part in parts.items()}
+    rows = {key: each for key, each in found.items() if each is not None}
+    if len(rows) < len(found):
+        name = env.spec.id if getattr(env, "spec", None) is not None else type(env).__name__
+        raise UnsupportedError(
+            f"{name}: this observation space is not supported",
+            expected="Box, Discrete, MultiDiscrete (n,), MultiBinary, a Tuple of them, or a Dict of any",
+            found=str(space),
+        )
+    return rows
+
+
+def _rows_of_space(space: Any) -> _ObservationRows | None:
+    """Return how a space's observations become rows, None if it is not supported.
+
+    Discrete ones are one-hot, and the parts of a Tuple are joined (gymnasium/spaces/utils.py, `flatten`;
+    stable_baselines3/common/preprocessing.py, `preprocess_obs`).
+    """
+    kind = type(space).__name__
+    if kind in ("Box", "MultiBinary"):
+        if not space.shape:
+            return None
+        zeros = np.zeros(space.shape, space.dtype)
+        low, high = (space.low.copy(), space.high.copy()) if kind == "Box" else (zeros, zeros + 1)
+        return _ObservationRows(low, high, lambda obs: obs)
+    if pairs := _read_choices(space):
+        counts, starts = zip(*pairs, strict=True)
+        choices, zeros = Choices(counts, starts, single=kind == "Discrete"), np.zeros(sum(counts), np.float32)
+        return _ObservationRows(
+            zeros, zeros + 1, lambda obs: encode_one_hot(obs, choices), str(space), choices
+        )
+    parts = [_rows_of_space(part) for part in space.spaces] if kind == "Tuple" else []
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    low, high = (np.concatenate([np.ravel(getattr(part, end)) for part in known]) for end in ("low", "high"))
+
+    def join(obs: Any) -> np.ndarray:
+        return np.concatenate([np.ravel(part.read(each)) for part, each in zip(known, obs, strict=True)])
+
+    return _ObservationRows(low, high, join, str(space))
+
+
+def encode_one_hot(obs: Any, choices: Choices) -> np.ndarray:
+    """Return one-hot rows, float32 [..., sum(counts)], of discrete observations, integers [..., choices].
+
+    Those of a Discrete space have no last axis. Raise EnvironmentMismatchError for one outside the space.
+    """
+    numbers = np.asarray(obs)
+    numbers = numbers[..., None] if choices.single else numbers
+    rows = []
+    for column, (count, first) in enumerate(zip(choices.counts, choices.starts, strict=True)):
+        places = numbers[..., column] - first
+        if np.any((places < 0) | (places >= count)):
+            raise EnvironmentMismatchError(
+                "a discrete observation is outside its space",
+                expected=f"{first} to {first + count - 1}",
+                found=str(numbers[..., column].tolist()),
+            )
+        rows.append(np.eye(count, dtype=np.float32)[places])
+    return np.concatenate(rows, axis=-1)
 
 
 def _read_choices(action: Any) -> tuple[tuple[int, int], ...]:
@@ -450,6 +534,8 @@ def _read_choices(action: Any) -> tuple[tuple[int, int], ...]:
     kind = type(action).__name__
     if kind == "Discrete":
         return ((int(action.n), int(action.start)),)
+    if kind == "MultiBinary" and len(action.shape) == 1:
+        return ((2, 0),) * int(action.n)
     if kind != "MultiDiscrete" or np.ndim(action.nvec) != 1:
         return ()
     starts = getattr(action, "start", np.zeros(len(action.nvec), np.int64))
@@ -460,7 +546,7 @@ def _action_reader(action: Any) -> Callable[[np.ndarray], Any]:
     """Return the function from a row of actions to the environment's own form."""
     if type(action).__name__ == "Discrete":
         return lambda row: int(row[0])
-    if type(action).__name__ == "MultiDiscrete":
+    if type(action).__name__ in ("MultiDiscrete", "MultiBinary"):
         return lambda row: row.astype(action.dtype)
     return lambda row: row
 

@@ -11,9 +11,9 @@ from typing import NoReturn
 import numpy as np
 
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UsageError
-from ckpttool.evaluation.gymnasium_engine import Agreement, VectorEnv
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector
-from ckpttool.networks.network import Policy, State
+from ckpttool.networks.network import NOISE, Observation, Policy, State
 
 # Processing of actions between policy and environment: sampling or exploration noise, then the bounds.
 
@@ -70,11 +70,28 @@ class ActionSampler:
         return np.asarray(best + self.starts)
 
 
+@dataclass(frozen=True, slots=True)
+class NormalSampler:
+    """Standard normal numbers [rows, width] with which a network draws its actions, its input NOISE."""
+
+    width: int
+
+    def draw(self, streams: Sequence[np.random.Generator | None]) -> np.ndarray:
+        """Return the numbers of one step: row i from streams[i], zeros for None."""
+        rows = (
+            np.zeros(self.width) if each is None else each.standard_normal(self.width) for each in streams
+        )
+        return np.stack(list(rows))
+
+
+Sampler = ActionSampler | NormalSampler
+
+
 class ActionLimits:
     """Clip actions to the environment's bounds and count the clipped ones per row."""
 
     def __init__(
-        self, envs: VectorEnv, noise: ExplorationNoise | None = None, sampling: ActionSampler | None = None
+        self, envs: VectorEnv, noise: ExplorationNoise | None = None, sampling: Sampler | None = None
     ) -> None:
         """Store the bounds; raise UsageError for noise with unbounded actions."""
         spec = envs.spec
@@ -86,8 +103,9 @@ class ActionLimits:
         self.slack = ROUNDING * np.maximum(1, np.maximum(abs(self.low / 2), abs(self.high / 2)))
         self.clipped = np.zeros(envs.num_envs, np.int64)
         self._draws: dict[int, np.random.Generator] = {}
-        self._sampling = sampling
-        self._width = spec.action_dim if sampling is None else sum(sampling.counts)
+        self._sampling = sampling if isinstance(sampling, ActionSampler) else None
+        self._normal = sampling if isinstance(sampling, NormalSampler) else None
+        self._width = spec.action_dim if self._sampling is None else sum(self._sampling.counts)
         self._reach: np.ndarray | None = None
         if noise is not None:
             if spec.choices:
@@ -99,21 +117,29 @@ class ActionLimits:
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Create separate generators for the rows' new episodes, if there is noise or sampling."""
-        if self._reach is None and self._sampling is None:
+        if self._reach is None and self._sampling is None and self._normal is None:
             return
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
-            noise = self._sampling is None
-            self._draws[row] = np.random.default_rng([seed, 1]) if noise else ActionSampler.stream(seed)
+            self._draws[row] = self._stream(seed)
+
+    def _stream(self, seed: int) -> np.random.Generator:
+        return np.random.default_rng([seed, 1]) if self._reach is not None else ActionSampler.stream(seed)
 
     def draws(self, seeds: np.ndarray, steps: int) -> np.ndarray:
         """Return the noise of the first steps of whole episodes: float64 [len(seeds), steps, action_dim]."""
-        if self._reach is None:
-            raise UsageError("no noise is configured")
-        shape = (steps, len(self._reach))
-        found = np.empty((len(seeds), *shape))
+        found = np.empty((len(seeds), steps, self.shape[1]))
         for place, seed in enumerate(seeds.tolist()):
-            np.random.default_rng([seed, 1]).standard_normal(out=found[place])
-        return self._reach * found
+            self._stream(seed).standard_normal(out=found[place])
+        return found if self._reach is None else self._reach * found
+
+    def with_noise(self, obs: Observation, rows: np.ndarray) -> Observation:
+        """Return the observations with the numbers that a network draws the rows' actions with, if any."""
+        if self._normal is None:
+            return obs
+        playing = set(rows.tolist())
+        streams = [self._draws[row] if row in playing else None for row in range(self.shape[0])]
+        named = obs if isinstance(obs, Mapping) else {OBS: obs}
+        return {**named, NOISE: self._normal.draw(streams)}
 
     def apply(
         self, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray, lengths: np.ndarray
@@ -248,8 +274,8 @@ class RolloutSpec:
     episodes: int
     seed: int = 0
     noise: ExplorationNoise | None = None
-    sampling: ActionSampler | None = None
-    """for a policy that gives the scores of discrete actions; None for one that gives actions"""
+    sampling: Sampler | None = None
+    """for a policy that gives the scores of discrete actions, or has the input NOISE; else None"""
     record: bool = False
     watch: Watch | None = None
 
@@ -383,7 +409,7 @@ class _RolloutLoop:
 
     def _tick(self) -> None:
         rows = self.rows
-        actions, state = self.policy.step(self.envs.obs, self.state)
+        actions, state = self.policy.step(self.limits.with_noise(self.envs.obs, rows), self.state)
         # A backend's arrays may be read-only, and new episodes clear their rows.
         self.state = tuple(np.array(memory) for memory in state)
         if self.what.record:

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.evaluation.rollout import ActionLimits, Progress, Rollout, RolloutSpec
+from ckpttool.evaluation.rollout import (
+    ActionLimits,
+    ActionSampler,
+    Progress,
+    Rollout,
+    RolloutSpec,
+)
 from ckpttool.evaluation.simulators import (
     DeviceVector,
     Simulator,
@@ -29,7 +35,8 @@ from ckpttool.networks import torch_programs
 from ckpttool.networks.network import InputAdapter
 from ckpttool.networks.torch_backend import TorchPolicy, is_out_of_memory
 
-Act = Callable[[torch.Tensor], torch.Tensor]
+Act = Callable[..., torch.Tensor]
+"""From observations [batch, obs_dim], and the noise [batch, action_dim] of drawn actions, to actions."""
 
 STEPS_BETWEEN_LOOKS = 100
 STEPS_PER_GRAPH = 10
@@ -100,7 +107,7 @@ def _require_inputs(inputs: InputAdapter, envs: DeviceVector) -> None:
             "the device engine supports only policies with one input and no memory",
             hint="use --engine auto for other policies",
         )
-    if inputs.shapes != [(envs.spec.obs_dim,)]:
+    if inputs.shapes[:1] != [(envs.spec.obs_dim,)]:
         raise EnvironmentMismatchError(
             f"the policy's inputs do not match the observations of {envs.spec.id}",
             expected=f"[batch, {envs.spec.obs_dim}]",
@@ -149,8 +156,8 @@ class _DeviceRollout:
             raise UsageError(
                 "the device engine does not support recording or rendering", hint="use --engine auto"
             )
-        if play.sampling is not None:
-            raise UsageError("the device engine does not sample actions", hint="use --engine auto")
+        if isinstance(play.sampling, ActionSampler):
+            raise UsageError("the device engine does not sample discrete actions", hint="use --engine auto")
         self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
         self.rows = envs.num_envs // members
         rounds = -(-play.episodes // self.rows)
@@ -182,7 +189,11 @@ class _DeviceRollout:
         # User code may return non-finite observations.
         self.doubted = isinstance(envs.task, UserProgram | UserSimulator)
         self.seen_sound, self.seen_stain = self._none(len(order)), self._none(len(order), dtype=torch.float32)
-        self.noise = None if play.noise is None else self._draws(ActionLimits(envs, play.noise), rounds)
+        drawn = play.noise is not None or play.sampling is not None
+        noise = self._draws(ActionLimits(envs, play.noise, play.sampling), rounds) if drawn else None
+        # Noise that is added to actions, or that the policy draws them with.
+        self.noise = noise if play.sampling is None else None
+        self.normal = None if play.sampling is None else noise
         self.begin()
 
     def put_columns(self, arrays: tuple[np.ndarray, ...], rounds: int) -> Tensors:
@@ -295,7 +306,8 @@ class _DeviceRollout:
         the task.
         """
         obs = self.task.observe()
-        actions = self.act(obs)
+        drawn = () if self.normal is None else (self.normal[self.episode, self.length],)
+        actions = self.act(obs, *drawn)
         if actions.shape != self.shape:
             raise EnvironmentMismatchError(
                 "the policy's actions do not match the environment",

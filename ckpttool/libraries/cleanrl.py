@@ -38,7 +38,13 @@ TABLE = LayoutTable(
     components={"0": "actor", "1": "critic/q1", "2": "critic/q2"},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
+    # sac_continuous_action.py: LOG_STD_MIN, LOG_STD_MAX, the range of a tanh.
+    facts=AgentMetadata(
+        head="affine",
+        hidden="relu",
+        epsilon=1e-5,
+        distribution=schema.GAUSSIAN._replace(limits=(-5.0, 2.0), limited="tanh"),
+    ),
     optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={f"0/{name}": f"actor/{name}" for name in _MAP},
@@ -46,7 +52,13 @@ TABLE = LayoutTable(
 _PPO = replace(
     TABLE,
     components={"actor_mean": "actor", "critic": "value"},
-    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["cleanrl ppo"]),
+    facts=AgentMetadata(
+        head="clip",
+        hidden="tanh",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["cleanrl ppo"],
+        distribution=schema.GAUSSIAN,
+    ),
     branches={},
     tensors={"actor_logstd": "actor/log_std"},
 )
@@ -65,7 +77,7 @@ _C51 = replace(
 _CATEGORICAL = replace(
     _DISCRETE,
     components={"actor": "actor", "critic": "value"},
-    facts=AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5),
+    facts=AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5, distribution=schema.CATEGORICAL),
 )
 _ARGUMENTS, _WEIGHTS = key("args"), key("model_weights")
 

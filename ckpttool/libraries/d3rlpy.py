@@ -74,10 +74,21 @@ def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, w
         facts = facts.without_lack(what)
     if not discrete:
         facts = _add_bounds(facts, mine, size, where)
+        drawn = _DISTRIBUTIONS.get(str(configuration.get("config/type", "")))
+        facts = facts._replace(distribution=drawn)
     facts = _add_normalizer(facts, mine, configuration.get("observation_shape/0"), where)
     return _add_activations(replace(binding, facts=facts), mine, where)
 
 
+# d3rlpy/algos/qlearning/{sac,cql,iql,awac,crr}.py and torch/*_impl.py: SAC and related algorithms add the
+# noise in front of tanh; the others behind it, within [-1, 1].
+_UNIT = schema.LIMITED_GAUSSIAN._replace(place="unit")
+_DISTRIBUTIONS = {
+    **dict.fromkeys(("sac", "cql", "cal_ql", "bear"), schema.LIMITED_GAUSSIAN),
+    "crr": _UNIT,
+    "iql": _UNIT._replace(limits=(-5.0, 2.0), limited="sigmoid"),
+    "awac": _UNIT._replace(limits=(-6.0, 0.0), limited="sigmoid"),
+}
 _Q_LEARNING = frozenset(("dqn", "double_dqn", "nfq"))
 # d3rlpy/models/torch/q_functions: DiscreteQRQFunction has the quantiles of one action together.
 _SCORES: Mapping[object, Scores] = {"mean": "values", "qr": "quantiles_last"}

@@ -21,7 +21,9 @@ from ckpttool.core.tree import Tree
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
+    CATEGORICAL,
     DICT_UNKNOWN,
+    GAUSSIAN,
     LEFT_OPEN,
     AgentMetadata,
     ObservationNormalizer,
@@ -41,7 +43,16 @@ TABLE = LayoutTable(
     components={},
     optimizers={},
     counters={"epoch": "iter", "frame": "num_timesteps"},
-    facts=AgentMetadata(head="clip_affine", hidden="elu", epsilon=1e-5, lacks=LEFT_OPEN["rl_games"]),
+    facts=AgentMetadata(
+        head="clip_affine",
+        hidden="elu",
+        epsilon=1e-5,
+        lacks=LEFT_OPEN["rl_games"],
+        distribution=GAUSSIAN._replace(
+            assumed="sigma is the logarithm of the standard deviation: model continuous_a2c_logstd, which "
+            "almost all settings of rl_games choose"
+        ),
+    ),
     optimizer=optimizers_read.from_torch,
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
@@ -76,7 +87,9 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if binding is None or not any(part.acts for part in binding.parts):
         return None
     if last == "logits":
+        # models.py, ModelA2C: CategoricalMasked(logits=logits).
         binding = binding.choosing(tree)
+        binding = replace(binding, facts=binding.facts._replace(distribution=CATEGORICAL))
     for module, what in (("rnn", "a recurrent memory"), ("actor_cnn", "convolutions")):
         if any(each.startswith((f"{_MODEL}/{module}/", f"{_MODEL}/a_{module}/")) for each in names):
             binding = binding.refused("actor", what)

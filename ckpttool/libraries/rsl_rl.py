@@ -10,6 +10,7 @@ or clipping of the action by the environment is not part of the agent.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -48,7 +49,14 @@ TABLE = LayoutTable(
     },
     optimizers={"optimizer_state_dict": schema.JOINT},
     counters={"iter": "iter"},
-    facts=AgentMetadata(head="identity", hidden="elu", epsilon=1e-5, lacks=schema.LEFT_OPEN["rsl_rl"]),
+    # modules/distribution.py, GaussianDistribution: std_range. Versions before 5.0 do not limit it.
+    facts=AgentMetadata(
+        head="identity",
+        hidden="elu",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["rsl_rl"],
+        distribution=schema.GAUSSIAN._replace(limits=(math.log(1e-6), math.log(1e6))),
+    ),
     optimizer=optimizers_read.from_torch,
     tensors={
         f"{_MODEL}/std": "actor/std",

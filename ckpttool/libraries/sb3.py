@@ -78,6 +78,11 @@ def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
     space = _read_observation_space(tree)
     if space is not None:
         known = known.read("data/observation_space", observation_space=space)
+    # common/preprocessing.py, preprocess_obs: Discrete and MultiDiscrete observations are one-hot.
+    parts = _list_space_parts(tree).items()
+    discrete = {name or schema.OBSERVATION: _read_part_choices(tree, name, place) for name, place in parts}
+    if one_hot := {name: part for name, part in discrete.items() if part is not None}:
+        known = known.read("data/observation_space", one_hot=one_hot)
     name = read_activation(tree)
     if name is not None:
         known = known.read("data/policy_kwargs", hidden=name)
@@ -118,6 +123,17 @@ def _read_observation_space(tree: Tree) -> schema.ObservationSpace | None:
         for name, place in _list_space_parts(tree).items()
     }
     return schema.make_observation_space(library, parts)
+
+
+def _read_part_choices(tree: Tree, part: str, place: Path) -> Choices | None:
+    """Return the discrete observations of a Dict's part, or of the whole space (""); None for others."""
+    if not part:
+        choices = read_choices(tree, "observation_space")
+    else:
+        space = tree.containers.get(place)
+        members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
+        choices = _make_choices(str(space.name).rpartition(".")[2], members) if space is not None else None
+    return None if choices is None or choices.scores == "bernoulli" else choices
 
 
 def _parse_numbers(text: str) -> tuple[float, ...]:
@@ -205,19 +221,24 @@ def has_box_actions(tree: Tree) -> bool:
     return not kind or kind.endswith((".Box", "Box"))
 
 
-def read_choices(tree: Tree) -> Choices | None:
-    """Return the discrete actions of the file's action space; None for other or incomplete spaces.
+def read_choices(tree: Tree, space: str = "action_space") -> Choices | None:
+    """Return the discrete values of one of the file's spaces; None for other or incomplete spaces."""
+    kind = _space_class(tree, space).rpartition(".")[2]
+    return _make_choices(kind, {name: _member(tree, space, name) for name in ("n", "nvec", "start")})
 
-    gymnasium/spaces/discrete.py and multi_discrete.py: `n`, `nvec` and `start`; files of Gym have no start.
+
+def _make_choices(kind: str, members: Mapping[str, Leaf | ValueLeaf | None]) -> Choices | None:
+    """Return the discrete values of a space of this class; None for other or incomplete spaces.
+
+    gymnasium/spaces/discrete.py, multi_discrete.py and multi_binary.py: `n`, `nvec` and `start`; files of Gym
+    have no start.
     """
-    kind = _space_class(tree, "action_space").rpartition(".")[2]
+    count, counts, starts = (_read_whole(members[name]) for name in ("n", "nvec", "start"))
     if kind == "Discrete":
-        count, start = (_read_whole(_member(tree, "action_space", name)) for name in ("n", "start"))
-        return schema.make_choices(count, start, single=True)
-    if kind != "MultiDiscrete":
-        return None
-    counts, starts = (_read_whole(_member(tree, "action_space", name)) for name in ("nvec", "start"))
-    return schema.make_choices(counts, starts, single=False)
+        return schema.make_choices(count, starts, single=True)
+    if kind == "MultiBinary" and len(count) == 1 and 0 < count[0] < _MOST_PIXELS:
+        return schema.make_binary_choices(count[0])
+    return schema.make_choices(counts, starts, single=False) if kind == "MultiDiscrete" else None
 
 
 def _read_whole(found: Leaf | ValueLeaf | None) -> tuple[int, ...]:
@@ -387,16 +408,20 @@ def _is_library_extractor(tree: Tree) -> bool:
 
 
 def _read_space_shapes(tree: Tree) -> dict[str, Shape]:
-    """Return the shapes of a Dict's parts by name, or of a Box by ""; none if a part is not a Box."""
-    places = _list_space_parts(tree)
-    boxes = {
-        name: place
-        for name, place in places.items()
-        if (space := tree.containers.get(place)) is not None and str(space.name).endswith(".Box")
-    }
-    if len(boxes) < len(places):
-        return {}
-    return {name: _shape(tree, (*place, attr("_shape"))) for name, place in boxes.items()}
+    """Return the shapes of a Dict's parts by name, or of a single space by ""; none for unsupported ones.
+
+    A discrete observation is a one-hot row.
+    """
+    found: dict[str, Shape] = {}
+    for name, place in _list_space_parts(tree).items():
+        space = tree.containers.get(place)
+        if space is not None and str(space.name).endswith((".Box", ".MultiBinary")):
+            found[name] = _shape(tree, (*place, attr("_shape")))
+        elif (choices := _read_part_choices(tree, name, place)) is not None:
+            found[name] = (sum(choices.counts),)
+        else:
+            return {}
+    return found
 
 
 def _list_space_parts(tree: Tree) -> dict[str, Path]:
@@ -938,8 +963,13 @@ TABLE = LayoutTable(
         "ent_coef_optimizer": "temperature_optimizer",
     },
     counters={},
+    # sac/policies.py: LOG_STD_MIN, LOG_STD_MAX.
     facts=AgentMetadata(
-        head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]
+        head="affine",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["stable_baselines"],
+        distribution=schema.LIMITED_GAUSSIAN,
     ),
     optimizer=optimizers_read.from_torch,
     branches={"log_std": "log_std"},
@@ -959,7 +989,14 @@ _ON_POLICY = replace(
     TABLE,
     components={"actor": "actor", "value": "value"},
     optimizers={"policy/optimizer": schema.JOINT},
-    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]),
+    # common/distributions.py: DiagGaussianDistribution.
+    facts=AgentMetadata(
+        head="clip",
+        hidden="tanh",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["stable_baselines"],
+        distribution=schema.GAUSSIAN,
+    ),
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
 )
@@ -1047,6 +1084,9 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         return None
     binding = binding.moved(lambda path: ours[path])
     if not has_box_actions(tree):
+        # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
+        drawn = None if table is _SEARCHED else schema.CATEGORICAL
+        binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
         return _add_choices(binding, tree, "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
@@ -1093,7 +1133,8 @@ def _add_choices(
     choices = read_choices(tree)
     if choices is None:
         return binding.refused(component, DISCRETE_CHOICE)
-    facts = binding.facts.read("data/action_space", head="argmax", choices=choices._replace(scores=scores))
+    choices = choices if choices.scores == "bernoulli" else choices._replace(scores=scores)
+    facts = binding.facts.read("data/action_space", head="argmax", choices=choices)
     return replace(binding, facts=facts)
 
 
@@ -1115,6 +1156,10 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         facts = facts._replace(head="clip_tanh_affine")
         if clip != _CLIP_MEAN:
             unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean clipped to {clip}")
+    # common/distributions.py, StateDependentNoiseDistribution: [features, actions] instead of [actions].
+    deviations = (tree.get((_POLICY, key(name))) for name in ("log_std", "actor.log_std"))
+    if any(isinstance(each, Leaf) and len(each.shape) == 2 for each in deviations):
+        facts = facts._replace(distribution=schema.ActionDistribution("gsde"))
     if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
     facts = _add_class_defaults(facts, tree)

@@ -310,8 +310,8 @@ class Choices(NamedTuple):
     `scores` states what the network's outputs are: one value per action ("values": Q-values or logits), or
     quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
     action), or logits of the probabilities of the values `support` ("atoms"). "dueling" are advantages, and
-    "dueling_atoms" logits of them, which need the state's value. `single` is false where an action is an
-    array (MultiDiscrete).
+    "dueling_atoms" logits of them, which need the state's value. "bernoulli" has one logit for each choice
+    of 0 or 1. `single` is false where an action is an array (MultiDiscrete, MultiBinary).
     """
 
     counts: tuple[int, ...]
@@ -323,15 +323,18 @@ class Choices(NamedTuple):
     @property
     def title(self) -> str:
         """The action space, e.g. `Discrete(4)`."""
+        if self.scores == "bernoulli":
+            return f"MultiBinary({len(self.counts)})"
         if not self.single:
             return f"MultiDiscrete({list(self.counts)})"
         return f"Discrete({self.counts[0]}{f', start={self.starts[0]}' if self.starts[0] else ''})"
 
     def values_per_action(self, width: int) -> int:
         """Return how many outputs of `width` belong to an action; raise ValueError if that is no whole."""
-        number, rest = divmod(width, sum(self.counts))
-        if rest or number == 0 or (self.scores in ("values", "dueling") and number > 1):
-            raise ValueError(f"{width} outputs for {sum(self.counts)} actions")
+        actions = len(self.counts) if self.scores == "bernoulli" else sum(self.counts)
+        number, rest = divmod(width, actions)
+        if rest or number == 0 or (self.scores in ("values", "dueling", "bernoulli") and number > 1):
+            raise ValueError(f"{width} outputs for {actions} actions")
         return number
 
     def document(self) -> dict[str, Any]:
@@ -344,6 +347,28 @@ class Choices(NamedTuple):
         held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
         return Choices(**held)
 
+
+class ActionDistribution(NamedTuple):
+    """How training draws actions from a policy's outputs: a fact of a library's table.
+
+    "categorical" outputs are logits of discrete actions. A "gaussian" policy outputs a mean, to which noise
+    times a standard deviation is added: in front of the action map ("mean"), behind it ("action"), or behind
+    its tanh, where the sum is clipped to [-1, 1] and mapped to the bounds ("unit"). The stored logarithm of
+    the deviation is within `limits`: clipped ("clip"), or the range of a tanh or sigmoid. The noise of
+    "gsde" depends on the state, through a matrix that is kept for many steps
+    (https://arxiv.org/abs/2005.05719); it is not drawn. `assumed` is a sentence on what no file contains.
+    """
+
+    kind: Literal["categorical", "gaussian", "gsde"]
+    limits: tuple[float, float] | None = None
+    limited: Literal["clip", "tanh", "sigmoid"] = "clip"
+    place: Literal["mean", "action", "unit"] = "mean"
+    assumed: str = ""
+
+
+CATEGORICAL, GAUSSIAN = ActionDistribution("categorical"), ActionDistribution("gaussian")
+LIMITED_GAUSSIAN = GAUSSIAN._replace(limits=(-20.0, 2.0))
+"""Gaussian policies of SAC in most libraries, after its authors' code."""
 
 StatedFact = Literal["activations", "head", "epsilon", "obs_norm"]
 # Facts whose names differ from those in a sidecar.
@@ -453,6 +478,11 @@ def make_choices(counts: Sequence[int], starts: Sequence[int], *, single: bool) 
     return Choices(tuple(counts), tuple(starts) or (0,) * len(counts), single=single)
 
 
+def make_binary_choices(count: int) -> Choices:
+    """Return the choices of a MultiBinary space of `count` values, each of one logit."""
+    return Choices((2,) * count, (0,) * count, "bernoulli", single=False)
+
+
 def known_choices(known: Sidecar) -> Choices | None:
     """Return the known discrete actions, None for continuous ones."""
     return None if known.choices is None else Choices.read(known.choices)
@@ -471,7 +501,9 @@ class AgentMetadata(NamedTuple):
     per action; `choices` are discrete actions, whose `head` is "argmax"; `observation_space` is as in a
     sidecar; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names and
     arguments of its wrappers in training, the innermost first. `stacked` is the number of
-    normalised observations that the policy receives at once. `origins` maps every fact read from a file to
+    normalised observations that the policy receives at once; `distribution` is that of its actions in
+    training, None if it is not known or there is none; `one_hot` has the discrete observations of the inputs
+    that are one-hot rows of them. `origins` maps every fact read from a file to
     its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
     (`sidecar.unknown_fact`) for each fact that no file contains. `stated` are facts that a file states in
     a form that is not understood, by their names in a sidecar ("activations"): their defaults do not hold.
@@ -490,6 +522,8 @@ class AgentMetadata(NamedTuple):
     env_arguments: Mapping[str, Any] = MappingProxyType({})
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     stacked: int = 1
+    distribution: ActionDistribution | None = None
+    one_hot: Mapping[str, Choices] = MappingProxyType({})
     origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
     stated: Mapping[str, NotUnderstood] = MappingProxyType({})

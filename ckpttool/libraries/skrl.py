@@ -61,7 +61,17 @@ TABLE = LayoutTable(
         "optimizer": schema.JOINT,
     },
     counters={},
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["skrl"]),
+    # skrl/models/torch/gaussian.py: the noise is added to what the model's own compute returns.
+    facts=AgentMetadata(
+        head="tanh",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["skrl"],
+        distribution=schema.LIMITED_GAUSSIAN._replace(
+            place="action",
+            assumed="the logarithm of the standard deviation is limited to -20 to 2: default of library skrl",
+        ),
+    ),
     optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={"policy/log_std_parameter": "actor/log_std"},
@@ -99,7 +109,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         tree = _drop_other_role(tree)
     binding = bind(tree, table)
     if binding is not None and (q_network or _is_categorical(binding)):
-        binding = binding.choosing(tree)
+        # Whether a categorical model outputs logits or probabilities (unnormalized_log_prob) is not saved.
+        binding = replace(binding, facts=binding.facts._replace(distribution=None)).choosing(tree)
     if binding is None or seen is None:
         return binding
     return replace(binding, facts=binding.facts.read(seen, norm=_read_normalizer(binding, tree)))

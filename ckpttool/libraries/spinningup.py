@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, key
-from ckpttool.libraries import optimizers_read
+from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -38,7 +38,8 @@ TABLE = LayoutTable(
     components={"pi": "actor", "q": "critic/q1", "q1": "critic/q1", "q2": "critic/q2", "v": "value"},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
+    # {pytorch,tf1}/sac/core.py: LOG_STD_MIN, LOG_STD_MAX.
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, distribution=schema.LIMITED_GAUSSIAN),
     optimizer=optimizers_read.from_torch,
     branches={"log_std_layer": "log_std"},
     tensors={"pi/log_std": "actor/log_std"},
@@ -63,6 +64,8 @@ _LARGEST = 1e30  # larger than any action bound
 _DISCRETE = "pi.logits_net"
 _HIDDEN = {"pi.pi": "tanh", "pi.net": "tanh", "pi.mu_net": "identity", _DISCRETE: "identity"}
 _CRITICS = ("q.q", "q1.q", "v.v_net")
+# The policies of ppo/core.py: MLPGaussianActor, MLPCategoricalActor.
+_DISTRIBUTIONS = {"pi.mu_net": schema.GAUSSIAN, _DISCRETE: schema.CATEGORICAL}
 # Default hidden activation of MLPActorCritic, by action map.
 _DEFAULTS = {"tanh": "relu", "identity": "tanh"}
 # tensorflow/python/training/slot_creator.py: names of moments, for files that do not record roles.
@@ -93,7 +96,9 @@ def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     head = _HIDDEN[hidden]
-    binding = replace(binding, facts=binding.facts._replace(head=head, hidden=_DEFAULTS[head]))
+    drawn = _DISTRIBUTIONS.get(hidden, binding.facts.distribution)
+    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], distribution=drawn)
+    binding = replace(binding, facts=facts)
     if hidden == _DISCRETE:
         return binding.choosing(tree)
     return replace(binding, facts=binding.facts.lacking(NO_BOUNDS))
@@ -106,7 +111,8 @@ def _has_tensors_below(names: tuple[str, ...], module: str, layer: str) -> bool:
 def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) -> RecognizedAgent:
     """Return the binding with the facts from the module's attributes and classes."""
     names = [module.activation(each) for each in module.children(hidden) if _is_function(module, each)]
-    facts = binding.facts._replace(head=_HIDDEN[hidden])
+    drawn = _DISTRIBUTIONS.get(hidden, binding.facts.distribution)
+    facts = binding.facts._replace(head=_HIDDEN[hidden], distribution=drawn)
     if hidden != "pi.net":
         last = names.pop() if names else None
         if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:

@@ -70,8 +70,13 @@ TABLE = LayoutTable(
         "_optimizers/2": "critic_optimizer/q2",
     },
     counters={},
+    # utils/net/continuous.py: SIGMA_MIN, SIGMA_MAX.
     facts=AgentMetadata(
-        head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou"]
+        head="tanh_clip_affine",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["tianshou"],
+        distribution=schema.LIMITED_GAUSSIAN,
     ),
     optimizer=optimizers_read.from_torch,
     rooted=True,
@@ -82,7 +87,13 @@ TABLE = LayoutTable(
 )
 _SAC = replace(
     TABLE,
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou sac"]),
+    facts=AgentMetadata(
+        head="affine",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["tianshou sac"],
+        distribution=schema.LIMITED_GAUSSIAN,
+    ),
 )
 # PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` has observation and action as inputs: the critic is a state
 # value, the mean is clipped to [-1, 1].
@@ -91,7 +102,13 @@ _ON_POLICY = replace(
     components={"policy/actor": "actor", "actor": "actor", "critic": "value", "disc_net": "discriminator"},
     optimizers={"_optimizers/0": schema.JOINT},
     facts=AgentMetadata(
-        head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou ppo"]
+        head="clip_affine",
+        hidden="tanh",
+        epsilon=1e-5,
+        lacks=schema.LEFT_OPEN["tianshou ppo"],
+        distribution=schema.GAUSSIAN._replace(
+            assumed="sigma is the standard deviation of a normal distribution: dist_fn, which examples pass"
+        ),
     ),
     branches={},
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from ckpttool.networks.model_child import CallLog, probe_module
     from ckpttool.networks.network import (
+        NOISE,
         Activation,
         ActivationName,
         Add,
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
         Backend,
         Clip,
         Concat,
+        ConstantRow,
         Convolution,
         Dense,
+        Exp,
         Flatten,
         InputAdapter,
         Layer,
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from ckpttool.networks.worker import ModelSpec, Worker
 
 __all__ = [
+    "NOISE",
     "Activation",
     "ActivationName",
     "AdamState",
@@ -88,8 +92,10 @@ __all__ = [
     "CallLog",
     "Clip",
     "Concat",
+    "ConstantRow",
     "Convolution",
     "Dense",
+    "Exp",
     "Flatten",
     "Float32Precision",
     "InputAdapter",
@@ -148,6 +154,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "NOISE": "network",
     "Activation": "network",
     "ActivationName": "network",
     "AdamState": "policy_training",
@@ -159,8 +166,10 @@ _HOMES = {
     "CallLog": "model_child",
     "Clip": "network",
     "Concat": "network",
+    "ConstantRow": "network",
     "Convolution": "network",
     "Dense": "network",
+    "Exp": "network",
     "Flatten": "network",
     "Float32Precision": "torch_backend",
     "InputAdapter": "network",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -14,8 +14,16 @@ from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import AgentNetwork, Choices, EncoderInput, PolicyEncoder, Program
+from ckpttool.libraries.schema import (
+    ActionDistribution,
+    AgentNetwork,
+    Choices,
+    EncoderInput,
+    PolicyEncoder,
+    Program,
+)
 from ckpttool.networks.network import (
+    NOISE,
     Activation,
     ActivationName,
     Add,
@@ -24,8 +32,10 @@ from ckpttool.networks.network import (
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     Layer,
     LayerNorm,
@@ -220,10 +230,18 @@ def fits_observations(front: PolicyEncoder, seen: Shapes) -> bool:
 
 
 def start_network(
-    agent: Tree, component: str, front: PolicyEncoder, seen: Shapes | None = None
+    agent: Tree,
+    component: str,
+    front: PolicyEncoder,
+    seen: Shapes | None = None,
+    more: Iterable[tuple[str, int]] = (),
 ) -> NetworkBuilder:
-    """Return a network of an encoder's inputs and states; `seen` are matching environment shapes."""
+    """Return a network of an encoder's inputs and states; `seen` are matching environment shapes.
+
+    `more` are the names and widths of further inputs.
+    """
     inputs = [(s.name, _input_shape(s.shape if seen is None else seen[s.name])) for s in front.streams]
+    inputs += more
     places = [(*schema.recurrent_layer_path(component, n), schema.RECURRENT) for n in range(len(front.cells))]
     units = [cast(Leaf, agent[place]).shape[0] for place in places]
     slots = [_state_names(n)[: _STATES[kind]] for n, kind in enumerate(front.cells)]
@@ -306,7 +324,8 @@ def _add_image_layers(builder: NetworkBuilder, agent: Tree, component: str, stre
     builder.add(Transpose((2, 0, 1)))
     builder.add(Flatten())
     for place in places[len(stream.strides) :]:
-        builder.add(Dense(*(_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))))
+        kernel, bias = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))
+        builder.add(Dense(kernel, bias))
         builder.add(Activation("relu"))
 
 
@@ -338,8 +357,10 @@ class NetworkSettings:
     """Settings for building a network where the checkpoint does not specify them.
 
     `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
-    define the action (see HEADS), or the `choices` among discrete actions, which are made if `chosen`;
-    `obs_norm` contains mean, var, epsilon, clip of the observations.
+    define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
+    epsilon, clip of the observations. The `output` is an action, the scores that a discrete one is chosen by,
+    an action drawn from the `distribution` with the input NOISE, or the action of its mean, its mean and its
+    standard deviation [batch, 3 * actions].
     """
 
     hidden: tuple[str, ...]
@@ -349,12 +370,13 @@ class NetworkSettings:
     action_high: tuple[float, ...]
     obs_norm: Mapping[str, Any] | None = None
     choices: Choices | None = None
-    chosen: bool = True
+    output: Literal["action", "scores", "sample", "distribution"] = "action"
+    distribution: ActionDistribution | None = None
 
     @property
     def scores(self) -> NetworkSettings:
         """The settings of the network that ends with the scores of discrete actions: Q-values or logits."""
-        return replace(self, chosen=False)
+        return replace(self, output="scores")
 
 
 def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
@@ -436,52 +458,157 @@ def policy_network(
     `front` is the encoder before its layers; `seen` are the environment's observation shapes where they
     differ from the policy's: images with channels last, rows as grids.
     """
-    obs_dim, act_dim = layer_widths(agent, part)
-    if wiring.choices is None and (len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim):
-        raise EnvironmentMismatchError(
-            "the policy and the action bounds have different sizes",
-            expected=format_count(act_dim, "action"),
-            found=format_count(len(wiring.action_high), "bound"),
-        )
-    if wiring.choices is None and wiring.head not in HEADS:
-        raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
+    _, act_dim = layer_widths(agent, part)
+    if wiring.choices is None:
+        _require_action_map(wiring, act_dim)
     _require_rows(front, wiring)
-    if part.program is not None:
-        builder = _start_from_program(part.program, wiring, seen)
-    elif front is not None:
-        builder = start_network(agent, part.component, front, seen)
-        add_encoder(
-            builder,
-            agent,
-            part.component,
-            front,
-            lambda each: _add_normalization(builder, wiring, each.size, each),
-        )
-    else:
-        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"])])
-        if seen is not None and len(seen["obs"]) > 1:
-            builder.add(Flatten())
-        _add_normalization(builder, wiring, obs_dim)
+    builder = _start_policy(agent, part, wiring, front, seen)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
-    seen_value = builder.last
+    values = [builder.last]
     if part.program is None:
-        _add_layers(builder, agent, part, wiring, None, norms)
+        values = _add_layers(builder, agent, part, wiring, None, norms)
     if wiring.choices is not None and wiring.choices.scores.startswith("dueling"):
-        _add_state_value(builder, agent, part, wiring, seen_value)
+        _add_state_value(builder, agent, part, wiring, values)
+    if wiring.distribution is not None:
+        _add_distribution(builder, agent, part, wiring, wiring.distribution)
+        return builder.done()
     for layer in _final_layers(wiring, act_dim):
         builder.add(layer)
     return builder.done()
 
 
-def _add_state_value(
-    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, start: int
+def _require_action_map(wiring: NetworkSettings, width: int) -> None:
+    """Raise EnvironmentMismatchError for bounds of another number of actions, UsageError for unknown maps."""
+    sizes = {len(wiring.action_low), len(wiring.action_high)}
+    if sizes != {width} and (sizes != {0} or wiring.head not in UNBOUNDED):
+        raise EnvironmentMismatchError(
+            "the policy and the action bounds have different sizes",
+            expected=format_count(width, "action"),
+            found=format_count(len(wiring.action_high), "bound"),
+        )
+    if wiring.head not in HEADS:
+        raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
+
+
+def _start_policy(
+    agent: Tree,
+    part: AgentNetwork,
+    wiring: NetworkSettings,
+    front: PolicyEncoder | None,
+    seen: Shapes | None,
+) -> NetworkBuilder:
+    """Return a builder whose last value is what a policy's layers receive, or a program's output."""
+    obs_dim, act_dim = layer_widths(agent, part)
+    more = [(NOISE, act_dim)] if wiring.output == "sample" else []
+    if part.program is not None:
+        if wiring.distribution is not None:
+            raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
+        return _start_from_program(part.program, wiring, seen)
+    if front is None:
+        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"]), *more])
+        if seen is not None and len(seen["obs"]) > 1:
+            builder.add(Flatten())
+        _add_normalization(builder, wiring, obs_dim)
+        return builder
+    builder = start_network(agent, part.component, front, seen, more)
+    add_encoder(
+        builder,
+        agent,
+        part.component,
+        front,
+        lambda each: _add_normalization(builder, wiring, each.size, each),
+    )
+    return builder
+
+
+def _add_distribution(
+    builder: NetworkBuilder,
+    agent: Tree,
+    part: AgentNetwork,
+    wiring: NetworkSettings,
+    drawn: ActionDistribution,
 ) -> None:
-    """Turn advantages into values: plus the state's value, computed from value `start`, minus their mean."""
+    """Turn a Gaussian policy's outputs into a drawn action, or into the mean and the standard deviation."""
+    output = builder.last
+    deviation = _add_deviation(builder, agent, part, drawn)
+    low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
+    head = HEADS[wiring.head](low, high)
+    if drawn.place == "unit" and wiring.head != "affine":
+        raise UnsupportedError("actions are drawn within [-1, 1], but the action map is another one")
+    maps: dict[str, tuple[list[Layer], list[Layer]]] = {
+        "mean": ([], head),
+        "action": (head, []),
+        "unit": ([Activation("tanh")], HEADS["clip_affine"](low, high)),
+    }
+    before, after = maps[drawn.place]
+    builder.last = output
+    for layer in before:
+        builder.add(layer)
+    mean = builder.last
+    builder.last = mean
+    if wiring.output == "sample":
+        builder.add(Add(), mean, builder.add(Multiply(), deviation, builder.number(NOISE)))
+    for layer in after:
+        builder.add(layer)
+    if wiring.output == "distribution":
+        builder.add(Concat(), builder.last, mean, deviation)
+
+
+def deviation_path(agent: Tree, part: AgentNetwork) -> Path | None:
+    """Return the canonical path of a policy's standard deviation: of its head's kernel, or of a vector."""
+    head = schema.canonical_weight_path(part, "log_std", "kernel")
+    return next((path for path in (head, head[:-1], (*part.prefix, attr("std"))) if path in agent), None)
+
+
+def _add_deviation(
+    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, drawn: ActionDistribution
+) -> int:
+    """Add the standard deviation [batch, actions] of the policy whose last layer is the last value."""
+    path, width = deviation_path(agent, part), layer_widths(agent, part)[1]
+    if path is None:
+        raise UnsupportedError("the policy is deterministic: no file contains a standard deviation")
+    array = _read_array(agent, path)
+    if path[-1] == schema.KERNEL:
+        bias = (*path[:-1], schema.BIAS)
+        last = next(node for node in reversed(builder.nodes) if isinstance(node.layer, Dense))
+        layer = Dense(array, _read_array(agent, bias) if bias in agent else None)
+        builder.add(layer, *last.inputs)
+    elif array.size == width:
+        builder.add(ConstantRow(array.reshape(-1)), builder.last)
+    else:
+        raise MappingError(
+            "the standard deviations do not match the actions",
+            expected=str(width),
+            found=str(list(array.shape)),
+        )
+    stored = path[-1] == attr("std")
+    if drawn.limits is not None:
+        limits = np.exp(drawn.limits) if stored else np.asarray(drawn.limits)
+        low, high = (np.full(width, limit, np.float32) for limit in limits)
+        ranges: dict[str, list[Layer]] = {
+            "clip": [Clip(low, high)],
+            "tanh": [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)],
+            "sigmoid": [Activation("sigmoid"), Affine(high - low, low)],
+        }
+        for each in ranges[drawn.limited]:
+            builder.add(each)
+    return builder.last if stored else builder.add(Exp())
+
+
+def _add_state_value(
+    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, values: Sequence[int]
+) -> None:
+    """Turn advantages into values: plus the state's value, minus their mean.
+
+    `values` are those before and after each of the network's layers: first layers that both streams share are
+    computed once.
+    """
     if part.state_value is None:
         raise MappingError(f"{part.title} is a dueling network without a state value")
     advantages, width = builder.last, layer_widths(agent, part)[1]
-    builder.last = start
-    _add_layers(builder, agent, part.state_value, wiring, None)
+    shared = _count_shared_layers(agent, part, part.state_value)
+    builder.last = values[shared]
+    _add_layers(builder, agent, part.state_value, wiring, None, first=shared)
     builder.add(Concat(), advantages, builder.last)
     # One value per action, or one for each of its atoms, whose means over the actions are separate.
     number = layer_widths(agent, part.state_value)[1]
@@ -490,7 +617,21 @@ def _add_state_value(
         raise MappingError(f"{part.title} has {width} advantages for a state value of {number}")
     centred = np.kron(np.eye(actions) - 1 / actions, np.eye(number))
     value = np.kron(np.ones((1, actions)), np.eye(number))
-    builder.add(Dense(np.concatenate([centred, value]).astype(np.float32)))
+    builder.add(Dense(np.concatenate([centred, value]).astype(np.float32), constant=True))
+
+
+def _count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) -> int:
+    """Return how many of the first layers of two networks on one input are equal, with their activations."""
+    pairs = zip(part.layers, other.layers, part.activation_numbers, other.activation_numbers, strict=False)
+    for position, (layer, twin, activation, its_activation) in enumerate(pairs):
+        tensors, its_tensors = (_read_tensors(agent, each, position) for each in (part, other))
+        if (
+            (layer.kind, activation) != (twin.kind, its_activation)
+            or tensors.keys() != its_tensors.keys()
+            or not all(np.array_equal(tensors[name], its_tensors[name]) for name in tensors)
+        ):
+            return position
+    return min(len(part.layers), len(other.layers))
 
 
 def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
@@ -504,7 +645,7 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
     except ValueError:
         raise EnvironmentMismatchError(
             "the network's outputs do not match its discrete actions",
-            expected=f"{sum(choices.counts)} or a multiple",
+            expected=f"outputs for {choices.title}",
             found=str(width),
         ) from None
     if choices.scores.endswith("atoms") and number != len(choices.support):
@@ -517,9 +658,11 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
         "quantiles": QuantileMean(number),
         "quantiles_last": QuantileMean(number, last=True),
         **dict.fromkeys(("atoms", "dueling_atoms"), AtomMean(np.asarray(choices.support, np.float32))),
+        # The logit of 0 is 0, so that 1 is chosen above it.
+        "bernoulli": Dense(np.kron(np.eye(width), [[0, 1]]).astype(np.float32), constant=True),
     }
     before = [scored[choices.scores]] if choices.scores in scored else []
-    return [*before, *([ArgMax(choices.counts, choices.starts)] if wiring.chosen else [])]
+    return [*before, *([] if wiring.output == "scores" else [ArgMax(choices.counts, choices.starts)])]
 
 
 def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:
@@ -633,11 +776,16 @@ def _add_layers(
     wiring: NetworkSettings,
     act_dim: int | None,
     norms: Mapping[int, tuple[Affine, ...]] | None = None,
-) -> None:
-    """Add a network's layers; `norms` go before the dense layers with their numbers."""
+    first: int = 0,
+) -> list[int]:
+    """Add a network's layers from position `first` on; return the values before and after each.
+
+    `norms` go before the dense layers with their numbers.
+    """
+    values = [builder.last]
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
     width: int | None = None
-    for position, layer in enumerate(part.layers):
+    for position, layer in tuple(enumerate(part.layers))[first:]:
         tensors = _read_tensors(agent, part, position)
         if layer.kind == "dense":
             kernel = tensors["kernel"]
@@ -652,6 +800,8 @@ def _add_layers(
         number = part.activation_numbers[position]
         if number is not None:
             builder.add(_make_activation(wiring.hidden, number))
+        values.append(builder.last)
+    return values
 
 
 def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:

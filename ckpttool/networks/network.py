@@ -21,10 +21,23 @@ ActivationName = Literal["relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """`x @ kernel + bias`; kernel [in, out], bias [out] or None."""
+    """`x @ kernel + bias`; kernel [in, out], bias [out] or None; `constant` for a kernel without weights."""
 
     kernel: np.ndarray
     bias: np.ndarray | None = None
+    constant: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantRow:
+    """The same trained row [n] for every row of the input, whose values are not used."""
+
+    row: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Exp:
+    """The exponential of every element."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +157,8 @@ class ArgMax:
 
 Layer = (
     Dense
+    | ConstantRow
+    | Exp
     | LayerNorm
     | Activation
     | Concat
@@ -228,6 +243,9 @@ def _map_arrays(layer: Layer, change: Callable[[str, np.ndarray], np.ndarray]) -
     arrays: dict[str, Any] = {n: change(n, a) for n, a in held.items() if isinstance(a, np.ndarray)}
     return replace(layer, **arrays) if arrays else layer
 
+
+NOISE = "/noise"
+"""Name of the input of standard normal numbers, in a network that draws its actions."""
 
 # Result of a backend: one function from observations to actions, on the backend's device.
 
@@ -341,6 +359,8 @@ def _format_shapes(given: Sequence[Shape]) -> str:
 
 RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
     Dense: _dense_shape,
+    ConstantRow: lambda layer, given: (*given[0][:-1], layer.row.size),
+    Exp: lambda _layer, given: given[0],
     LayerNorm: lambda layer, given: _vector_shape(layer.scale.size, given),
     Activation: lambda _layer, given: given[0],
     Concat: _concat_shape,
@@ -367,6 +387,8 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
 STACKABLE: frozenset[type[Layer]] = frozenset(
     {
         Dense,
+        ConstantRow,
+        Exp,
         LayerNorm,
         Activation,
         Concat,
@@ -552,8 +574,8 @@ class InputAdapter:
 
     @property
     def is_joint(self) -> bool:
-        """Return whether a policy has a memory, or more than one input."""
-        return bool(self._states) or len(self._names) > 1
+        """Return whether a policy has a memory, or observations of more than one input."""
+        return bool(self._states) or len([name for name in self._names if name != NOISE]) > 1
 
     def joined(self, output: np.ndarray) -> np.ndarray:
         """Return a stacked network's output, with rows in the order of the observations."""
@@ -654,6 +676,8 @@ LAYERS: dict[str, type[Layer]] = {
     kind.__name__: kind
     for kind in (
         Dense,
+        ConstantRow,
+        Exp,
         LayerNorm,
         Activation,
         Concat,

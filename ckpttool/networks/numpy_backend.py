@@ -22,8 +22,10 @@ from ckpttool.networks.network import (
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     InputAdapter,
     Layer,
@@ -259,6 +261,11 @@ def _convolution(layer: Convolution) -> Function:
     return convolution
 
 
+def _constant_row(layer: ConstantRow) -> Function:
+    row = copy_native(layer.row)
+    return lambda x: np.broadcast_to(row, (*x.shape[:-1], row.shape[-1]))
+
+
 def _transpose(layer: Transpose) -> Function:
     axes = (0, *(axis + 1 for axis in layer.axes))
     return lambda x: x.transpose(axes)
@@ -346,6 +353,8 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
 
 LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
     Dense: _dense,
+    ConstantRow: _constant_row,
+    Exp: lambda _: np.exp,
     LayerNorm: _layer_norm,
     Activation: _activation,
     Concat: lambda _: lambda *xs: np.concatenate(xs, axis=-1),

@@ -26,8 +26,10 @@ from ckpttool.networks.network import (
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     Layer,
     LayerNorm,
@@ -206,6 +208,14 @@ def _clip(graph: _OnnxGraphBuilder, layer: Clip, x: str) -> str:
     return graph.apply("Min", above, graph.constant("high", layer.high))
 
 
+def _constant_row(graph: _OnnxGraphBuilder, layer: ConstantRow, x: str) -> str:
+    rows = graph.apply(
+        "Slice", graph.apply("Shape", x), graph.integers("first", 0), graph.integers("last", -1)
+    )
+    shape = graph.apply("Concat", rows, graph.integers("width", layer.row.shape[-1]), axis=0)
+    return graph.apply("Expand", graph.constant("row", layer.row), shape)
+
+
 def _require_float32(graph: _OnnxGraphBuilder, what: str, operator: str) -> None:
     if graph.dtype != "float32":
         raise UnsupportedError(
@@ -324,6 +334,8 @@ def _arg_max(graph: _OnnxGraphBuilder, layer: ArgMax, x: str) -> str:
 
 LAYERS: dict[type[Layer], Lowering] = {
     Dense: _dense,
+    ConstantRow: _constant_row,
+    Exp: lambda graph, _layer, x: graph.apply("Exp", x),
     LayerNorm: _layer_norm,
     Activation: _activation,
     Concat: lambda graph, _layer, *xs: graph.apply("Concat", *xs, axis=-1),

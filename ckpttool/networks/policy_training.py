@@ -11,12 +11,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from ckpttool.networks import network as serial
-from ckpttool.networks.network import Dense, LayerNorm, Network
+from ckpttool.networks.network import ConstantRow, Convolution, Dense, Layer, LayerNorm, Network
 
 # TD3: an actor, its critics, their targets and their optimizers, as arrays.
 
 # Trained arrays of a layer, in the order of both frameworks.
-TRAINED: Mapping[type, tuple[str, ...]] = {Dense: ("kernel", "bias"), LayerNorm: ("scale", "offset")}
+TRAINED: Mapping[type, tuple[str, ...]] = {
+    Dense: ("kernel", "bias"),
+    Convolution: ("kernel", "bias"),
+    LayerNorm: ("scale", "offset"),
+    ConstantRow: ("row",),
+}
 Dtype = Literal["float32", "float64"]
 Arrays = tuple[np.ndarray, ...]
 
@@ -109,11 +114,20 @@ class TransitionBatch(NamedTuple):
 def trained_arrays(network: Network) -> list[np.ndarray]:
     """Return a network's trained arrays: node by node, within a node in the order of TRAINED."""
     return [
-        array
-        for node in network.nodes
-        for name in TRAINED.get(type(node.layer), ())
-        if (array := getattr(node.layer, name)) is not None
+        array for node in network.nodes for array, trained in layer_arrays(node.layer).values() if trained
     ]
+
+
+def layer_arrays(layer: Layer) -> dict[str, tuple[np.ndarray, bool]]:
+    """Return a layer's arrays by field, in the order in which backends take them; true for trained ones."""
+    names = () if isinstance(layer, Dense) and layer.constant else TRAINED.get(type(layer), ())
+    every = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    return {name: (value, name in names) for name, value in every.items() if isinstance(value, np.ndarray)}
+
+
+def without_values(network: Network) -> Network:
+    """Return the network with empty arrays of the same shapes, for modules that hold the numbers."""
+    return network.with_arrays(lambda _, array: np.broadcast_to(np.zeros((), array.dtype), array.shape))
 
 
 # TD3's update (Fujimoto et al., 2018), and DDPG's, which is the same with one critic and no noise.

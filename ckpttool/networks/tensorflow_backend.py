@@ -23,8 +23,10 @@ from ckpttool.networks.network import (
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     InputAdapter,
     Layer,
@@ -109,6 +111,15 @@ def learn_policy(learner: PolicyLearner) -> GradientEngine:
         from ckpttool.networks.tensorflow_training import TensorFlowGradientEngine
 
         return TensorFlowGradientEngine(learner)
+
+
+def module(network: Network, *, drawn: bool = False) -> Any:
+    """Return a network as a keras.Model that can be trained; see tensorflow_training.NetworkModel."""
+    with quiet_start():
+        from ckpttool.networks.tensorflow_training import NetworkModel, require_keras
+
+        require_keras("modules")
+        return NetworkModel(network, drawn=drawn)
 
 
 class TensorFlowPolicy:
@@ -262,6 +273,20 @@ def _clip(layer: Clip, put: Put) -> Function:
     return lambda x: tf.minimum(tf.maximum(x, low), high)
 
 
+def _constant_row(layer: ConstantRow, put: Put) -> Function:
+    import tensorflow as tf
+
+    row = put(layer.row)
+    return lambda x: tf.broadcast_to(row, tf.concat([tf.shape(x)[:-1], row.shape[-1:]], 0))
+
+
+def _exp(_layer: Exp, _put: Put) -> Function:
+    import tensorflow as tf
+
+    function: Function = tf.exp
+    return function
+
+
 def _concat(_layer: Concat, _put: Put) -> Function:
     import tensorflow as tf
 
@@ -376,6 +401,8 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
 
 LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Dense: _dense,
+    ConstantRow: _constant_row,
+    Exp: _exp,
     LayerNorm: _layer_norm,
     Activation: _activation,
     Concat: _concat,

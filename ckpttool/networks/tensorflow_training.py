@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.networks.network import Layer, Network, assemble, look_up
+from ckpttool.networks.network import Layer, Network, assemble, dtype_of, look_up
 from ckpttool.networks.policy_training import (
     TRAINED,
     AdamState,
@@ -20,19 +21,96 @@ from ckpttool.networks.policy_training import (
     OptimizerSetup,
     PolicyLearner,
     clip_factor,
+    layer_arrays,
+    without_values,
 )
 from ckpttool.networks.tensorflow_backend import LAYERS, Function, Tensor
+
+
+def require_keras(what: str) -> None:
+    """Raise UnsupportedError without Keras 3 with the TensorFlow backend."""
+    if not keras.__version__.startswith("3.") or keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(
+            f"{what} in TensorFlow require Keras 3 with the TensorFlow backend",
+            found=f"Keras {keras.__version__}",
+        )
+
+
+class NetworkModel(keras.Model):  # type: ignore[misc]  # Keras is not annotated
+    """A network as a Keras model; its maps and statistics are variables that are not trained.
+
+    A call takes the network's inputs in order (see `network_inputs`), or one mapping by name, and returns the
+    output; of a policy with memory a tuple with the next states. Variable `layer_N_kernel` [in, out] is that
+    of node N. With `drawn` the network's output is that of NetworkSettings "distribution", which
+    `distribution` returns.
+    """
+
+    def __init__(self, network: Network, *, drawn: bool = False) -> None:
+        super().__init__(dtype=dtype_of(network))
+        self.network_inputs = tuple(name for name, _ in network.inputs)
+        self._drawn = drawn
+        self._results = (network.output, *(slot.value for slot in network.states))
+        self._steps: list[tuple[Layer, tuple[int, ...], list[Tensor]]] = []
+        for number, (node, empty) in enumerate(
+            zip(network.nodes, without_values(network).nodes, strict=True)
+        ):
+            variables = self._add_variables(f"layer_{number}", node.layer)
+            self._steps.append((empty.layer, node.inputs, variables))
+
+    def call(self, *inputs: Any) -> Any:
+        """Return the output [batch, n], and the next states if there are any."""
+        output, *states = self._run(inputs)
+        output = tf.split(output, 3, -1)[0] if self._drawn else output
+        return (output, *states) if states else output
+
+    def distribution(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return a Gaussian policy's mean, to which the noise is added, and its standard deviation."""
+        if not self._drawn:
+            raise UnsupportedError("the network is not a policy with a standard deviation")
+        _, mean, deviation = tf.split(self._run(inputs)[0], 3, -1)
+        return mean, deviation
+
+    def _run(self, inputs: Sequence[Any]) -> list[Tensor]:
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            inputs = [inputs[0][name] for name in self.network_inputs]
+        values = [tf.cast(each, self.compute_dtype) for each in inputs]
+        for layer, sources, variables in self._steps:
+            run = LAYERS[type(layer)](layer, _take_each(variables))
+            values.append(run(*[values[number] for number in sources]))
+        return [values[number] for number in self._results]
+
+    def _add_variables(self, prefix: str, layer: Layer) -> list[Tensor]:
+        """Add the variables of a layer, in the order in which its row in the table takes them."""
+        arrays = layer_arrays(layer)
+        left = iter(arrays.items())
+        variables: list[Tensor] = []
+
+        def add(array: np.ndarray) -> Tensor:
+            name, (_, trained) = next(left)
+            variable = self.add_weight(
+                shape=array.shape,
+                initializer=lambda *_args, **_kwargs: tf.constant(np.ascontiguousarray(array)),
+                trainable=trained,
+                name=f"{prefix}_{name}",
+            )
+            variables.append(variable)
+            return variable
+
+        look_up(LAYERS, type(layer), "tensorflow backend")(layer, add)
+        return variables
+
+
+def _take_each(variables: Sequence[Tensor]) -> Callable[[np.ndarray], Tensor]:
+    """Return a function that gives the variables in turn, in place of a layer's arrays."""
+    left = iter(variables)
+    return lambda _: next(left)
 
 
 class TensorFlowEngine:
     """A learner as Keras variables on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
-        if not keras.__version__.startswith("3.") or keras.backend.backend() != "tensorflow":
-            raise UnsupportedError(
-                "training steps in TensorFlow require Keras 3 with the TensorFlow backend",
-                found=f"Keras {keras.__version__}",
-            )
+        require_keras("training steps")
         with tf.device("cpu:0"):
             self._nets = {title: _KerasNetwork(network) for title, network in learner.networks.items()}
             self._actor_adam = _KerasAdam(learner.actor_adam, self._nets["actor"].variables)

@@ -24,8 +24,10 @@ from ckpttool.networks.network import (
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     InputAdapter,
     Layer,
@@ -230,6 +232,13 @@ def learn_policy(learner: PolicyLearner) -> GradientEngine:
     return TorchGradientEngine(learner)
 
 
+def module(network: Network, *, drawn: bool = False) -> Any:
+    """Return a network as a torch.nn.Module that can be trained; see torch_programs.NetworkModule."""
+    from ckpttool.networks.torch_programs import NetworkModule
+
+    return NetworkModule(network, drawn=drawn)
+
+
 class TorchPolicy:
     """A network as closures over tensors that live on one device."""
 
@@ -266,16 +275,19 @@ class TorchPolicy:
         action, *after = self._again(given, failure)
         return self.inputs.joined(action), tuple(after)
 
-    def act(self, obs: torch.Tensor) -> torch.Tensor:
+    def act(self, obs: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
         """Return the output [batch, n] for observations [batch, obs_dim], both on the policy's device.
 
-        For networks with one input and without state; the call does not wait for the device.
+        For networks with one input, and NOISE if they draw actions, without state; the call does not wait for
+        the device.
         """
         import torch
 
-        given = obs.to(getattr(torch, self.inputs.dtype.name))
+        given = [each.to(getattr(torch, self.inputs.dtype.name)) for each in (obs, *noise)]
         members = self.inputs.members
-        found = self._run([given if members == 1 else given.reshape(members, -1, given.shape[-1])])[0]
+        if members > 1:
+            given = [each.reshape(members, -1, each.shape[-1]) for each in given]
+        found = self._run(given)[0]
         return found if members == 1 else found.reshape(-1, found.shape[-1])
 
     def product_bits(self) -> int:
@@ -643,6 +655,17 @@ def _clip(layer: Clip, put: Put) -> Function:
     return lambda x: torch.minimum(torch.maximum(x, low), high)
 
 
+def _constant_row(layer: ConstantRow, put: Put) -> Function:
+    row = put(layer.row)
+    return lambda x: row.expand(*x.shape[:-1], row.shape[-1])
+
+
+def _exp(_layer: Exp, _put: Put) -> Function:
+    import torch
+
+    return torch.exp
+
+
 def _concat(_layer: Concat, _put: Put) -> Function:
     import torch
 
@@ -727,6 +750,8 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
 
 LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Dense: _dense,
+    ConstantRow: _constant_row,
+    Exp: _exp,
     LayerNorm: _layer_norm,
     Activation: _activation,
     Concat: _concat,

@@ -6,7 +6,7 @@ import gc
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -14,14 +14,15 @@ import numpy as np
 import torch
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.networks.network import Layer, Network, assemble, look_up
+from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
 from ckpttool.networks.policy_training import (
-    TRAINED,
     AdamState,
     Learner,
     OptimizerSetup,
     PolicyLearner,
     clip_factor,
+    layer_arrays,
+    without_values,
 )
 from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
 
@@ -346,9 +347,9 @@ class TorchEngine:
     """A learner as PyTorch parameters on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
-        self._nets = {title: _TorchNetwork(network) for title, network in learner.networks.items()}
-        self._actor_adam = _TorchAdam(learner.actor_adam, self._nets["actor"].parameters)
-        critics = chain.from_iterable(self._nets[title].parameters for title in learner.critics)
+        self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
+        self._actor_adam = _TorchAdam(learner.actor_adam, [*self._nets["actor"].parameters()])
+        critics = chain.from_iterable(self._nets[title].parameters() for title in learner.critics)
         self._critic_adam = _TorchAdam(learner.critic_adam, list(critics))
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
@@ -371,31 +372,92 @@ class TorchEngine:
     @torch.no_grad()
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""
-        for kept, value in zip(self._nets[slow].parameters, self._nets[fast].parameters, strict=True):
+        for kept, value in zip(self._nets[slow].parameters(), self._nets[fast].parameters(), strict=True):
             kept.lerp_(value, tau)
 
     def weights(self, title: str) -> list[np.ndarray]:
         """Return copies of a network's trained arrays, kernels [in, out]."""
-        return [_transpose_kernel(p.detach().numpy()).copy() for p in self._nets[title].parameters]
+        return [_transpose_kernel(p.detach().numpy()).copy() for p in self._nets[title].parameters()]
 
 
-class _TorchNetwork:
-    """A network whose trained arrays are parameters in `nn.Linear` orientation: weight [out, in]."""
+class NetworkModule(torch.nn.Module):
+    """A network as a module: trained arrays are parameters, those of maps and statistics are buffers.
 
-    def __init__(self, network: Network) -> None:
-        self.parameters: list[torch.Tensor] = []
-        self._run = assemble(network, self._lower)
+    `forward` takes the network's inputs in order (see `inputs`), or one mapping by name, and returns the
+    output; of a policy with memory a tuple with the next states. Module `layers.N` computes node N, with the
+    names and the orientation of torch.nn: weight [out, in]. With `drawn` the network's output is that of
+    NetworkSettings "distribution", which `distribution` returns.
+    """
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self._run(inputs)[0]
+    def __init__(self, network: Network, *, drawn: bool = False) -> None:
+        super().__init__()
+        pairs = zip(network.nodes, without_values(network).nodes, strict=True)
+        self.layers = torch.nn.ModuleList([_LayerModule(node.layer, empty.layer) for node, empty in pairs])
+        self.inputs = tuple(name for name, _ in network.inputs)
+        self._sources = [node.inputs for node in network.nodes]
+        self._results = [network.output, *(slot.value for slot in network.states)]
+        self._drawn = drawn
 
-    def _lower(self, layer: Layer) -> Callable[..., torch.Tensor]:
-        put = self._parameter if type(layer) in TRAINED else torch.tensor
-        return look_up(LAYERS, type(layer), "torch backend")(layer, put)
+    def forward(self, *inputs: Any) -> Any:
+        """Return the output [batch, n], and the next states if there are any."""
+        output, *states = self._run(inputs)
+        output = output.chunk(3, -1)[0] if self._drawn else output
+        return (output, *states) if states else output
 
-    def _parameter(self, array: np.ndarray) -> torch.Tensor:
-        self.parameters.append(torch.tensor(array, requires_grad=True))
-        return self.parameters[-1]
+    def distribution(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a Gaussian policy's mean, to which the noise is added, and its standard deviation."""
+        if not self._drawn:
+            raise UnsupportedError("the network is not a policy with a standard deviation")
+        _, mean, deviation = self._run(inputs)[0].chunk(3, -1)
+        return mean, deviation
+
+    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            inputs = [inputs[0][name] for name in self.inputs]
+        dtype = next(chain(self.parameters(), self.buffers())).dtype
+        values = [each.to(dtype) for each in inputs]
+        for layer, sources in zip(self.layers, self._sources, strict=True):
+            values.append(layer(*[values[number] for number in sources]))
+        return [values[number] for number in self._results]
+
+
+# Names of a layer's arrays in torch.nn, if they differ from those here.
+_TORCH_NAMES: dict[type[Layer], dict[str, str]] = {
+    Dense: {"kernel": "weight"},
+    Convolution: {"kernel": "weight"},
+    LayerNorm: {"scale": "weight", "offset": "bias"},
+}
+
+
+class _LayerModule(torch.nn.Module):
+    """One layer; what it computes is its row in the table of the backend."""
+
+    def __init__(self, layer: Layer, empty: Layer) -> None:
+        super().__init__()
+        arrays, names = layer_arrays(layer), _TORCH_NAMES.get(type(layer), {})
+        self._names = [names.get(name, name) for name in arrays]
+        left = iter(zip(self._names, arrays.values(), strict=True))
+
+        def add(array: np.ndarray) -> torch.Tensor:
+            name, (_, trained) = next(left)
+            tensor = torch.tensor(array)
+            if trained:
+                self.register_parameter(name, torch.nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+            return tensor
+
+        look_up(LAYERS, type(layer), "torch backend")(layer, add)
+        self._layer = empty
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        # Built at every call, so that copies and moved modules compute with their own tensors.
+        tensors = iter([getattr(self, name) for name in self._names])
+        return LAYERS[type(self._layer)](self._layer, lambda _: next(tensors))(*inputs)
+
+    def extra_repr(self) -> str:
+        """Return the layer's kind."""
+        return type(self._layer).__name__
 
 
 class _TorchAdam:
@@ -439,7 +501,7 @@ class TorchGradientEngine:
     """A Gaussian policy's learner as PyTorch parameters on the CPU."""
 
     def __init__(self, learner: PolicyLearner) -> None:
-        self._nets = {title: _TorchNetwork(network) for title, network in learner.networks.items()}
+        self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
         self._vectors = {
             title: torch.tensor(array, requires_grad=True) for title, array in learner.vectors.items()
         }
@@ -449,7 +511,7 @@ class TorchGradientEngine:
         }
 
     def _parameters(self, title: str) -> list[torch.Tensor]:
-        return [self._vectors[title]] if title in self._vectors else self._nets[title].parameters
+        return [self._vectors[title]] if title in self._vectors else [*self._nets[title].parameters()]
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
@@ -481,7 +543,7 @@ class TorchGradientEngine:
     @torch.no_grad()
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""
-        for kept, value in zip(self._nets[slow].parameters, self._nets[fast].parameters, strict=True):
+        for kept, value in zip(self._nets[slow].parameters(), self._nets[fast].parameters(), strict=True):
             kept.lerp_(value, tau)
 
     def weights(self, title: str) -> list[np.ndarray]:

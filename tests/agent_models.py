@@ -1,0 +1,56 @@
+"""The networks of restored agents as Keras models, in a process without PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """Compare the models of the agents in paths.json with the agents themselves."""
+    return {path: _compare(path) for path in json.loads((folder / "paths.json").read_text())}
+
+
+def _compare(path: str) -> dict[str, Any]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import ckpttool
+
+    agent = ckpttool.load_agent(path)
+    width = sum(agent.observation_space.shape)
+    obs = np.random.default_rng(0).normal(size=(9, width)).astype(np.float32)
+    modules = agent.networks("tensorflow")
+    actor = modules["actor"]
+    gaussian = path.endswith(("ppo_box.zip", "sac.zip"))
+    with tf.GradientTape() as tape:
+        output = actor(obs)
+        loss = tf.reduce_sum(output)
+        if gaussian:
+            mean, deviation = actor.distribution(obs)
+            loss = tf.reduce_sum(mean) + tf.reduce_sum(tf.math.log(deviation))
+    weights = actor.trainable_variables
+    gradients = tape.gradient(loss, [each.value for each in weights])
+    known = agent.scores(obs) if agent.choices is not None else agent.act(obs)
+    stored = {each.array().tobytes() for _, each in ckpttool.open(path).tree.tensors()}
+    arrays = [each.numpy() for each in weights]
+    holds = {
+        "weights": all(a.tobytes() in stored or a.T.tobytes() in stored for a in arrays),
+        "gradients": all(each is not None for each in gradients),
+        "model": isinstance(actor, keras.Model),
+    }
+    critic = 0.0
+    if "critic_1" in modules:
+        actions = np.zeros((9, sum(agent.action_space.shape)), np.float32)
+        values = modules["critic_1"](obs, actions).numpy()
+        expected = agent.q_values(obs, actions)[:, :1]
+        critic = float(np.abs(values - expected).max() / max(1.0, np.abs(expected).max()))
+    if gaussian:
+        pairs = zip((mean, deviation), agent.distribution(obs), strict=True)
+        holds["distribution"] = all(np.allclose(a, b, 1e-5, 1e-6) for a, b in pairs)
+    keras.optimizers.SGD(0.1).apply(gradients, weights)
+    holds["trained"] = not np.allclose(actor(obs).numpy(), known, 1e-5, 1e-5)
+    holds["separate"] = np.array_equal(agent.act(obs), ckpttool.load_agent(path).act(obs))
+    return {"apart": float(np.abs(output.numpy() - known).max()), "critic": critic, "holds": holds}
