@@ -24,7 +24,7 @@ from dataclasses import replace
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
-from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
+from ckpttool.libraries.recognize import LayoutTable, bind, list_display_names, read_pickled_module
 from ckpttool.libraries.schema import (
     NORMALIZER,
     AgentMetadata,
@@ -152,7 +152,8 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
         _count_inputs(tree, "critic") or _count_inputs(tree, "critic1"),
     )
     # Discrete SAC's Q-functions also have only the observation as input; there are two, with targets.
-    modules = {step for name in tree.names.values() for step in name.split("/")}
+    # Networks that share their tensors (a target that is a copy) have the other names.
+    modules = {step for name in list_display_names(tree) for step in name.split("/")}
     q_functions = modules & {"critic1", "critic2", "critic_old", "critic1_old"}
     alike = wide is not None and wide == narrow
     # The policy alone, as in 2.x: a standard deviation that is a parameter means PPO or a related algorithm.
@@ -169,9 +170,10 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     """Bind the Q-network of DQN, C51 or QR-DQN, and its target."""
     names = {name: path for path, name in tree.names.items()}
-    if not any(name.startswith(f"{target}/") for name in names for target in _TARGETS):
+    every = tuple(list_display_names(tree))
+    if not any(name.startswith(f"{target}/") for name in every for target in _TARGETS):
         return None
-    if not any(name.startswith(("model/model/", "policy/model/model/")) for name in names):
+    if not any(name.startswith(("model/model/", "policy/model/model/")) for name in every):
         return None
     streams = any(_STREAM.search(name) for name in names)
     binding = bind(tree, _DUELING if streams else _Q_NETWORKS)
