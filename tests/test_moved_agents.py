@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from ckpttool.formats import sb3 as sb3_format
 from ckpttool.libraries import schema
 from tests import sb3_files, warm_sb3
 from tests.pickles import instance
-from tests.restored import recognised
 
 torch = pytest.importorskip("torch")
 
@@ -212,7 +210,7 @@ def load(path: str, library: str) -> tuple[dict[str, Any], dict[str, Any] | None
     if library == "tianshou":
         (optimizer,) = found.pop("_optimizers")
         return dict(found), optimizer
-    optimizer = found.pop("optimizer")
+    optimizer = found.pop("optimizer", None)
     if library == "skrl":
         models = {model: state for model, state in found.items() if "preprocessor" not in model}
         return {f"{model}.{n}": t for model, state in models.items() for n, t in state.items()}, optimizer
@@ -220,16 +218,20 @@ def load(path: str, library: str) -> tuple[dict[str, Any], dict[str, Any] | None
 
 
 # Facts that a file of the library does not record.
-def facts_of(kind: str, library: str) -> AgentFacts:
-    bounds = {"action_low": -1.0, "action_high": 1.0} if kind == CONTINUOUS and library != "sb3" else {}
-    if kind == CONTINUOUS:
-        # Clipped to [-1, 1]: equal maps of all libraries but skrl, whose program clips.
-        return AgentFacts(activations="tanh", head="clip", **bounds)
-    return AgentFacts(activations="tanh")
+def facts_of(kind: str, target: str) -> AgentFacts:
+    if kind != CONTINUOUS:
+        return AgentFacts(activations="tanh")
+    # Clipped to [-1, 1]: equal maps of all libraries but skrl, whose program clips.
+    head = "identity" if target == "skrl" else "clip"
+    return AgentFacts(activations="tanh", head=head, action_low=-1.0, action_high=1.0)
 
 
-def move(source: str, target: str, library: str, facts: AgentFacts, env: str | None = None) -> ConversionResult:
-    done = convert(source, target, to=library, facts=facts, env=env, allow_missing=True, sync=False, force=True)
+def move(
+    source: str, target: str, library: str, facts: AgentFacts, env: str | None = None
+) -> ConversionResult:
+    done = convert(
+        source, target, to=library, facts=facts, env=env, allow_missing=True, sync=False, force=True
+    )
     assert done.written
     assert done.within
     assert done.parity
@@ -248,12 +250,16 @@ def assert_moments(kind: str, library: str, tensors: Mapping[str, Any], optimize
             assert optimizer["state"][number]["step"] == 7
 
 
-def scores(kind: str, library: str, tensors: Mapping[str, Any], obs: np.ndarray, activation: str = "tanh") -> Any:
+def scores(
+    kind: str, library: str, tensors: Mapping[str, Any], obs: np.ndarray, activation: str = "tanh"
+) -> Any:
     """Return the outputs of the first network, in float64."""
     *hidden, last = LAYERS[kind][library][0]
     x = torch.from_numpy(obs).double()
     for layer in hidden:
-        x = getattr(torch, activation)(x @ tensors[f"{layer}.weight"].double().T + tensors[f"{layer}.bias"].double())
+        x = getattr(torch, activation)(
+            x @ tensors[f"{layer}.weight"].double().T + tensors[f"{layer}.bias"].double()
+        )
     return x @ tensors[f"{last}.weight"].double().T + tensors[f"{last}.bias"].double()
 
 
@@ -275,7 +281,10 @@ def needs(kind: str, *libraries: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "source", "target"),
-    [pytest.param(*pair, marks=[] if pair in CHEAP else pytest.mark.slow, id=" ".join(pair)) for pair in PAIRS],
+    [
+        pytest.param(*pair, marks=[] if pair in CHEAP else pytest.mark.slow, id=" ".join(pair))
+        for pair in PAIRS
+    ],
 )
 def test_a_moved_agent_has_the_names_and_shapes_of_its_library(
     kind: str, source: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -286,7 +295,7 @@ def test_a_moved_agent_has_the_names_and_shapes_of_its_library(
         request.getfixturevalue("forked")
     path, there = save(tmp_path, kind, source), str(tmp_path / f"there{SUFFIX.get(target, '.pt')}")
     env = "CartPole-v1" if target == "sb3" and kind == PPO else None
-    move(path, there, target, facts_of(kind, source), env)
+    move(path, there, target, facts_of(kind, target), env)
     tensors, optimizer = load(there, target)
     expected = make_tensors(kind, target)
     assert {*expected} <= {*tensors}
@@ -307,9 +316,316 @@ def test_a_moved_agent_has_the_names_and_shapes_of_its_library(
         needs(kind, source)
         request.getfixturevalue("forked")
     back = str(tmp_path / f"back{SUFFIX.get(source, '.pt')}")
-    move(there, back, source, facts_of(kind, target), "CartPole-v1" if source == "sb3" and kind == PPO else None)
+    move(
+        there,
+        back,
+        source,
+        facts_of(kind, source),
+        "CartPole-v1" if source == "sb3" and kind == PPO else None,
+    )
     returned, _ = load(back, source)
     for name, tensor in original.items():
         # CleanRL saves no target: the way back starts with a copy of the network.
         if "target" not in name and "model_old" not in name:
             assert torch.equal(returned[name].reshape(tensor.shape), tensor), name
+
+
+# --- The libraries themselves load what is written, and choose the same actions ---------------------------
+
+
+def load_with_tianshou(kind: str, path: str) -> Callable[[np.ndarray], Any]:
+    """Build the algorithm with the library's classes; return the function of its outputs."""
+    pytest.importorskip("tianshou")
+    algorithm, common, discrete = (
+        importlib.import_module(f"tianshou.{name}")
+        for name in ("algorithm", "utils.net.common", "utils.net.discrete")
+    )
+    optim = importlib.import_module("tianshou.algorithm.optim").AdamOptimizerFactory(lr=1e-3)
+    env = importlib.import_module("gymnasium").make("CartPole-v1")
+    spaces = {"action_space": env.action_space, "observation_space": env.observation_space}
+    sizes = {"state_shape": (OBS,), "hidden_sizes": HIDDEN, "activation": torch.nn.Tanh}
+    if kind == PPO:
+        actor = discrete.DiscreteActor(
+            preprocess_net=common.Net(**sizes), action_shape=ACTIONS, softmax_output=False
+        )
+        critic = discrete.DiscreteCritic(preprocess_net=common.Net(**sizes))
+        reinforce = importlib.import_module("tianshou.algorithm.modelfree.reinforce")
+        policy = reinforce.DiscreteActorPolicy(
+            actor=actor, dist_fn=lambda x: torch.distributions.Categorical(logits=x), **spaces
+        )
+        made = algorithm.PPO(policy=policy, critic=critic, optim=optim)
+    else:
+        more: dict[str, Any] = {
+            DQN: {},
+            C51: {"num_atoms": ATOMS, "softmax": True},
+            QRDQN: {"num_atoms": QUANTILES},
+        }[kind]
+        net = common.Net(action_shape=ACTIONS, **more, **sizes)
+        module, name = {
+            DQN: ("dqn", "DiscreteQLearningPolicy"),
+            C51: ("c51", "C51Policy"),
+            QRDQN: ("qrdqn", "QRDQNPolicy"),
+        }[kind]
+        own = {"num_atoms": ATOMS, "v_min": -3, "v_max": 7} if kind == C51 else {}
+        modelfree = importlib.import_module(f"tianshou.algorithm.modelfree.{module}")
+        policy = getattr(modelfree, name)(model=net, **own, **spaces)
+        quantiles = {"num_quantiles": QUANTILES} if kind == QRDQN else {}
+        factory = {DQN: algorithm.DQN, C51: algorithm.C51, QRDQN: algorithm.QRDQN}[kind]
+        made = factory(policy=policy, optim=optim, target_update_freq=10, **quantiles)
+    made.load_state_dict(torch.load(path, weights_only=True), strict=True)
+    batch = importlib.import_module("tianshou.data").Batch
+
+    def outputs(obs: np.ndarray) -> Any:
+        found = made.policy.eval()(batch(obs=obs, info={}))
+        return found.logits if kind == PPO else made.policy.compute_q_value(found.logits, None)
+
+    return outputs
+
+
+def load_with_skrl(kind: str, path: str) -> Callable[[np.ndarray], Any]:
+    """Build the models with the library's instantiators; return the function of the policy's outputs."""
+    instantiators = pytest.importorskip("skrl.utils.model_instantiators.torch")
+    env = importlib.import_module("gymnasium").make("CartPole-v1")
+    layers = [{"name": "net", "input": "OBSERVATIONS", "layers": list(HIDDEN), "activations": "tanh"}]
+    roles = {
+        PPO: (("policy", "categorical_model", "ACTIONS"), ("value", "deterministic_model", "ONE")),
+        DQN: tuple((n, "deterministic_model", "ACTIONS") for n in ("q_network", "target_q_network")),
+    }[kind]
+    saved = torch.load(path, weights_only=True)
+    models = {}
+    for role, name, output in roles:
+        model = getattr(instantiators, name)(
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            device="cpu",
+            network=layers,
+            output=output,
+        )
+        model.init_state_dict(role=role)
+        model.load_state_dict(saved[role], strict=True)
+        models[role] = model
+    trained = [p for role, model in models.items() if "target" not in role for p in model.parameters()]
+    torch.optim.Adam(trained).load_state_dict(saved["optimizer"])
+    acting = models[roles[0][0]]
+    return lambda obs: acting.compute({"observations": torch.from_numpy(obs)}, "")[0]
+
+
+def load_with_rl_games(kind: str, path: str) -> Callable[[np.ndarray], Any]:
+    """Build the model with the library's classes; return the function of its logits or means."""
+    builder = pytest.importorskip("rl_games.algos_torch.network_builder").A2CBuilder()
+    models = importlib.import_module("rl_games.algos_torch.models")
+    nothing = {"name": "default"}
+    space: dict[str, Any] = {"discrete": {}}
+    if kind == CONTINUOUS:
+        sigma = {"sigma_activation": "None", "sigma_init": {"name": "const_initializer", "val": 0}}
+        space = {"continuous": {"mu_activation": "None", "mu_init": nothing, **sigma, "fixed_sigma": True}}
+    mlp = {"units": list(HIDDEN), "activation": "tanh", "initializer": nothing, "d2rl": False}
+    builder.load({"separate": True, "space": space, "mlp": mlp})
+    saved = torch.load(path, weights_only=True)
+    normed = any("running_mean_std" in name for name in saved["model"])
+    model = (models.ModelA2C if kind == PPO else models.ModelA2CContinuousLogStd)(builder).build(
+        {
+            "actions_num": ACTIONS,
+            "input_shape": (OBS,),
+            "num_seqs": 1,
+            "value_size": 1,
+            "normalize_value": False,
+            "normalize_input": normed,
+        }
+    )
+    model.load_state_dict(saved["model"], strict=True)
+    torch.optim.Adam(model.parameters()).load_state_dict(saved["optimizer"])
+    assert {"epoch", "frame"} <= {*saved}
+
+    def outputs(obs: np.ndarray) -> Any:
+        # A scripted RunningMeanStd updates itself in training mode.
+        seen = model.eval().norm_obs(torch.from_numpy(obs))
+        return model.a2c_network({"obs": seen, "is_train": False})[0]
+
+    return outputs
+
+
+LOADERS = {"tianshou": load_with_tianshou, "skrl": load_with_skrl, "rl_games": load_with_rl_games}
+OWN = [
+    (kind, library)
+    for library, loader in LOADERS.items()
+    for kind in LAYERS
+    if library in LAYERS[kind] and (kind != CONTINUOUS or library == "rl_games")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "library"), OWN)
+def test_the_library_loads_a_moved_agent_and_acts_alike(kind: str, library: str, tmp_path: Path) -> None:
+    other = next(each for each in LAYERS[kind] if each != library)
+    path, there = save(tmp_path, kind, other), str(tmp_path / "there.pt")
+    move(path, there, library, facts_of(kind, library))
+    with torch.no_grad():
+        found = LOADERS[library](kind, there)(rows()).double()
+    tensors, _ = load(path, other)
+    wanted = scores(kind, other, tensors, rows())
+    if kind == C51:
+        wanted = (wanted.view(200, ACTIONS, ATOMS).softmax(2) * torch.linspace(-3, 7, ATOMS)).sum(2)
+    if kind == QRDQN:
+        wanted = wanted.view(200, QUANTILES, ACTIONS).mean(1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * float(wanted.abs().max()))
+    assert torch.equal(found.argmax(1), wanted.argmax(1))
+
+
+_PREDICT = """
+import importlib, json, sys
+import numpy as np
+package, name, path, obs, wanted = sys.argv[1:6]
+model = getattr(importlib.import_module(package), name).load(path)
+action, _ = model.predict(np.load(obs), deterministic=True)
+same = np.array_equal(action, np.load(wanted))
+print(json.dumps([same, str(model.action_space), model.learning_rate]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "algorithm"),
+    [
+        (PPO, "skrl", "PPO"),
+        pytest.param(PPO, "skrl", "A2C", marks=pytest.mark.slow),
+        pytest.param(DQN, "cleanrl", "DQN", marks=pytest.mark.slow),
+        pytest.param(QRDQN, "tianshou", "QRDQN", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("forked")
+def test_stable_baselines3_predicts_the_same_actions(
+    kind: str, source: str, algorithm: str, tmp_path: Path
+) -> None:
+    needs(kind, "sb3")
+    path, there = save(tmp_path, kind, source), str(tmp_path / "there.zip")
+    done = move(path, there, "sb3", facts_of(kind, "sb3"), "CartPole-v1")
+    assert done.report.complete or source == "cleanrl"
+    tensors, _ = load(path, source)
+    outputs = scores(kind, source, tensors, rows())
+    if kind == QRDQN:
+        outputs = outputs.view(200, ACTIONS, QUANTILES).mean(2)
+    np.save(tmp_path / "obs.npy", rows())
+    np.save(tmp_path / "wanted.npy", outputs.argmax(1).numpy())
+    package = "sb3_contrib" if kind == QRDQN else "stable_baselines3"
+    files = (str(tmp_path / "obs.npy"), str(tmp_path / "wanted.npy"))
+    same, space, rate = warm_sb3.asked(_PREDICT, package, algorithm, there, *files)
+    assert same
+    assert space == "Discrete(2)"
+    assert rate == 3e-4 or source == "cleanrl"  # which saves no optimizer
+
+
+# --- What a target cannot represent, and what it must be told ---------------------------------------------
+
+
+def save_choices(path: Path, space: Any, outputs: int, value: Sequence[int] = HIDDEN) -> str:
+    """Write a PPO agent of Stable-Baselines3 with this action space, and these hidden sizes of the value."""
+    torch.manual_seed(2)
+    nets = {"policy_net": (HIDDEN, "action_net", outputs), "value_net": (value, "value_net", 1)}
+    tensors = {}
+    for name, (hidden, last, width) in nets.items():
+        sizes = (OBS, *hidden, width)
+        layers = (*(f"mlp_extractor.{name}.{2 * n}" for n in range(len(hidden))), last)
+        for layer, n_in, n_out in zip(layers, sizes, sizes[1:], strict=False):
+            tensors |= {f"{layer}.weight": torch.randn(n_out, n_in), f"{layer}.bias": torch.zeros(n_out)}
+    observed = sb3_files.box((-1.0,) * OBS, (1.0,) * OBS)
+    data = sb3_files.settings(
+        sb3_files.ON_POLICY,
+        policy_kwargs={"net_arch": list(HIDDEN)},
+        observation_space=observed,
+        action_space=space,
+    )
+    return sb3_files.put(path, sb3_files.members({"policy": tensors}, data))
+
+
+@pytest.mark.parametrize("target", ["cleanrl", "tianshou", "skrl", "rl_games"])
+def test_actions_that_do_not_start_at_0_are_refused(target: str, tmp_path: Path) -> None:
+    source = save_choices(tmp_path / "a.zip", discrete(3, start=1), 3)
+    with pytest.raises(UnsupportedError) as caught:
+        convert(source, str(tmp_path / "b.pt"), to=target)
+    assert caught.value.found == "Discrete(3, start=1)"
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_networks_of_unequal_sizes_are_refused_by_rl_games_only(tmp_path: Path) -> None:
+    source = save_choices(tmp_path / "a.zip", discrete(3), 3, value=(6,))
+    with pytest.raises(UnsupportedError) as caught:
+        convert(source, str(tmp_path / "b.pt"), to="rl_games")
+    assert (caught.value.expected, caught.value.found) == ("[7, 5]", "[6]")
+    assert convert(source, str(tmp_path / "c.pt"), to="skrl").written
+
+
+def test_a_q_network_is_not_written_for_a_library_without_one(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError):
+        convert(save(tmp_path, DQN, "skrl"), str(tmp_path / "b.pt"), to="rl_games")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"), [(QRDQN, "skrl"), (QRDQN, "cleanrl"), (C51, "skrl"), (C51, "sb3")]
+)
+def test_distributions_are_refused_where_a_library_has_values(kind: str, target: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        convert(save(tmp_path, kind, "tianshou"), str(tmp_path / "b.pt"), to=target)
+    assert caught.value.found == {QRDQN: "quantiles_last", C51: "atoms"}[kind]
+
+
+def test_unknown_discrete_actions_are_asked_for(tmp_path: Path) -> None:
+    """The hint is followed by the test of Stable-Baselines3's predictions."""
+    source = save(tmp_path, PPO, "skrl")
+    with pytest.raises(UsageError) as caught:
+        convert(source, str(tmp_path / "b.zip"), to="sb3")
+    assert "--env" in str(caught.value.hint)
+    pytest.importorskip("gymnasium")
+    for env in ("Acrobot-v1", "Pendulum-v1"):
+        with pytest.raises(EnvironmentMismatchError):
+            convert(source, str(tmp_path / "b.zip"), to="sb3", env=env)
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_the_hint_of_a_clipped_policy_is_a_command_that_works(tmp_path: Path) -> None:
+    source = save(tmp_path, CONTINUOUS, "sb3")
+    with pytest.raises(UnsupportedError) as caught:
+        convert(source, str(tmp_path / "b.pt"), to="skrl")
+    assert "--head identity" in str(caught.value.hint)
+    assert convert(source, str(tmp_path / "b.pt"), to="skrl", facts=AgentFacts(head="identity")).written
+    with pytest.raises(UnsupportedError) as caught:
+        convert(save(tmp_path, CONTINUOUS, "skrl"), str(tmp_path / "c.pt"), to="cleanrl")
+    assert "--head clip" in str(caught.value.hint)
+
+
+def scaler(clip_std: float = 2.0) -> dict[str, Any]:
+    count = torch.tensor(9.0, dtype=torch.float64)
+    mean = torch.linspace(-1, 1, OBS, dtype=torch.float64)
+    var = torch.full((OBS,), clip_std**2, dtype=torch.float64)
+    return {"running_mean": mean, "running_variance": var, "current_count": count}
+
+
+def test_statistics_are_computed_for_another_formula_or_missing_by_name(tmp_path: Path) -> None:
+    """skrl adds epsilon outside the square root, rl_games inside; both limit to 5, Tianshou has none."""
+    path, there = save(tmp_path, PPO, "skrl", scaler()), str(tmp_path / "there.pt")
+    facts = facts_of(PPO, "rl_games")
+    assert move(path, there, "rl_games", facts).report.complete
+    Path(f"{there}.ckpttool.json").unlink()
+    for file in (path, there):
+        agent = load_agent(file, "CartPole-v1", facts=facts)
+        np.testing.assert_allclose(agent.scores(10 * rows()), expected_scores(path), rtol=1e-5, atol=1e-5)
+    for target in ("tianshou", "cleanrl"):
+        done = convert(path, str(tmp_path / f"x{SUFFIX.get(target, '.pt')}"), to=target, facts=facts)
+        assert schema.NORMALIZER in done.report.missing
+        assert not done.written
+
+
+def expected_scores(path: str) -> np.ndarray:
+    mean, var = (scaler()[name].numpy() for name in ("running_mean", "running_variance"))
+    seen = ((10 * rows() - mean) / (np.sqrt(var) + 1e-8)).clip(-5, 5)
+    tensors, _ = load(path, "skrl")
+    return np.asarray(scores(PPO, "skrl", tensors, seen))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.script, which rl_games calls
+def test_rl_games_normalises_as_skrl_did(tmp_path: Path) -> None:
+    path, there = save(tmp_path, PPO, "skrl", scaler()), str(tmp_path / "there.pt")
+    move(path, there, "rl_games", facts_of(PPO, "rl_games"))
+    with torch.no_grad():
+        found = load_with_rl_games(PPO, there)(10 * rows())
+    np.testing.assert_allclose(found, expected_scores(path), rtol=1e-5, atol=1e-5)

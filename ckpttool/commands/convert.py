@@ -274,7 +274,10 @@ def _with_spaces(
     bounds, choices = read_action_bounds(agent, layer_widths(agent.tree, part), spec), spec_choices(spec)
     space = schema.make_observation_space(
         "gymnasium",
-        {name: (low.reshape(-1).tolist(), high.reshape(-1).tolist()) for name, (low, high) in spec.observation_bounds.items()},
+        {
+            name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
+            for name, (low, high) in spec.observation_bounds.items()
+        },
     )
     found = {
         "observation_space": space,

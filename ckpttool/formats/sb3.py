@@ -372,6 +372,7 @@ def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
 # The process gets a folder with `request.json` (what to build, and where each tensor's bytes are) and
 # `tensors.bin`, and writes `agent.zip` there.
 
+
 class _PolicyKind(NamedTuple):
     """The algorithm that a policy class belongs to: its package, its name, its networks in `net_arch`."""
 
@@ -428,7 +429,9 @@ def build_request(tree: Tree) -> dict[str, Any]:
     activation = _value(tree, "policy_kwargs", key("activation_fn"))
     kind = _POLICY_CLASSES[name]
     arguments = {n: value for n in _PLAIN_ARGUMENTS if (value := _value(tree, "policy_kwargs", key(n)))}
-    net_arch: Any = {each: _list_values(tree, "policy_kwargs", key("net_arch"), key(each)) for each in kind.networks}
+    net_arch: Any = {
+        each: _list_values(tree, "policy_kwargs", key("net_arch"), key(each)) for each in kind.networks
+    }
     return {
         "package": kind.package,
         "algorithm": _algorithm(tree, kind, arguments),
