@@ -18,7 +18,7 @@ from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.core.errors import EnvironmentMismatchError
 from ckpttool.formats import sb3 as sb3_format
-from ckpttool.libraries import schema
+from ckpttool.libraries import schema, tianshou
 from tests import sb3_files, warm_sb3
 from tests.pickles import instance
 
@@ -92,14 +92,12 @@ SPREAD = {
 WIDTH = {C51: ACTIONS * ATOMS, QRDQN: ACTIONS * QUANTILES}
 PAIRS = [(kind, *pair) for kind, libraries in LAYERS.items() for pair in permutations(libraries, 2)]
 CHEAP = {
-    (PPO, "sb3", "rl_games"),
     (PPO, "rl_games", "tianshou"),
     (PPO, "skrl", "cleanrl"),
-    (CONTINUOUS, "sb3", "cleanrl"),
+    (CONTINUOUS, "cleanrl", "tianshou"),
     (CONTINUOUS, "tianshou", "rl_games"),
-    (DQN, "sb3", "skrl"),
+    (DQN, "tianshou", "skrl"),
     (C51, "cleanrl", "tianshou"),
-    (QRDQN, "sb3", "tianshou"),
 }
 
 
@@ -535,6 +533,26 @@ def save_choices(path: Path, space: Any, outputs: int, value: Sequence[int] = HI
         action_space=space,
     )
     return sb3_files.put(path, sb3_files.members({"policy": tensors}, data))
+
+
+def test_agents_of_stable_baselines3_are_moved(tmp_path: Path) -> None:
+    for kind, library in ((PPO, "rl_games"), (DQN, "tianshou"), (QRDQN, "tianshou")):
+        folder = tmp_path / f"{kind}"
+        folder.mkdir()
+        path, there = save(folder, kind, "sb3"), str(folder / "there.pt")
+        move(path, there, library, facts_of(kind, library))
+        tensors, optimizer = load(there, library)
+        assert optimizer is not None
+        assert_moments(kind, library, tensors, optimizer)
+        if kind == QRDQN:
+            assert torch.equal(tensors["tau_hat"].reshape(-1), TAU)
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 20, 51, 200])
+def test_the_quantiles_of_tianshou_are_those_that_torch_computes(number: int) -> None:
+    ends = torch.linspace(0, 1, number + 1)
+    middles = tianshou._make_midpoints(number).array()
+    np.testing.assert_array_equal(middles.reshape(-1), (ends[:-1] + ends[1:]) / 2)
 
 
 @pytest.mark.parametrize("target", ["cleanrl", "tianshou", "skrl", "rl_games"])

@@ -272,15 +272,12 @@ def _with_spaces(
     agent = assume_choices(agent, spec)
     part = next(part for part in agent.binding.parts if part.acts)
     bounds, choices = read_action_bounds(agent, layer_widths(agent.tree, part), spec), spec_choices(spec)
-    space = schema.make_observation_space(
-        "gymnasium",
-        {
-            name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
-            for name, (low, high) in spec.observation_bounds.items()
-        },
-    )
-    found = {
-        "observation_space": space,
+    observed = {
+        name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
+        for name, (low, high) in spec.observation_bounds.items()
+    }
+    found: dict[str, Any] = {
+        "observation_space": schema.make_observation_space("gymnasium", observed),
         **({"action_low": list(bounds.low), "action_high": list(bounds.high)} if choices is None else {}),
         "choices": None if choices is None else choices.document(),
     }

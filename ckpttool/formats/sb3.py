@@ -429,9 +429,8 @@ def build_request(tree: Tree) -> dict[str, Any]:
     activation = _value(tree, "policy_kwargs", key("activation_fn"))
     kind = _POLICY_CLASSES[name]
     arguments = {n: value for n in _PLAIN_ARGUMENTS if (value := _value(tree, "policy_kwargs", key(n)))}
-    net_arch: Any = {
-        each: _list_values(tree, "policy_kwargs", key("net_arch"), key(each)) for each in kind.networks
-    }
+    sizes = key("net_arch")
+    net_arch: Any = {each: _list_values(tree, "policy_kwargs", sizes, key(each)) for each in kind.networks}
     return {
         "package": kind.package,
         "algorithm": _algorithm(tree, kind, arguments),
@@ -439,7 +438,7 @@ def build_request(tree: Tree) -> dict[str, Any]:
         "observation_space": [_bounds(tree, end) for end in ("low", "high")],
         "action_space": _action_space(tree),
         "policy_kwargs": {
-            "net_arch": net_arch or _list_values(tree, "policy_kwargs", key("net_arch")),
+            "net_arch": net_arch or _list_values(tree, "policy_kwargs", sizes),
             **arguments,
         },
         "activation": activation.name.rpartition(".")[2] if isinstance(activation, Record) else None,

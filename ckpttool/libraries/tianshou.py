@@ -401,12 +401,12 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
 def _make_midpoints(number: int) -> Leaf:
     """Return the middles of as many equal intervals from 0 to 1, float32 [1, n, 1], as QRDQN computes them.
 
-    The ends are those of torch.linspace, which counts from the nearer end.
+    The ends are those of torch.linspace, which counts from the nearer end and rounds once.
     """
     import numpy as np
 
-    numbers, step = np.arange(number + 1, dtype="f4"), np.float32(1) / np.float32(number)
+    numbers, step = np.arange(number + 1, dtype="f8"), float(np.float32(1) / np.float32(number))
     near = numbers < (number + 1) // 2
-    ends = np.where(near, step * numbers, np.float32(1) - step * (np.float32(number) - numbers))
+    ends = np.where(near, step * numbers, 1 - step * (number - numbers)).astype("f4")
     middles = (ends[:-1] + ends[1:]) / np.float32(2)
     return replace(make_float32_tensor(middles.tolist()), shape=(1, number, 1), role="buffer")
