@@ -610,10 +610,62 @@ def test_the_hint_of_a_clipped_policy_is_a_command_that_works(tmp_path: Path) ->
     assert "--head clip" in str(caught.value.hint)
 
 
-def scaler(clip_std: float = 2.0) -> dict[str, Any]:
+def test_several_choices_are_those_of_skrls_multicategorical_model(tmp_path: Path) -> None:
+    space = instance(sb3_files.MULTI_DISCRETE, nvec=np.array([2, 3]), start=np.array([0, 0]), _shape=(2,))
+    source = save_choices(tmp_path / "a.zip", space, 5)
+    assert convert(source, str(tmp_path / "b.pt"), to="skrl").written
+    with pytest.raises(UnsupportedError) as caught:
+        convert(source, str(tmp_path / "c.pt"), to="rl_games")
+    assert caught.value.found == "MultiDiscrete([2, 3])"
+
+
+def test_the_state_of_another_optimizer_is_refused_and_left_out_by_the_hint(tmp_path: Path) -> None:
+    """Stable-Baselines3's A2C trains with RMSprop."""
+    tensors = make_tensors(PPO, "sb3")
+    names = parameter_order(PPO, "sb3")
+    group = {"lr": 7e-4, "momentum": 0, "alpha": 0.99, "eps": 1e-5, "centered": False, "weight_decay": 0}
+    state = {n: {"step": 7, "square_avg": tensors[name] ** 2} for n, name in enumerate(names)}
+    optimizer = {"state": state, "param_groups": [{**group, "params": list(range(len(names)))}]}
+    source = save_sb3(tmp_path / "a2c.zip", PPO, tensors, optimizer)
+    done = convert(source, str(tmp_path / "a.pt"), to="skrl")
+    assert not done.written
+    assert any("--optimizer none" in note for note in done.report.notes)
+    assert convert(source, str(tmp_path / "a.pt"), to="skrl", optimizer=("none",)).report.complete
+    _, fresh = load(str(tmp_path / "a.pt"), "skrl")
+    assert fresh is not None
+    torch.optim.Adam([torch.nn.Parameter(tensors[name]) for name in names]).load_state_dict(fresh)
+
+
+_NORMALIZED = """
+import json, sys
+import numpy as np
+import gymnasium as gym
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+path, statistics, obs, wanted = sys.argv[1:5]
+venv = VecNormalize.load(statistics, DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+model = PPO.load(path, env=venv)
+action, _ = model.predict(venv.normalize_obs(np.load(obs)), deterministic=True)
+print(json.dumps(float(np.mean(action == np.load(wanted)))))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_stable_baselines3_loads_the_statistics_of_discrete_agents(tmp_path: Path) -> None:
+    needs(PPO, "sb3")
+    path, there = save(tmp_path, PPO, "skrl", scaler()), str(tmp_path / "there.zip")
+    move(path, there, "sb3", facts_of(PPO, "sb3"), "CartPole-v1")
+    np.save(tmp_path / "obs.npy", 10 * rows())
+    np.save(tmp_path / "wanted.npy", expected_scores(path).argmax(1))
+    files = ("vecnormalize.pkl", "obs.npy", "wanted.npy")
+    assert warm_sb3.asked(_NORMALIZED, there, *(str(tmp_path / name) for name in files)) == 1
+
+
+def scaler() -> dict[str, Any]:
     count = torch.tensor(9.0, dtype=torch.float64)
     mean = torch.linspace(-1, 1, OBS, dtype=torch.float64)
-    var = torch.full((OBS,), clip_std**2, dtype=torch.float64)
+    var = torch.full((OBS,), 4.0, dtype=torch.float64)
     return {"running_mean": mean, "running_variance": var, "current_count": count}
 
 

@@ -261,8 +261,9 @@ def _with_spaces(
     if binding is None:
         return own, ()
     agent = build_agent(checkpoint, binding, own)
-    known = agent.known
-    if known.observation_space and (known.choices or known.action_low):
+    known, part = agent.known, next((part for part in agent.binding.parts if part.acts), None)
+    recorded = known.observation_space and (known.choices or known.action_low)
+    if recorded or part is None or part.component in agent.binding.fronts:
         return own, ()
     try:
         with environments.make_vector_env(env, trusted=True) as made:
@@ -270,7 +271,6 @@ def _with_spaces(
     except CkpttoolError as error:
         return own, (f"no spaces were read, because {env} cannot be created: {error.message}",)
     agent = assume_choices(agent, spec)
-    part = next(part for part in agent.binding.parts if part.acts)
     bounds, choices = read_action_bounds(agent, layer_widths(agent.tree, part), spec), spec_choices(spec)
     observed = {
         name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
@@ -388,8 +388,7 @@ class _TargetWriter:
         facts = restore.merge_metadata(self.own.sidecar, read)
         if facts.obs_norm is None:
             return []
-        choices = schema.known_choices(facts)
-        name, data = layout.statistics_beside(facts.obs_norm, facts.action_low, facts.action_high, choices)
+        name, data = layout.statistics_beside(facts)
         file = os.path.join(os.path.dirname(self.target), name)
         require_new(file, self.checkpoint.files, force=options.force)
 

@@ -595,12 +595,6 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes, sampling)
 
 
-# Layouts whose discrete actors give the logits of the probabilities with which training drew actions.
-# Sources: stable_baselines3/common/distributions.py (CategoricalDistribution, MultiCategoricalDistribution),
-# cleanrl/ppo.py (`Categorical(logits=logits)`). Other libraries' actors may end with a softmax.
-_LOGITS = ("stable_baselines3", "cleanrl")
-
-
 def read_sampling(
     agent: Agent, part: AgentNetwork, settings: NetworkSettings, how: Protocol
 ) -> ActionSampler:
@@ -625,11 +619,11 @@ def read_sampling(
             hint="--epsilon E plays a uniform action with probability E",
         )
     titles = {each.title for each in agent.binding.parts}
-    if not epsilon and (agent.binding.layout not in _LOGITS or schema.VALUES[0] not in titles):
+    if not epsilon and (agent.binding.layout not in schema.LOGITS or schema.VALUES[0] not in titles):
         raise UnsupportedError(
             "no file states that the policy's outputs are logits of probabilities",
             file=file,
-            expected=f"an actor with a state value (PPO, A2C) of {' or '.join(_LOGITS)}",
+            expected=f"an actor with a state value (PPO, A2C) of {' or '.join(schema.LOGITS)}",
             found=f"{agent.binding.layout}: {', '.join(sorted(titles))}",
         )
     return ActionSampler(choices.counts, choices.starts, how.epsilon)

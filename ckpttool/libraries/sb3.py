@@ -13,7 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import STATISTICS_UNKNOWN, LedgerEntry, Scores, are_arguments, unknown_fact
+from ckpttool.core.sidecar import (
+    STATISTICS_UNKNOWN,
+    LedgerEntry,
+    Scores,
+    Sidecar,
+    are_arguments,
+    unknown_fact,
+)
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.encodings import pickle_values
@@ -703,27 +710,22 @@ def _replace_metadata(binding: RecognizedAgent, facts: AgentMetadata) -> Recogni
     return replace(binding, facts=facts)
 
 
-def make_statistics_file(
-    norm: Mapping[str, Any], low: Sequence[float], high: Sequence[float], choices: Choices | None = None
-) -> bytes:
+def make_statistics_file(known: Sidecar) -> bytes:
     """Return the file that Stable-Baselines3's `VecNormalize.load` reads, with frozen statistics.
 
-    `norm` holds mean, var, epsilon and clip as in a sidecar, `low` and `high` are the action bounds, unless
-    the actions are discrete `choices`.
-    Rewards are not normalised, because their statistics are unknown.
+    Its spaces are those of the agent's own file, which the library compares with them. Rewards are not
+    normalised, because their statistics are unknown.
     """
-    size = len(norm["mean"])
-    clip = norm.get("clip")
-    free = [float("inf")] * size
-    box = Global("gymnasium.spaces.box", "Box")
+    norm, choices = known.obs_norm or {}, schema.known_choices(known)
+    clip, size = norm.get("clip"), len(norm["mean"])
+    unbounded = ([-math.inf] * size, [math.inf] * size)
+    ends = schema.observation_bounds(known.observation_space).get(schema.OBSERVATION, unbounded)
+    observed = [row * (size // len(row)) if len(row) in (1, size) else [] for row in ends]
+    bounds = [known.action_low or (-1.0,), known.action_high or (1.0,)]
     state = {
         "num_envs": 1,
-        "observation_space": pickles.encode_box(
-            box, _make_array([-each for each in free], "f4"), _make_array(free, "f4")
-        ),
-        "action_space": pickles.encode_box(box, _make_array(low, "f4"), _make_array(high, "f4"))
-        if choices is None
-        else _make_choices(choices),
+        "observation_space": _make_box(observed if all(observed) else unbounded),
+        "action_space": _make_box(bounds) if choices is None else _make_choices(choices),
         "render_mode": None,
         "reset_infos": [{}],
         "norm_obs": True,
@@ -739,6 +741,11 @@ def make_statistics_file(
         "old_reward": _make_array([]),
     }
     return dumps(_make_object(Global(_VEC_ENV, "VecNormalize"), state), pickles.PROTOCOL)
+
+
+def _make_box(ends: Sequence[Sequence[float]]) -> PickleObject:
+    low, high = (_make_array(end, "f4") for end in ends)
+    return pickles.encode_box(Global("gymnasium.spaces.box", "Box"), low, high)
 
 
 def _make_choices(choices: Choices) -> PickleObject:
@@ -921,14 +928,9 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, 
     return writing, _PolicyClass(name, "relu", {"": "critic"}, arguments)
 
 
-def statistics_beside(
-    norm: Mapping[str, Any],
-    low: Sequence[float] | None,
-    high: Sequence[float] | None,
-    choices: Choices | None = None,
-) -> tuple[str, bytes]:
+def statistics_beside(known: Sidecar) -> tuple[str, bytes]:
     """Return the name and the contents of the library's own statistics file."""
-    return STATISTICS_FILE, make_statistics_file(norm, low or (-1.0,), high or (1.0,), choices)
+    return STATISTICS_FILE, make_statistics_file(known)
 
 
 def _policy(component: str, *, soft: bool) -> NetworkRow:

@@ -181,6 +181,11 @@ def is_trained_by(optimizer: str, weight_path: Path) -> bool:
     return network in TRAINED and weight_path[-1].value not in _CONSTANT
 
 
+# Layouts whose discrete actors give the logits of the probabilities with which training drew actions.
+# Sources: stable_baselines3/common/distributions.py (CategoricalDistribution, MultiCategoricalDistribution),
+# cleanrl/ppo.py (`Categorical(logits=logits)`). Other libraries' actors may end with a softmax.
+LOGITS = ("stable_baselines3", "cleanrl")
+
 DISCRETE_CHOICE = "choosing among discrete actions"
 """Why a policy that chooses among discrete actions is not played where its action space is unclear."""
 

@@ -173,6 +173,8 @@ def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         rows += [_model_row(f"critic_target/{q}", f"target_critic{number}") for q, number in numbers.items()]
     rows.append(_scaler_row(places))
     on_policy = "argmax" if discrete else "identity"
+    choices = binding.facts.choices
+    several = choices is not None and not choices.single
     return WritingTable(
         "skrl",
         rows,
@@ -184,6 +186,7 @@ def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         joint=(key("optimizer"),) if has_value_network(binding) else None,
         needs=("actor", "value") if has_value_network(binding) else ("actor", "critic"),
         spaces=frozenset(("several",)),
+        notes=("create the policy with multicategorical_model",) if several else (),
     )
 
 

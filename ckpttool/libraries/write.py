@@ -639,6 +639,9 @@ _ADAM: Mapping[str, DefaultSetting] = {
 }
 
 
+_OUTPUTS = "the policy's outputs are the logits of its actions' probabilities"
+
+
 def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a torch file from the table.
 
@@ -665,13 +668,14 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
             weights.sort(key=lambda move: _module_position(writing.modules, move.target))
         states.append(_plan_joint_optimizer(writing, weights, agent, settings, binding))
     counts = {move.target for move in counted}
+    logits = binding.facts.head != "argmax" or has_q_policy(binding) or binding.layout in schema.LOGITS
     return merge_plans(
         Plan(
             tuple(move for row in rows for move in row.moves),
             {path: leaf for row in rows for path, leaf in row.added.items()}
             | {path: leaf for path, leaf in writing.constants.items() if path not in counts},
             _list_containers(writing, rows),
-            tuple(line for row in rows for line in row.assumed),
+            (*(() if logits else (_OUTPUTS,)), *(line for row in rows for line in row.assumed)),
             tuple(line for row in rows for line in row.missing),
             (*list_consumed(agent), *(path for row in rows for path in row.consumed)),
             (*list_writing_notes(writing, binding, agent), *(line for row in rows for line in row.notes)),
