@@ -15,8 +15,7 @@ import pytest
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.core import UnsupportedError, UsageError
-from ckpttool.core.errors import EnvironmentMismatchError
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.formats import sb3 as sb3_format
 from ckpttool.libraries import schema, tianshou
 from tests import sb3_files, warm_sb3
