@@ -159,13 +159,14 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             found=str(sizes["value"]),
         )
     activation = ", ".join(sorted(set(binding.facts.activations or (binding.facts.hidden,))))
-    return replace(
-        found,
-        notes=(
-            *found.notes,
-            f"configure network with separate: True, mlp.units {sizes['actor']}, activation {activation}",
-        ),
+    targets = (*(move.target for move in found.moves), *found.added)
+    normed = any("running_mean_std" in str(path[-1].value) for path in targets)
+    spread = "" if binding.facts.head == "argmax" else ", fixed_sigma: True"
+    needed = (
+        f"configure network with separate: True, mlp.units {sizes['actor']}, activation {activation}{spread}"
+        f"; config with normalize_input: {normed}, normalize_value: False"
     )
+    return replace(found, notes=(*found.notes, needed))
 
 
 _SAVED = key("model")
