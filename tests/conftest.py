@@ -334,7 +334,7 @@ def libraries_behind_their_rows(request: pytest.FixtureRequest, monkeypatch: pyt
     allowed = recognize._collect_claims
 
     def asked_all(rows: Iterable[Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
-        rows, names = tuple(rows), tuple(recognize._list_display_names(tree))
+        rows, names = tuple(rows), tuple(recognize.list_display_names(tree))
         for row in rows:
             if not recognize.may_recognize(row, names, name):
                 assert recognize._load_layout(row).recognise(tree, name) is None, row.name

@@ -20,12 +20,13 @@ from tests.pickles import importable, instance, stand_in
 
 BOX = stand_in("gymnasium.spaces.box.Box")
 DISCRETE = stand_in("gymnasium.spaces.discrete.Discrete")
+MULTI_DISCRETE = stand_in("gymnasium.spaces.multi_discrete.MultiDiscrete")
 TD3_POLICY = stand_in("stable_baselines3.td3.policies.TD3Policy")
 SAC_POLICY = stand_in("stable_baselines3.sac.policies.SACPolicy")
 ON_POLICY = stand_in("stable_baselines3.common.policies.ActorCriticPolicy")
 MEAN_STD = stand_in("stable_baselines3.common.running_mean_std.RunningMeanStd")
 NORMALIZE = stand_in("stable_baselines3.common.vec_env.vec_normalize.VecNormalize")
-_CLASSES = (BOX, DISCRETE, TD3_POLICY, SAC_POLICY, ON_POLICY, MEAN_STD, NORMALIZE)
+_CLASSES = (BOX, DISCRETE, MULTI_DISCRETE, TD3_POLICY, SAC_POLICY, ON_POLICY, MEAN_STD, NORMALIZE)
 
 OBS, LOW, HIGH = 3, (-1.0, 0.0), (2.0, 0.5)
 

@@ -189,12 +189,10 @@ def test_an_actor_without_bounds_is_never_written(tmp_path: Path) -> None:
 
 def test_an_agent_without_q_functions_is_refused(tmp_path: Path, golden: Golden) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
-    agent = {"actor_mean." + name: value for name, value in net.state_dict().items()}
-    critic = {"critic." + name: value for name, value in nn.Sequential(nn.Linear(3, 1)).state_dict().items()}
-    torch.save({**agent, **critic, "actor_logstd": torch.zeros(1, 2)}, tmp_path / "ppo.pt")
+    layers = {"l1": nn.Linear(3, 8), "l2": nn.Linear(8, 8), "l3": nn.Linear(8, 2)}
+    torch.save({"actor": nn.ModuleDict(layers).state_dict()}, tmp_path / "actor.pt")
     with pytest.raises(UnsupportedError) as caught:
-        convert(str(tmp_path / "ppo.pt"), str(tmp_path / "b.cleanrl_model"), allow_missing=True)
+        convert(str(tmp_path / "actor.pt"), str(tmp_path / "b.cleanrl_model"), allow_missing=True)
     golden(caught.value)
 
 

@@ -222,8 +222,8 @@ def convert(
     Targets are torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras (a weights
     file), safetensors, npz, onnx (a runnable policy), and RL libraries' own formats: fujimoto (the TD3
     authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, d3rlpy (.d3), d3rlpy_model (.pt),
-    rsl_rl, fasttd3, skrl, elegantrl, tf_agents, acme, keras_rl, rllib. The target is inferred from
-    DST's suffix for .pt, .pth, .index, .h5, .cleanrl_model, .d3, .safetensors, .npz and .onnx.
+    rsl_rl, rl_games, fasttd3, skrl, elegantrl, tf_agents, acme, keras_rl, rllib. The target is inferred
+    from DST's suffix for .pt, .pth, .index, .h5, .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
     _prepare_process()
     from ckpttool.commands import convert

@@ -48,6 +48,8 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
+from ckpttool.libraries import schema
+from ckpttool.networks.build import layer_widths
 
 # `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
 
@@ -101,6 +103,8 @@ def _convert_to_format(
     checkpoint = keep_network_reads(checkpoint)
     given = read_verified_sidecar(checkpoint)
     own, notes = _apply_facts(given, checkpoint, request, facts)
+    own, more = _with_spaces(own, checkpoint, request, facts.env if facts else None)
+    notes = (*notes, *more)
     shards = note_other_shards(checkpoint)
     notes = notes if shards is None else (shards, *notes)
     with WorkerThread() as aside:
@@ -233,6 +237,56 @@ def _loading_code(
     return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
 
 
+def _with_order_of_quantiles(made: Sidecar, layout: str) -> Sidecar:
+    """Return the sidecar with the order in which the target's library has quantiles and actions."""
+    order = getattr(plugins.find("layouts", layout).load(), "QUANTILES", None)
+    if order is None or made.choices is None or not made.choices["scores"].startswith("quantiles"):
+        return made
+    return replace(made, choices={**made.choices, "scores": order})
+
+
+def _with_spaces(
+    own: VerifiedSidecar, checkpoint: Checkpoint, request: ConversionRequest, env: str | None
+) -> tuple[VerifiedSidecar, tuple[str, ...]]:
+    """Return the source's sidecar with the spaces of the given environment that no file records.
+
+    Only a library's own file may need them. Raise EnvironmentMismatchError if they do not fit the agent.
+    """
+    if env is None or not request.kind.agent:
+        return own, ()
+    from ckpttool.commands.evaluate import assume_choices, read_action_bounds, spec_choices
+    from ckpttool.evaluation import environments
+
+    binding = recognize_playable_agent(checkpoint, request.options.layout)
+    if binding is None:
+        return own, ()
+    agent = build_agent(checkpoint, binding, own)
+    known, part = agent.known, next((part for part in agent.binding.parts if part.acts), None)
+    recorded = known.observation_space and (known.choices or known.action_low)
+    if recorded or part is None or part.component in agent.binding.fronts:
+        return own, ()
+    try:
+        with environments.make_vector_env(env, trusted=True) as made:
+            spec = made.spec
+    except CkpttoolError as error:
+        return own, (f"no spaces were read, because {env} cannot be created: {error.message}",)
+    agent = assume_choices(agent, spec)
+    bounds, choices = read_action_bounds(agent, layer_widths(agent.tree, part), spec), spec_choices(spec)
+    observed = {
+        name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
+        for name, (low, high) in spec.observation_bounds.items()
+    }
+    found: dict[str, Any] = {
+        "observation_space": schema.make_observation_space("gymnasium", observed),
+        **({"action_low": list(bounds.low), "action_high": list(bounds.high)} if choices is None else {}),
+        "choices": None if choices is None else choices.document(),
+    }
+    found = {name: value for name, value in found.items() if value and getattr(known, name) is None}
+    base = own.sidecar or Sidecar("")
+    origins = dict.fromkeys(found, f"given: the spaces of {env}")
+    return replace(own, sidecar=replace(base, **found, provenance={**base.provenance, **origins})), ()
+
+
 @dataclass(slots=True)
 class _TargetWriter:
     """Writer of the target and of all files beside it.
@@ -317,6 +371,7 @@ class _TargetWriter:
         if options.fold_normalizer:
             recorded = {**made.provenance, "obs_norm": "given: folded into the first layers"}
             made = replace(made, obs_norm=None, provenance=recorded)
+        made = _with_order_of_quantiles(made, self.request.kind.layout)
         if not options.verify or binding is None:
             return made
         before = prepared_source_agent(self.checkpoint, self.plan.source, binding, own)
@@ -333,7 +388,7 @@ class _TargetWriter:
         facts = restore.merge_metadata(self.own.sidecar, read)
         if facts.obs_norm is None:
             return []
-        name, data = layout.statistics_beside(facts.obs_norm, facts.action_low, facts.action_high)
+        name, data = layout.statistics_beside(facts)
         file = os.path.join(os.path.dirname(self.target), name)
         require_new(file, self.checkpoint.files, force=options.force)
 

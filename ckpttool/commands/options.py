@@ -713,6 +713,7 @@ TARGETS: dict[str, TargetKind] = {
     "rsl_rl": TargetKind("pytorch", "rsl_rl", agent=True),
     "fasttd3": TargetKind("pytorch", "fasttd3", agent=True),
     "skrl": TargetKind("pytorch", "skrl", agent=True),
+    "rl_games": TargetKind("pytorch", "rl_games", agent=True),
     "elegantrl": TargetKind("pytorch", "elegantrl", agent=True),
     "d3rlpy": TargetKind("d3rlpy", "d3rlpy", agent=True, plan="plan_d3"),
     "d3rlpy_model": TargetKind("pytorch", "d3rlpy", agent=True),

@@ -985,6 +985,7 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
         head=str(known.head or layer_facts.head),
         activations=tuple(known.activations) if known.activations else layer_facts.activations,
         observation_space=known.observation_space,
+        choices=schema.known_choices(known) or layer_facts.choices,
         norm=restore.known_statistics(known) or layer_facts.norm,
         epsilon=(known.epsilon or {}).get("layer_norm", layer_facts.epsilon),
     )

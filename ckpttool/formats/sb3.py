@@ -372,10 +372,25 @@ def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
 # The process gets a folder with `request.json` (what to build, and where each tensor's bytes are) and
 # `tensors.bin`, and writes `agent.zip` there.
 
-_ALGORITHMS = {
-    "stable_baselines3.sac.policies.SACPolicy": "SAC",
-    "stable_baselines3.td3.policies.TD3Policy": "TD3",
+
+class _PolicyKind(NamedTuple):
+    """The algorithm that a policy class belongs to: its package, its name, its networks in `net_arch`."""
+
+    package: str
+    algorithm: str
+    networks: tuple[str, ...]
+
+
+_POLICY_CLASSES = {
+    "stable_baselines3.sac.policies.SACPolicy": _PolicyKind("stable_baselines3", "SAC", ("pi", "qf")),
+    "stable_baselines3.td3.policies.TD3Policy": _PolicyKind("stable_baselines3", "TD3", ("pi", "qf")),
+    "stable_baselines3.common.policies.ActorCriticPolicy": _PolicyKind(
+        "stable_baselines3", "PPO", ("pi", "vf")
+    ),
+    "stable_baselines3.dqn.policies.DQNPolicy": _PolicyKind("stable_baselines3", "DQN", ()),
+    "sb3_contrib.qrdqn.policies.QRDQNPolicy": _PolicyKind("sb3_contrib", "QRDQN", ()),
 }
+_PLAIN_ARGUMENTS = ("n_critics", "n_quantiles")
 _COUNTERS = ("_n_updates", "num_timesteps")
 _SECONDS = 600
 _LAST = 400
@@ -391,42 +406,61 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     Raise MissingExtraError if the library is not installed, UnsupportedError if the tree is not one of
     its agents (see libraries/sb3.py).
     """
-    if importlib.util.find_spec("stable_baselines3") is None:
-        raise MissingExtraError(
-            "writing a Stable-Baselines3 file requires stable_baselines3, which is not installed",
-            hint="pip install 'ckpttool[sb3]'",
-        )
     requested = build_request(tree)
+    package = requested["package"]
+    if importlib.util.find_spec(package) is None:
+        ours = package == "stable_baselines3"
+        raise MissingExtraError(
+            f"writing a Stable-Baselines3 file requires {package}, which is not installed",
+            hint="pip install 'ckpttool[sb3]'" if ours else "pip install sb3-contrib",
+        )
     return (OutputFile("", lambda stream: _write_sb3(tree, requested, stream)),)
 
 
 def build_request(tree: Tree) -> dict[str, Any]:
-    """Return what to build: algorithm, sizes, bounds (the two small tensors are read), counters.
+    """Return what to build: algorithm, sizes, spaces (their small tensors are read), counters.
 
     Raise UnsupportedError if the tree is not an agent of the library.
     """
     policy = tree.get((_DATA, key("policy_class")))
     name = policy.value.name if isinstance(policy, ValueLeaf) and isinstance(policy.value, Record) else None
-    if name not in _ALGORITHMS:
+    if name not in _POLICY_CLASSES:
         raise UnsupportedError("a Stable-Baselines3 file can only store an agent", found=name)
-    n_critics = _value(tree, "policy_kwargs", key("n_critics"))
     activation = _value(tree, "policy_kwargs", key("activation_fn"))
-    kind = _ALGORITHMS[name]
+    kind = _POLICY_CLASSES[name]
+    arguments = {n: value for n in _PLAIN_ARGUMENTS if (value := _value(tree, "policy_kwargs", key(n)))}
+    sizes = key("net_arch")
+    net_arch: Any = {each: _list_values(tree, "policy_kwargs", sizes, key(each)) for each in kind.networks}
     return {
-        "algorithm": "DDPG" if (kind, n_critics) == ("TD3", 1) else kind,
+        "package": kind.package,
+        "algorithm": _algorithm(tree, kind, arguments),
         "obs_dim": _value(tree, "observation_space", attr("_shape"), index(0)),
         "observation_space": [_bounds(tree, end) for end in ("low", "high")],
-        "low": _numbers(tree, "low"),
-        "high": _numbers(tree, "high"),
-        "net_arch": {each: _widths(tree, each) for each in ("pi", "qf")},
-        "activation": activation.name.rpartition(".")[2] if isinstance(activation, Record) else "ReLU",
-        "n_critics": n_critics,
-        "counters": {
-            each: found
-            for each in ("_n_updates", "num_timesteps")
-            if (found := _value(tree, each)) is not None
+        "action_space": _action_space(tree),
+        "policy_kwargs": {
+            "net_arch": net_arch or _list_values(tree, "policy_kwargs", sizes),
+            **arguments,
         },
+        "activation": activation.name.rpartition(".")[2] if isinstance(activation, Record) else None,
+        "counters": {each: found for each in _COUNTERS if (found := _value(tree, each)) is not None},
     }
+
+
+def _algorithm(tree: Tree, kind: _PolicyKind, arguments: Mapping[str, Any]) -> str:
+    """Return the class: one critic is DDPG's, the optimizer distinguishes A2C (RMSprop) from PPO (Adam)."""
+    if (kind.algorithm, arguments.get("n_critics")) == ("TD3", 1):
+        return "DDPG"
+    root_mean_square = (key("policy.optimizer"), key("param_groups"), index(0), key("alpha")) in tree
+    return "A2C" if (kind.algorithm, root_mean_square) == ("PPO", True) else kind.algorithm
+
+
+def _action_space(tree: Tree) -> dict[str, Any]:
+    """Return the arguments of a Box, a Discrete or a MultiDiscrete space."""
+    for name in ("n", "nvec"):
+        counts = _list_values(tree, "action_space", attr(name))
+        if counts:
+            return {name: counts, "start": _list_values(tree, "action_space", attr("start"))}
+    return {"low": _numbers(tree, "low"), "high": _numbers(tree, "high")}
 
 
 def _value(tree: Tree, name: str, *steps: PathStep) -> Any:
@@ -445,9 +479,10 @@ def _bounds(tree: Tree, end: str) -> list[Any]:
     return [leaf.dtype, [repr(n) for n in leaf.array().tolist()]] if isinstance(leaf, Leaf) else []
 
 
-def _widths(tree: Tree, name: str) -> list[Any]:
-    place = (_DATA, key("policy_kwargs"), key("net_arch"), key(name))
-    return [leaf.value for path, leaf in tree.plain() if path[:-1] == place]
+def _list_values(tree: Tree, name: str, *steps: PathStep) -> list[Any]:
+    """Return the items of a list in the settings, or a single value as a list."""
+    place = (_DATA, key(name), *steps)
+    return [leaf.value for path, leaf in tree.plain() if path == place or path[:-1] == place]
 
 
 def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:

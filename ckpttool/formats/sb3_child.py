@@ -28,7 +28,8 @@ def main(folder: str) -> None:
     _load_states(model, states)
     for name, value in request["counters"].items():
         setattr(model, name, value)
-    model.buffer_size = _BUFFER
+    if hasattr(model, "buffer_size"):
+        model.buffer_size = _BUFFER
     made = os.path.join(folder, "dated.zip")
     model.save(made)
     _strip_timestamps(made, os.path.join(folder, "agent.zip"))
@@ -67,30 +68,34 @@ def _restore_lists(state: dict[str, Any]) -> dict[str, Any]:
         for group in state["param_groups"].values()
     ]
     for group in groups:
-        group["betas"] = tuple(group["betas"])
+        if "betas" in group:
+            group["betas"] = tuple(group["betas"])
     return {"state": state.get("state", {}), "param_groups": groups}
 
 
 def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
     """Return the algorithm, set up with networks of the right sizes."""
+    import importlib
+
     import numpy as np
-    import stable_baselines3
     import torch
     from gymnasium import spaces
 
-    activation = getattr(torch.nn, request["activation"])
-    kwargs: dict[str, Any] = {"net_arch": request["net_arch"], "n_critics": request["n_critics"]}
-    if activation is not torch.nn.ReLU:
-        kwargs["activation_fn"] = activation
-    options: dict[str, Any] = {"policy_kwargs": kwargs, "buffer_size": 1}
-    for group in states.get("actor.optimizer", {}).get("param_groups", ()):
-        options["learning_rate"] = group["lr"]
+    kwargs: dict[str, Any] = dict(request["policy_kwargs"])
+    if request["activation"] is not None:
+        kwargs["activation_fn"] = getattr(torch.nn, request["activation"])
+    algorithm = getattr(importlib.import_module(request["package"]), request["algorithm"])
+    options: dict[str, Any] = {"policy_kwargs": kwargs}
+    if request["algorithm"] not in ("PPO", "A2C"):
+        options["buffer_size"] = 1
+    for member in ("actor.optimizer", "policy.optimizer"):
+        for group in states.get(member, {}).get("param_groups", ()):
+            options["learning_rate"] = group["lr"]
     if request["algorithm"] == "SAC":
-        options["target_entropy"] = -float(len(request["low"]))
+        options["target_entropy"] = -float(len(request["action_space"]["low"]))
         alpha = states.get("pytorch_variables", {}).get("ent_coef_tensor")
         if alpha is not None:
             options["ent_coef"] = float(alpha)
-    algorithm = getattr(stable_baselines3, request["algorithm"])
     model = algorithm("MlpPolicy", None, device="cpu", _init_setup_model=False, **options)
     model.observation_space = spaces.Box(-np.inf, np.inf, (request["obs_dim"],), np.float32)
     if all(request["observation_space"]):
@@ -100,19 +105,38 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
             model.observation_space = spaces.Box(low, high, dtype=low.dtype.type)
     else:
         model.unknown_observation_bounds = True  # libraries/sb3.py reads this: the infinite ones are no fact
-    low, high = (np.asarray(request[end], np.float32) for end in ("low", "high"))
-    model.action_space = spaces.Box(low, high, dtype=np.float32)
+    model.action_space = _build_action_space(request["action_space"])
     model.n_envs = 1
     model._setup_model()  # as `load` does
     return model
 
 
+def _build_action_space(found: dict[str, Any]) -> Any:
+    import numpy as np
+    from gymnasium import spaces
+
+    if "n" in found:
+        return spaces.Discrete(*found["n"], start=found["start"][0])
+    if "nvec" in found:
+        starts = {"start": found["start"]} if any(found["start"]) else {}
+        return spaces.MultiDiscrete(found["nvec"], **starts)
+    low, high = (np.asarray(found[end], np.float32) for end in ("low", "high"))
+    return spaces.Box(low, high, dtype=np.float32)
+
+
 def _load_states(model: Any, states: dict[str, Any]) -> None:
     """Load the weights, the optimizers' state and the entropy coefficient into the model."""
     model.policy.load_state_dict(states["policy"], strict=True)
-    for member, optimizer in (("actor.optimizer", model.actor), ("critic.optimizer", model.critic)):
-        if member in states:
-            optimizer.optimizer.load_state_dict(states[member])
+    for name in ("actor", "critic"):
+        if f"{name}.optimizer" in states:
+            getattr(model, name).optimizer.load_state_dict(states[f"{name}.optimizer"])
+    if "policy.optimizer" in states:
+        optimizer, state = model.policy.optimizer, states["policy.optimizer"]
+        # Before version 2.4 DQN's also lists the target's parameters, without a state.
+        (own,), (group,) = optimizer.param_groups, state["param_groups"]
+        if len(own["params"]) == 2 * len(group["params"]):
+            group["params"] = list(range(len(own["params"])))
+        optimizer.load_state_dict(state)
     variable = states.get("pytorch_variables", {}).get("log_ent_coef")
     if variable is not None:
         model.log_ent_coef.data = variable

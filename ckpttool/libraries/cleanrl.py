@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.tree import Container, Tree, ValueLeaf, index, key
+from ckpttool.core.tree import Container, PathStep, Tree, ValueLeaf, index, key
 from ckpttool.libraries import optimizers_read, schema, tf2rl
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent, require_action_bounds
@@ -24,6 +24,8 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     WritingTable,
     count_critics,
+    has_q_policy,
+    has_value_network,
     is_gaussian,
     plan_torch_file,
 )
@@ -117,11 +119,15 @@ def _bind_c51(tree: Tree) -> RecognizedAgent | None:
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
-    """Plan the tuple that CleanRL's Actor and QNetwork load strictly.
+    """Plan the tuple, or the one state_dict, that CleanRL's own classes load strictly.
 
-    Raise UsageError if the action bounds are unknown, which are two of the actor's buffers, and
-    UnsupportedError for networks or an action map that CleanRL's classes cannot represent.
+    Raise UsageError if the action bounds are unknown, which are two of the actor's buffers in TD3, DDPG and
+    SAC, and UnsupportedError for networks or an action map that CleanRL's classes cannot represent.
     """
+    if has_q_policy(binding):
+        return plan_torch_file(_make_q_table(binding), binding, agent, settings)
+    if has_value_network(binding):
+        return plan_torch_file(_make_ppo_table(binding), binding, agent, settings)
     soft = is_gaussian(binding)
     names = LayerNames("fc{n}", "fc_mean", {"log_std": "fc_logstd"}) if soft else LayerNames("fc{n}", "fc_mu")
     rows: list[NetworkRow | SingleTensorRow] = [
@@ -143,3 +149,51 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 
 
 _Q = LayerNames("fc{n}", "fc{n}")
+_NAMED = f"name the file *{_SUFFIX}: its names alone are no evidence of CleanRL"
+
+
+def _sequential_row(place: str, theirs: str, *entry: PathStep) -> NetworkRow:
+    return NetworkRow(place, entry, LayerNames(f"{theirs}.{{s}}", f"{theirs}.{{s}}"))
+
+
+def _make_ppo_table(binding: RecognizedAgent) -> WritingTable:
+    """Return the table of ppo.py's Agent, or of ppo_continuous_action.py's."""
+    discrete = binding.facts.head == "argmax"
+    rows: list[NetworkRow | SingleTensorRow] = [_sequential_row("value", "critic")]
+    rows.append(_sequential_row("actor", "actor" if discrete else "actor_mean"))
+    if not discrete:
+        rows.append(SingleTensorRow("actor/log_std", (key("actor_logstd"),), (1, -1)))
+    return WritingTable(
+        "CleanRL",
+        rows,
+        "argmax" if discrete else "clip",
+        hidden="tanh",
+        depth=3,
+        needs=("actor", "value"),
+        notes=(_NAMED,) if discrete else (),
+    )
+
+
+def _make_q_table(binding: RecognizedAgent) -> WritingTable:
+    """Return the table of dqn.py's QNetwork, or of c51.py's with the arguments that its evaluation reads."""
+    support = binding.facts.choices.support if binding.facts.choices is not None else ()
+    entry = (_WEIGHTS,) if support else ()
+    rows: list[NetworkRow | SingleTensorRow] = [_sequential_row("critic/q1", "network", *entry)]
+    arguments: dict[str, float | str] = {}
+    if support:
+        rows.append(SingleTensorRow("critic/q_support", (_WEIGHTS, key("atoms"))))
+        arguments = {"n_atoms": len(support), "v_min": support[0], "v_max": support[-1]}
+    if support and binding.facts.env is not None:
+        arguments["env_id"] = binding.facts.env
+    return WritingTable(
+        "CleanRL",
+        rows,
+        "argmax",
+        depth=3,
+        needs=("critic",),
+        values=False,
+        constants={(_ARGUMENTS, key(name)): ValueLeaf(value) for name, value in arguments.items()},
+        containers={(_ARGUMENTS,): Container("dict")} if support else {},
+        notes=() if support else (_NAMED,),
+        scores=("values", "atoms"),
+    )

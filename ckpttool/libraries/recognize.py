@@ -741,7 +741,7 @@ def _recognize_any(
 
 
 def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
-    names = tuple(_list_display_names(tree))
+    names = tuple(list_display_names(tree))
     requested = (plugin for plugin in layouts if may_recognize(plugin, names, name))
     return [b for plugin in requested if (b := _load_layout(plugin).recognise(tree, name)) is not None]
 
@@ -758,7 +758,7 @@ def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bo
     return bool(plugin.names) and any(map(re.compile(plugin.names, re.DOTALL).fullmatch, names))
 
 
-def _list_display_names(tree: Tree) -> Iterator[str]:
+def list_display_names(tree: Tree) -> Iterator[str]:
     """Yield the names of all entries and their aliases, including those that share one."""
     for path in tree:
         yield display(path)

@@ -16,9 +16,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS
-from ckpttool.core.tree import Tree
-from ckpttool.libraries import optimizers_read
+from ckpttool.core.tree import Tree, ValueLeaf, key
+from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     CATEGORICAL,
@@ -29,6 +30,16 @@ from ckpttool.libraries.schema import (
     ObservationNormalizer,
     RecognizedAgent,
 )
+from ckpttool.libraries.write import (
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    StatisticsRow,
+    WritingTable,
+    list_kernel_shapes,
+    plan_torch_file,
+)
+from ckpttool.mapping.rules import Plan, Settings
 
 _MODEL = "model/a2c_network"
 # Inside the model; before 1.5, beside it.
@@ -41,7 +52,7 @@ TABLE = LayoutTable(
     title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu and sigma or logits, value), epoch",
     framework="torch",
     components={},
-    optimizers={},
+    optimizers={"optimizer": schema.JOINT},
     counters={"epoch": "iter", "frame": "num_timesteps"},
     facts=AgentMetadata(
         head="clip_affine",
@@ -140,3 +151,68 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     if stated("config/normalize_input") is True and facts.norm is None:
         facts = facts.lacking(NO_STATISTICS)
     return replace(binding, facts=facts)
+
+
+def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
+    """Plan a file for `A2CAgent.restore`, with a policy and a value of separate layers.
+
+    Raise UnsupportedError for networks or an action map that A2CBuilder and its players cannot represent,
+    e.g. hidden sizes of the value that are not those of the policy.
+    """
+    writing = _make_table(binding)
+    found = plan_torch_file(writing, binding, agent, settings)
+    sizes = {
+        part.component: [shape[-1] for shape in list_kernel_shapes(part, agent)[:-1]]
+        for part in binding.parts
+        if part.component in ("actor", "value")
+    }
+    if sizes["actor"] != sizes["value"]:
+        raise UnsupportedError(
+            "rl_games' networks have the same hidden sizes for policy and value",
+            expected=str(sizes["actor"]),
+            found=str(sizes["value"]),
+        )
+    activation = ", ".join(sorted(set(binding.facts.activations or (binding.facts.hidden,))))
+    targets = (*(move.target for move in found.moves), *found.added)
+    normed = any("running_mean_std" in str(path[-1].value) for path in targets)
+    spread = "" if binding.facts.head == "argmax" else ", fixed_sigma: True"
+    needed = (
+        f"configure network with separate: True, mlp.units {sizes['actor']}, activation {activation}{spread}"
+        f"; config with normalize_input: {normed}, normalize_value: False"
+    )
+    return replace(found, notes=(*found.notes, needed))
+
+
+_SAVED = key("model")
+
+
+def _network_row(place: str, trunk: str, last: str) -> NetworkRow:
+    return NetworkRow(place, (_SAVED,), LayerNames(f"a2c_network.{trunk}.{{s}}", f"a2c_network.{last}"))
+
+
+def _make_table(binding: RecognizedAgent) -> WritingTable:
+    discrete = binding.facts.head == "argmax"
+    last = "logits" if discrete else "mu"
+    places = {ours: (_SAVED, key(f"running_mean_std.{theirs}")) for theirs, ours in _STATISTICS.items()}
+    rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = [
+        _network_row("actor", "actor_mlp", last),
+        _network_row("value", "critic_mlp", "value"),
+        StatisticsRow(places, "float64", epsilon=1e-5, clip=5.0, counter="float64"),
+    ]
+    if not discrete:
+        rows.insert(0, SingleTensorRow("actor/log_std", (_SAVED, key("a2c_network.sigma")), (-1,)))
+    return WritingTable(
+        "rl_games",
+        rows,
+        "argmax" if discrete else "clip_affine",
+        hidden="",
+        counters={ours: (key(theirs),) for theirs, ours in TABLE.counters.items()},
+        joint=(key("optimizer"),),
+        needs=("actor", "value"),
+        constants={
+            **{(key(name),): ValueLeaf(0) for name in TABLE.counters},
+            (key("env_state"),): ValueLeaf(None),
+        },
+        # network_builder.py, A2CBuilder: the order in which the modules are created.
+        modules=tuple(f"a2c_network.{name}" for name in ("sigma", "actor_mlp", "critic_mlp", "value", last)),
+    )

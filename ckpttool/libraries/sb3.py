@@ -8,11 +8,19 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import filesystem
-from ckpttool.core.errors import UnsupportedError, abbreviate_list
-from ckpttool.core.sidecar import STATISTICS_UNKNOWN, LedgerEntry, are_arguments, unknown_fact
+from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import (
+    STATISTICS_UNKNOWN,
+    LedgerEntry,
+    Scores,
+    Sidecar,
+    are_arguments,
+    unknown_fact,
+)
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.encodings import pickle_values
@@ -41,6 +49,8 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     WritingTable,
     count_critics,
+    has_q_policy,
+    has_value_network,
     is_gaussian,
     plan_torch_file,
 )
@@ -725,22 +735,22 @@ def _replace_metadata(binding: RecognizedAgent, facts: AgentMetadata) -> Recogni
     return replace(binding, facts=facts)
 
 
-def make_statistics_file(norm: Mapping[str, Any], low: Sequence[float], high: Sequence[float]) -> bytes:
+def make_statistics_file(known: Sidecar) -> bytes:
     """Return the file that Stable-Baselines3's `VecNormalize.load` reads, with frozen statistics.
 
-    `norm` holds mean, var, epsilon and clip as in a sidecar, `low` and `high` are the action bounds.
-    Rewards are not normalised, because their statistics are unknown.
+    Its spaces are those of the agent's own file, which the library compares with them. Rewards are not
+    normalised, because their statistics are unknown.
     """
-    size = len(norm["mean"])
-    clip = norm.get("clip")
-    free = [float("inf")] * size
-    box = Global("gymnasium.spaces.box", "Box")
+    norm, choices = known.obs_norm or {}, schema.known_choices(known)
+    clip, size = norm.get("clip"), len(norm["mean"])
+    unbounded = ([-math.inf] * size, [math.inf] * size)
+    ends = schema.observation_bounds(known.observation_space).get(schema.OBSERVATION, unbounded)
+    observed = [row * (size // len(row)) if len(row) in (1, size) else [] for row in ends]
+    bounds = [known.action_low or (-1.0,), known.action_high or (1.0,)]
     state = {
         "num_envs": 1,
-        "observation_space": pickles.encode_box(
-            box, _make_array([-each for each in free], "f4"), _make_array(free, "f4")
-        ),
-        "action_space": pickles.encode_box(box, _make_array(low, "f4"), _make_array(high, "f4")),
+        "observation_space": _make_box(observed if all(observed) else unbounded),
+        "action_space": _make_box(bounds) if choices is None else _make_choices(choices),
         "render_mode": None,
         "reset_infos": [{}],
         "norm_obs": True,
@@ -756,6 +766,26 @@ def make_statistics_file(norm: Mapping[str, Any], low: Sequence[float], high: Se
         "old_reward": _make_array([]),
     }
     return dumps(_make_object(Global(_VEC_ENV, "VecNormalize"), state), pickles.PROTOCOL)
+
+
+def _make_box(ends: Sequence[Sequence[float]]) -> PickleObject:
+    low, high = (_make_array(end, "f4") for end in ends)
+    return pickles.encode_box(Global("gymnasium.spaces.box", "Box"), low, high)
+
+
+def _make_choices(choices: Choices) -> PickleObject:
+    """Return a call of the space of discrete actions.
+
+    gymnasium/spaces/discrete.py: Discrete(n, seed, start); multi_discrete.py: MultiDiscrete(nvec, dtype,
+    seed, start), without a start in old versions.
+    """
+    if choices.single:
+        arguments: tuple[Any, ...] = (choices.counts[0], None, choices.starts[0])
+        return PickleObject(Global("gymnasium.spaces.discrete", "Discrete"), arguments, 0)
+    arguments = (list(choices.counts),)
+    if any(choices.starts):
+        arguments = (*arguments, Global("numpy", "int64"), None, list(choices.starts))
+    return PickleObject(Global("gymnasium.spaces.multi_discrete", "MultiDiscrete"), arguments, 0)
 
 
 def _make_running_statistics(mean: PickleObject, var: PickleObject) -> PickleObject:
@@ -782,6 +812,8 @@ def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleOb
 # critic).
 
 _WHOSE = "Stable-Baselines3"
+_PACKAGE = "stable_baselines3"
+QUANTILES: Scores = "quantiles"
 _VARIABLES = key("pytorch_variables")
 _MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyReLU", "silu": "SiLU"} | {
     "gelu": "GELU",
@@ -789,7 +821,6 @@ _MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyRe
     "softplus": "Softplus",
     "linear": "linear.Identity",
 }
-_DEFAULT = "activation.ReLU"
 _MEMBERS = {
     "actor_optimizer": "actor.optimizer",
     "critic_optimizer": "critic.optimizer",
@@ -800,41 +831,131 @@ _LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
-    """Plan a TD3, DDPG or SAC file for the library's own `load`.
+    """Plan a file of TD3, DDPG, SAC, PPO, A2C, DQN or QR-DQN for the library's own `load`.
 
     Missing targets are copied from the online networks. Raise UnsupportedError for networks or an
-    action map that the library's policies cannot represent, UsageError if the action bounds are
-    unknown.
+    action map that the library's policies cannot represent, UsageError if the action space is unknown.
     """
-    soft = is_gaussian(binding)
-    rows = [_policy("actor", soft=soft), *([] if soft else [_policy("actor_target", soft=False)])]
-    for component in ("critic", "critic_target"):
-        rows += [_q_rows(component, number) for number in range(count_critics(binding))]
+    if has_q_policy(binding):
+        writing, policy = _make_q_table(binding, agent)
+    elif has_value_network(binding):
+        writing, policy = _make_on_policy_table(binding, agent)
+    else:
+        writing, policy = _make_actor_critic_table(binding, agent)
     notes = ["training settings (gamma, tau, noise, ...) are set to the library's defaults"]
     if (attr(schema.NORMALIZER), attr("mean")) in agent or binding.facts.norm is not None:
         file = STATISTICS_FILE
         load = f'VecNormalize.load("{file}", venv)'
         notes.append(f"observation statistics are in {file} beside the target; load them with {load}")
+    counters = {ours: (_DATA, key(theirs)) for theirs, ours in _COUNTERS.items()}
+    writing = replace(writing, counters=counters, notes=(*notes, *writing.notes))
+    found = plan_torch_file(writing, binding, agent, settings)
+    # The library's zip needs no containers, but the settings to build the policy.
+    added = {**found.added, **_make_settings(policy, binding, agent)}
+    return replace(found, added=added, assumed=(*found.assumed, *policy.assumed), containers={})
+
+
+class _PolicyClass(NamedTuple):
+    """A policy class of the library, its default activation, and its networks by their names in `net_arch`.
+
+    Without a name there, `net_arch` is the list of the only network's sizes. `arguments` are further ones.
+    """
+
+    name: str
+    activation: str
+    networks: Mapping[str, str]
+    arguments: Mapping[str, int] = MappingProxyType({})
+    assumed: tuple[str, ...] = ()
+
+
+def _make_actor_critic_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, _PolicyClass]:
+    """Return the table of TD3, DDPG or SAC, and the policy class."""
+    soft = is_gaussian(binding)
+    rows = [_policy("actor", soft=soft), *([] if soft else [_policy("actor_target", soft=False)])]
+    for component in ("critic", "critic_target"):
+        rows += [_q_rows(component, number) for number in range(count_critics(binding))]
     writing = WritingTable(
         _WHOSE,
         [*rows, *(_temperature_row(agent) if soft else [])],
         head="",
         hidden="",
         optimizers={name: (key(member),) for name, member in _MEMBERS.items()},
-        counters={ours: (_DATA, key(theirs)) for theirs, ours in _COUNTERS.items()},
         needs=("actor", "critic"),
-        notes=tuple(notes),
     )
-    found = plan_torch_file(writing, binding, agent, settings)
-    # The library's zip needs no containers, but the settings to build the policy.
-    return replace(found, added={**found.added, **_make_settings(binding, agent)}, containers={})
+    name = "sac.policies.SACPolicy" if soft else "td3.policies.TD3Policy"
+    arguments = {"n_critics": count_critics(binding)}
+    return writing, _PolicyClass(f"{_PACKAGE}.{name}", "relu", {"pi": "actor", "qf": "critic"}, arguments)
 
 
-def statistics_beside(
-    norm: Mapping[str, Any], low: Sequence[float] | None, high: Sequence[float] | None
-) -> tuple[str, bytes]:
+def _make_on_policy_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, _PolicyClass]:
+    """Return the table of PPO or A2C, which differ in the optimizer, and the policy class."""
+    discrete = binding.facts.head == "argmax"
+    rows: list[NetworkRow | SingleTensorRow] = [
+        NetworkRow(ours, (_POLICY,), LayerNames(f"mlp_extractor.{theirs}_net.{{s}}", last))
+        for ours, theirs, last in (("actor", "policy", "action_net"), ("value", "value", "value_net"))
+    ]
+    if not discrete:
+        rows.insert(0, SingleTensorRow("actor/log_std", (_POLICY, key("log_std")), (-1,)))
+    trained = any(path[0] == attr(schema.JOINT) for path in agent)
+    family = optimizers_read.CanonicalOptimizer(schema.JOINT, agent, {}, {}).family if trained else None
+    # RMSpropTFLike adds epsilon inside the square root: another library's state is not its own.
+    own = binding.layout == TABLE.name and family is optimizers_read.RMSPROP
+    writing = WritingTable(
+        _WHOSE,
+        rows,
+        "argmax" if discrete else "clip",
+        hidden="",
+        needs=("actor", "value"),
+        joint=(_OPTIMIZER,) if trained and (own or family is optimizers_read.ADAM) else None,
+        family=optimizers_read.RMSPROP if own else optimizers_read.ADAM,
+        spaces=frozenset(("several", "starts")),
+        modules=(
+            "log_std",
+            "mlp_extractor.policy_net",
+            "mlp_extractor.value_net",
+            "action_net",
+            "value_net",
+        ),
+    )
+    name = f"{_PACKAGE}.common.policies.ActorCriticPolicy"
+    assumed = () if own else ("the algorithm is PPO; A2C.load reads the same file",)
+    return writing, _PolicyClass(name, "tanh", {"pi": "actor", "vf": "value"}, assumed=assumed)
+
+
+def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, _PolicyClass]:
+    """Return the table of DQN or QR-DQN, whose outputs are [quantiles, actions], and the policy class."""
+    choices = binding.facts.choices
+    wide = choices is not None and choices.scores in ("quantiles", "quantiles_last")
+    net = "quantile_net" if wide else "q_net"
+    outputs, arguments = None, {}
+    if choices is not None and wide:
+        acting = next(part for part in binding.parts if part.acts)
+        number = choices.values_per_action(_sizes(agent, acting)[-1])
+        arguments["n_quantiles"] = number
+        outputs = (sum(choices.counts), number) if choices.scores == "quantiles_last" else None
+    rows = [
+        NetworkRow(f"{component}/q1", (_POLICY,), LayerNames(pattern, pattern), outputs)
+        for component, module in (("critic", net), ("critic_target", f"{net}_target"))
+        for pattern in (f"{module}.{net}.{{s}}",)
+    ]
+    writing = WritingTable(
+        _WHOSE,
+        rows,
+        "argmax",
+        hidden="",
+        optimizers={"critic_optimizer": (_OPTIMIZER,)},
+        needs=("critic",),
+        values=False,
+        scores=("values", QUANTILES, "quantiles_last"),
+        spaces=frozenset(("starts",)),
+    )
+    name = "sb3_contrib.qrdqn.policies.QRDQNPolicy" if wide else f"{_PACKAGE}.dqn.policies.DQNPolicy"
+    return writing, _PolicyClass(name, "relu", {"": "critic"}, arguments)
+
+
+def statistics_beside(known: Sidecar) -> tuple[str, bytes]:
     """Return the name and the contents of the library's own statistics file."""
-    return STATISTICS_FILE, make_statistics_file(norm, low or (-1.0,), high or (1.0,))
+    return STATISTICS_FILE, make_statistics_file(known)
 
 
 def _policy(component: str, *, soft: bool) -> NetworkRow:
@@ -857,39 +978,71 @@ def _temperature_row(agent: Tree) -> list[SingleTensorRow]:
     return [SingleTensorRow("temperature/alpha", (_VARIABLES, key("ent_coef_tensor")), optional=True)]
 
 
-def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
+def _make_settings(
+    policy: _PolicyClass, binding: RecognizedAgent, agent: Tree
+) -> dict[Path, Leaf | ValueLeaf]:
     """Return the settings that the library needs: spaces, sizes, activation, class of the policy."""
-    low, high = _bounds(binding, agent)
-    actor = next(part for part in binding.parts if part.component == "actor")
-    heads = [part for part in binding.parts if part.component == "critic"]
-    sizes = {"pi": _sizes(agent, actor), "qf": _sizes(agent, heads[0])}
-    if any(_sizes(agent, part) != sizes["qf"] for part in heads) or sizes["qf"][-1] != 1:
+    heads = {
+        name: [part for part in binding.parts if part.component == component]
+        for name, component in policy.networks.items()
+    }
+    sizes = {name: _sizes(agent, parts[0]) for name, parts in heads.items()}
+    if "qf" in sizes:
+        _require_q_functions(sizes, [_sizes(agent, part) for part in heads["qf"]])
+    group, module = (_DATA, key("policy_kwargs")), _activation(binding)
+    inputs = next(iter(sizes.values()))[0]
+    values: dict[Path, Leaf | ValueLeaf] = {
+        (_DATA, key("policy_class")): ValueLeaf(Record(policy.name)),
+        (_DATA, key("observation_space"), attr("_shape"), index(0)): ValueLeaf(inputs),
+        **dict(_make_action_space(binding, agent)),
+        **{(*group, key(name)): ValueLeaf(value) for name, value in policy.arguments.items()},
+    }
+    if binding.layout != TABLE.name:  # a file of this layout keeps its own, of any type
+        values |= _make_observation_bounds(binding.facts.observation_space, inputs)
+    if module != f"activation.{_MODULES[policy.activation]}":  # the default is not stored in its file
+        values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
+    for name, widths in sizes.items():
+        names = [key(name)] if name else []
+        for position, width in enumerate(widths[1:-1]):
+            values[*group, key("net_arch"), *names, index(position)] = ValueLeaf(width)
+    return values
+
+
+def _require_q_functions(sizes: Mapping[str, list[int]], every: Sequence[list[int]]) -> None:
+    """Raise UnsupportedError unless the Q-functions are alike, of observation and action."""
+    if any(each != sizes["qf"] for each in every) or sizes["qf"][-1] != 1:
         raise UnsupportedError("Stable-Baselines3 requires Q-functions of the same size with one output")
     if sizes["qf"][0] != sizes["pi"][0] + sizes["pi"][-1]:
         raise UnsupportedError(
             "Stable-Baselines3's Q-functions must receive observation and action at the first layer"
         )
-    group = (_DATA, key("policy_kwargs"))
-    module = _activation(binding)
-    values: dict[Path, Leaf | ValueLeaf] = {
-        (_DATA, key("policy_class")): ValueLeaf(
-            Record(
-                f"stable_baselines3.{'sac.policies.SAC' if is_gaussian(binding) else 'td3.policies.TD3'}Policy"  # noqa: E501
-            )
-        ),
-        (_DATA, key("observation_space"), attr("_shape"), index(0)): ValueLeaf(sizes["pi"][0]),
-        (_DATA, key("action_space"), attr("low")): schema.make_float32_tensor(low),
-        (_DATA, key("action_space"), attr("high")): schema.make_float32_tensor(high),
-        (*group, key("n_critics")): ValueLeaf(len(heads)),
-    }
-    if binding.layout != TABLE.name:  # a file of this layout keeps its own, of any type
-        values |= _make_observation_bounds(binding.facts.observation_space, sizes["pi"][0])
-    if module != _DEFAULT:  # the library's own default is not stored in its file
-        values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
-    for name, widths in sizes.items():
-        for position, width in enumerate(widths[1:-1]):
-            values[*group, key("net_arch"), key(name), index(position)] = ValueLeaf(width)
-    return values
+
+
+def _make_action_space(binding: RecognizedAgent, agent: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
+    """Yield the bounds of a Box, or the numbers of a Discrete or MultiDiscrete space.
+
+    A Q-network chooses one action; what other discrete outputs mean follows from the space only.
+    """
+    place, choices = (_DATA, key("action_space")), binding.facts.choices
+    if choices is None and has_q_policy(binding):
+        acting = next(part for part in binding.parts if part.acts)
+        choices = Choices((_sizes(agent, acting)[-1],), (0,))
+    if choices is None and binding.facts.head == "argmax":
+        raise UsageError(
+            "unknown discrete actions, which a Stable-Baselines3 file must contain",
+            hint="pass --env ID, whose action space shows whether they are one choice or several",
+        )
+    if choices is None:
+        low, high = _bounds(binding, agent)
+        yield (*place, attr("low")), schema.make_float32_tensor(low)
+        yield (*place, attr("high")), schema.make_float32_tensor(high)
+    elif choices.single:
+        yield (*place, attr("n")), ValueLeaf(choices.counts[0])
+        yield (*place, attr("start")), ValueLeaf(choices.starts[0])
+    else:
+        for name, numbers in (("nvec", choices.counts), ("start", choices.starts)):
+            for position, number in enumerate(numbers):
+                yield (*place, attr(name), index(position)), ValueLeaf(number)
 
 
 def _make_observation_bounds(
@@ -904,6 +1057,8 @@ def _make_observation_bounds(
 
 def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Sequence[float]]:
     facts = binding.facts
+    if has_value_network(binding):
+        return require_action_bounds(facts, agent, "a Stable-Baselines3 file")
     fits = matches_action_map(facts, agent, "affine")
     if fits is False:
         raise UnsupportedError(

@@ -17,10 +17,11 @@ log_std_parameter (skrl/models/torch/categorical.py, multicategorical.py, which 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Leaf, Tree, attr, key
+from ckpttool.core.tree import Leaf, Path, Tree, attr, key
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
@@ -31,6 +32,7 @@ from ckpttool.libraries.write import (
     StatisticsRow,
     WritingTable,
     count_critics,
+    has_q_policy,
     has_value_network,
     is_gaussian,
     plan_torch_file,
@@ -167,7 +169,10 @@ def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
     spread = isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf)
     places = {ours: (_SEEN, key(theirs)) for theirs, ours in _STATISTICS.items()}
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = []
-    if spread or has_value_network(binding):
+    discrete = binding.facts.head == "argmax"
+    if has_q_policy(binding):
+        return _make_q_table(places)
+    if spread or (has_value_network(binding) and not discrete):
         rows.append(SingleTensorRow("actor/log_std", (key("policy"), key("log_std_parameter")), (-1,)))
     rows.append(_model_row("actor", "policy"))
     if has_value_network(binding):
@@ -178,15 +183,40 @@ def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
             rows.append(_model_row("actor_target", "target_policy"))
         rows += [_model_row(f"critic/{q}", f"critic{number}") for q, number in numbers.items()]
         rows += [_model_row(f"critic_target/{q}", f"target_critic{number}") for q, number in numbers.items()]
-    rows.append(StatisticsRow(places, "float64", epsilon=1e-8, outside=True, clip=5.0, counter="float64"))
+    rows.append(_scaler_row(places))
+    on_policy = "argmax" if discrete else "identity"
+    choices = binding.facts.choices
+    several = choices is not None and not choices.single
     return WritingTable(
         "skrl",
         rows,
-        "identity" if has_value_network(binding) else "tanh",
+        on_policy if has_value_network(binding) else "tanh",
         hidden="elu" if has_value_network(binding) else "relu",
         optimizers={
             ours: (key(theirs),) for theirs, ours in TABLE.optimizers.items() if ours != schema.JOINT
         },
         joint=(key("optimizer"),) if has_value_network(binding) else None,
         needs=("actor", "value") if has_value_network(binding) else ("actor", "critic"),
+        spaces=frozenset(("several",)),
+        notes=("create the policy with multicategorical_model",) if several else (),
     )
+
+
+def _make_q_table(places: Mapping[str, Path]) -> WritingTable:
+    """Return the table of DQN and DDQN, whose models are deterministic ones."""
+    return WritingTable(
+        "skrl",
+        (
+            _model_row("critic/q1", "q_network"),
+            _model_row("critic_target/q1", "target_q_network"),
+            _scaler_row(places),
+        ),
+        "argmax",
+        optimizers={"critic_optimizer": (key("optimizer"),)},
+        needs=("critic",),
+        values=False,
+    )
+
+
+def _scaler_row(places: Mapping[str, Path]) -> StatisticsRow:
+    return StatisticsRow(places, "float64", epsilon=1e-8, outside=True, clip=5.0, counter="float64")

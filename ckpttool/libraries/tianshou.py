@@ -26,12 +26,13 @@ from dataclasses import replace
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
-from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
+from ckpttool.libraries.recognize import LayoutTable, bind, list_display_names, read_pickled_module
 from ckpttool.libraries.schema import (
     NORMALIZER,
     AgentMetadata,
     ObservationNormalizer,
     RecognizedAgent,
+    make_float32_tensor,
     read_numbers,
 )
 from ckpttool.libraries.write import (
@@ -41,8 +42,10 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     WritingTable,
     count_critics,
+    has_q_policy,
     has_value_network,
     is_gaussian,
+    list_kernel_shapes,
     plan_torch_file,
 )
 from ckpttool.mapping.rules import KEEP, Move, Plan, Settings, ToTensor
@@ -138,7 +141,8 @@ _OTHER = {
     "branches": ("branches of BDQ", "model/common/model"),
 }
 # The parameter whose entries are one action's outputs, with what these are.
-_DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": "quantiles_last"}
+QUANTILES: Scores = "quantiles_last"
+_DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": QUANTILES}
 # A dueling Net has further layers for the advantages (q1) and for the state's value.
 _DUELING = replace(
     _Q_NETWORKS,
@@ -176,7 +180,8 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
         _count_inputs(tree, "critic") or _count_inputs(tree, "critic1"),
     )
     # Discrete SAC's Q-functions also have only the observation as input; there are two, with targets.
-    modules = {step for name in tree.names.values() for step in name.split("/")}
+    # Networks that share their tensors (a target that is a copy) have the other names.
+    modules = {step for name in list_display_names(tree) for step in name.split("/")}
     q_functions = modules & {"critic1", "critic2", "critic_old", "critic1_old"}
     alike = wide is not None and wide == narrow
     # The policy alone, as in 2.x: a standard deviation that is a parameter means PPO or a related algorithm.
@@ -228,9 +233,10 @@ def _refuse_other_network(tree: Tree) -> RecognizedAgent | None:
 def _bind_values(tree: Tree) -> RecognizedAgent | None:
     """Bind the Q-network of DQN, C51, QR-DQN or Rainbow, and its target."""
     names = {name: path for path, name in tree.names.items()}
-    if not any(name.startswith(f"{target}/") for name in names for target in _TARGETS):
+    every = tuple(list_display_names(tree))
+    if not any(name.startswith(f"{target}/") for name in every for target in _TARGETS):
         return None
-    if not any(name.startswith(("model/model/", "policy/model/model/")) for name in names):
+    if not any(name.startswith(("model/model/", "policy/model/model/")) for name in every):
         return None
     streams = any(_STREAM.search(name) for name in names)
     binding = bind(tree, _DUELING if streams else _Q_NETWORKS)
@@ -249,9 +255,17 @@ def _bind_values(tree: Tree) -> RecognizedAgent | None:
         if name is not None and isinstance(leaf, Leaf):
             support = read_numbers(leaf) if scores == "atoms" else ()
             binding = binding.choosing(tree, "dueling_atoms" if dueling else scores, support, leaf.size, name)
-            return _add_statistics(replace(binding, consumed=binding.consumed | {names[name]}), tree)
+            return _add_statistics(_place_parameter(binding, names[name], scores), tree)
     binding = binding.choosing(tree, "dueling", where="model.V") if dueling else binding.choosing(tree)
     return _add_statistics(binding, tree)
+
+
+def _place_parameter(binding: RecognizedAgent, path: Path, scores: Scores) -> RecognizedAgent:
+    """Return the binding with the atoms' values moved; the quantiles' follow from their number."""
+    if scores != "atoms":
+        return replace(binding, consumed=binding.consumed | {path})
+    move = Move(path, (attr("critic"), attr("q_support")), KEEP)
+    return replace(binding, moves=replace(binding.moves, moves=(*binding.moves.moves, move)))
 
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -352,7 +366,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     Raise UnsupportedError for networks or an action map that the library's Actor and Critic cannot
     represent.
     """
-    return plan_torch_file(_make_table(binding), binding, agent, settings)
+    return plan_torch_file(_make_table(binding, agent), binding, agent, settings)
 
 
 _OPTIMIZERS = key("_optimizers")
@@ -366,16 +380,24 @@ def _network_row(place: str, theirs: str, last: str = "last", **branches: str) -
     return NetworkRow(place, (), LayerNames(hidden, f"{theirs}.{last}.model.0", heads, norm=hidden))
 
 
-def _make_table(binding: RecognizedAgent) -> WritingTable:
+def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
+    if has_q_policy(binding):
+        return _make_q_table(binding, agent)
     if has_value_network(binding):
+        discrete = binding.facts.head == "argmax"
         rows: list[NetworkRow | SingleTensorRow] = [
-            SingleTensorRow("actor/log_std", (key("policy.actor.sigma_param"),), (-1, 1)),
-            _network_row("actor", "policy.actor", "mu"),
+            _network_row("actor", "policy.actor", "last" if discrete else "mu"),
             _network_row("value", "critic"),
         ]
-        joint = (_OPTIMIZERS, index(0))
+        if not discrete:
+            rows.insert(0, SingleTensorRow("actor/log_std", (key("policy.actor.sigma_param"),), (-1, 1)))
         return WritingTable(
-            "Tianshou", rows, "clip_affine", joint=joint, needs=("actor", "value"), containers=_STATES
+            "Tianshou",
+            rows,
+            "argmax" if discrete else "clip_affine",
+            joint=(_OPTIMIZERS, index(0)),
+            needs=("actor", "value"),
+            containers=_STATES,
         )
     soft, qs = is_gaussian(binding), [("q1", "critic"), ("q2", "critic2")][: max(count_critics(binding), 1)]
     rows = [
@@ -401,3 +423,51 @@ def _make_table(binding: RecognizedAgent) -> WritingTable:
         containers=_STATES,
         notes=() if ours else (_ONE,),
     )
+
+
+def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
+    """Return the table of DQN, C51 or QR-DQN, whose Net is all of the policy's model.
+
+    C51's optimizer also lists the support, which has no gradient.
+    """
+    choices, outputs = binding.facts.choices, None
+    rows: list[NetworkRow | SingleTensorRow] = []
+    constants: dict[Path, Leaf | ValueLeaf] = {}
+    if choices is not None and choices.scores in ("quantiles", QUANTILES):
+        acting = next(part for part in binding.parts if part.acts)
+        number = choices.values_per_action(list_kernel_shapes(acting, agent)[-1][-1])
+        constants[key("tau_hat"),] = _make_midpoints(number)
+        outputs = (number, sum(choices.counts)) if choices.scores == "quantiles" else None
+    if choices is not None and choices.support:
+        rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),)))
+    rows += [
+        NetworkRow(place, (), LayerNames(f"{net}.model.model.{{s}}", f"{net}.model.model.{{s}}"), outputs)
+        for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
+    ]
+    return WritingTable(
+        "Tianshou",
+        rows,
+        "argmax",
+        optimizers={"critic_optimizer": (_OPTIMIZERS, index(0))},
+        fresh=True,
+        needs=("critic",),
+        values=False,
+        constants=constants,
+        containers=_STATES,
+        scores=("values", "atoms", "quantiles", QUANTILES),
+        notes=("create C51's Net with softmax=True",) if choices is not None and choices.support else (),
+    )
+
+
+def _make_midpoints(number: int) -> Leaf:
+    """Return the middles of as many equal intervals from 0 to 1, float32 [1, n, 1], as QRDQN computes them.
+
+    The ends are those of torch.linspace, which counts from the nearer end and rounds once.
+    """
+    import numpy as np
+
+    numbers, step = np.arange(number + 1, dtype="f8"), float(np.float32(1) / np.float32(number))
+    near = numbers < (number + 1) // 2
+    ends = np.where(near, step * numbers, 1 - step * (number - numbers)).astype("f4")
+    middles = (ends[:-1] + ends[1:]) / np.float32(2)
+    return replace(make_float32_tensor(middles.tolist()), shape=(1, number, 1), role="buffer")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
+from ckpttool.core.sidecar import Scores
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.libraries import optimizers_write, schema
-from ckpttool.libraries.optimizers_read import CanonicalOptimizer
+from ckpttool.libraries import optimizers_read, optimizers_write, schema
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer, OptimizerFamily
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.schema import (
     NORMALIZER,
@@ -31,12 +32,14 @@ from ckpttool.mapping.rules import (
     ConcatPart,
     Label,
     Move,
+    Permute,
     Plan,
     Reshape,
     Rule,
     Settings,
     ToTensor,
     ToValue,
+    chain_rules,
     compose_rules,
     constant_tensor,
     object_graph_paths,
@@ -234,11 +237,16 @@ class LayerNames(NamedTuple):
 
 
 class NetworkRow(NamedTuple):
-    """One canonical network ("critic/q1"), the entry for its tensors, and its layers' names."""
+    """One canonical network ("critic/q1"), the entry for its tensors, and its layers' names.
+
+    `outputs` are the extents of two axes of its outputs ([quantiles, actions]) that the library has in the
+    other order.
+    """
 
     place: str
     entry: Path
     names: LayerNames
+    outputs: tuple[int, int] | None = None
 
 
 class SingleTensorRow(NamedTuple):
@@ -271,7 +279,10 @@ class WritingTable:
     `hidden` their default activation, `depth` the number of their layers; "" and 0 mean any. `alike`
     means that all networks have the same hidden sizes, `values` that Q-functions have one output,
     `late` that they may receive the action after the first layer. An agent without one of `needs` is
-    refused; `constants` are further entries that the library's loader requires.
+    refused; `constants` are further entries that the library's loader requires. Its discrete actions are
+    one choice from 0 by `scores`, or also what `spaces` lists: "several" choices, choices with "starts".
+    `modules` are the first parts of the names of all parameters in the order of the joint optimizer, if it
+    is not that of the rows; `family` is the class of that optimizer.
     """
 
     library: str
@@ -290,8 +301,12 @@ class WritingTable:
     kinds: Mapping[str, LayerKind] = field(default_factory=lambda: TORCH)
     path: Callable[[Path, str, str], Path] = make_torch_path
     containers: Mapping[Path, Container] = field(default_factory=dict)
-    constants: Mapping[Path, ValueLeaf] = field(default_factory=dict)
+    constants: Mapping[Path, Leaf | ValueLeaf] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    scores: tuple[Scores, ...] = ("values",)
+    spaces: frozenset[Literal["several", "starts"]] = frozenset()
+    modules: tuple[str, ...] = ()
+    family: OptimizerFamily = optimizers_read.ADAM
 
     @property
     def held(self) -> dict[str, NetworkRow]:
@@ -327,6 +342,7 @@ MAPS = {
     "clip": "the last layer clipped to the action bounds",
     "clip_affine": "the last layer clipped to [-1, 1] and mapped to the action bounds",
     "tanh_clip_affine": "max_action times tanh, clipped to [-1, 1] and mapped to the action bounds",
+    "argmax": "the discrete action with the largest output",
     "clip_tanh_affine": "tanh of the last layer clipped to [-2, 2], mapped to the action bounds",
 }
 # Equal to tanh mapped to the bounds only for particular bounds, which are rare in practice.
@@ -350,6 +366,7 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         raise UnsupportedError(f"{writing.library} supports fewer Q-functions", found=", ".join(many))
     if writing.values:
         _require_values(writing, binding, agent)
+    _require_choices(writing, binding)
     fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
@@ -361,12 +378,31 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         )
 
 
+def _require_choices(writing: WritingTable, binding: RecognizedAgent) -> None:
+    """Raise UnsupportedError for discrete actions, or outputs of them, that the library cannot represent."""
+    choices = binding.facts.choices
+    if choices is None:
+        return
+    if choices.scores not in writing.scores:
+        raise UnsupportedError(
+            f"{writing.library} has no network of this kind for these discrete actions",
+            expected=" or ".join(writing.scores),
+            found=choices.scores,
+        )
+    if not choices.single and "several" not in writing.spaces:
+        raise UnsupportedError(f"{writing.library} has only one discrete action", found=choices.title)
+    if any(choices.starts) and "starts" not in writing.spaces:
+        raise UnsupportedError(f"the discrete actions of {writing.library} start at 0", found=choices.title)
+
+
 def _action_map_hint(head: str, facts: schema.AgentMetadata, fits: bool | None) -> str | None:
     """Return what helps if a library's action map is not the agent's."""
     if fits is None:
         return "pass --bounds LOW HIGH to check whether the two are equal"
-    if (head, facts.head) == ("identity", "clip") and "head" not in facts.origins:
+    if (head, facts.head) == ("identity", "clip"):
         return "use --head identity if the target's program clips the actions itself (clip_actions)"
+    if (head, facts.head) == ("clip", "identity") and "head" not in facts.origins:
+        return "use --head clip if the source's program clips the actions itself (clip_actions)"
     return None
 
 
@@ -518,11 +554,21 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                 rule = weight.to_canonical.inverse(agent[source])
                 if row.names.joined:
                     rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
+                if row.outputs is not None and position == len(part.layers) - 1:
+                    rule = compose_rules(_swap_outputs(agent[source], row.outputs), rule)
                 yield Move(source, writing.path(row.entry, name, weight.name), rule)
             elif not weight.optional:
                 raise UnsupportedError(
                     "the layer cannot be written without this tensor", path=display(source)
                 )
+
+
+def _swap_outputs(leaf: Leaf | ValueLeaf, outputs: tuple[int, int]) -> Rule:
+    """Return the rule that swaps the two axes of a last layer's outputs."""
+    shape = leaf.shape if isinstance(leaf, Leaf) else ()
+    before = len(shape) - 1
+    swapped = Permute((*range(before), before + 1, before))
+    return chain_rules(Reshape((*shape[:-1], *outputs)), swapped, Reshape(shape))
 
 
 def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule, rank: int) -> Rule:
@@ -593,6 +639,9 @@ _ADAM: Mapping[str, DefaultSetting] = {
 }
 
 
+_OUTPUTS = "the policy's outputs are the logits of its actions' probabilities"
+
+
 def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a torch file from the table.
 
@@ -615,15 +664,19 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         held = [row for row in rows if row.place != schema.NORMALIZER]
         weights = [move for row in held for move in row.moves]
         weights += [Move(path, path, KEEP) for row in held for path in row.added]
-        states.append(_plan_joint_optimizer(weights, agent, settings, binding, writing.joint))
+        if writing.modules:
+            weights.sort(key=lambda move: _module_position(writing.modules, move.target))
+        states.append(_plan_joint_optimizer(writing, weights, agent, settings, binding))
     counts = {move.target for move in counted}
+    drawn = binding.facts.distribution and binding.facts.distribution.kind
+    logits = binding.facts.head != "argmax" or has_q_policy(binding) or drawn == "categorical"
     return merge_plans(
         Plan(
             tuple(move for row in rows for move in row.moves),
             {path: leaf for row in rows for path, leaf in row.added.items()}
             | {path: leaf for path, leaf in writing.constants.items() if path not in counts},
             _list_containers(writing, rows),
-            tuple(line for row in rows for line in row.assumed),
+            (*(() if logits else (_OUTPUTS,)), *(line for row in rows for line in row.assumed)),
             tuple(line for row in rows for line in row.missing),
             (*list_consumed(agent), *(path for row in rows for path in row.consumed)),
             (*list_writing_notes(writing, binding, agent), *(line for row in rows for line in row.notes)),
@@ -653,19 +706,38 @@ def _plan_optimizer(
     ).plan(place)
 
 
+def _module_position(modules: Sequence[str], target: Path) -> int:
+    name = str(target[-1].value)
+    return next(number for number, module in enumerate(modules) if f"{name}.".startswith(f"{module}."))
+
+
 def _plan_joint_optimizer(
-    weights: Sequence[Move], agent: Tree, settings: Settings, binding: RecognizedAgent, place: Path
+    writing: WritingTable,
+    weights: Sequence[Move],
+    agent: Tree,
+    settings: Settings,
+    binding: RecognizedAgent,
 ) -> Plan:
-    """Return the plan of the joint optimizer of all networks: the agent's own, or a new one."""
-    name = schema.JOINT
+    """Return the plan of the joint optimizer of all networks: the agent's own, or a new one.
+
+    The state of another class of optimizer has no meaning for the library's: it is left out, by name.
+    """
+    name, place = schema.JOINT, writing.joint
     if not any(path[0] == attr(name) for path in agent):
         return _plan_new_optimizer(name, weights, place)
-    return optimizers_write.TorchOptimizerWriter(
+    own = optimizers_write.TorchOptimizerWriter(
         name, weights, agent, settings.get(name, {}), binding.defaults
-    ).plan(place)
+    )
+    if own.family is writing.family:
+        return own.plan(place)
+    note = (
+        f"the state of {own.family.name} is not converted, because {writing.library} trains with "
+        f"{writing.family.name}: use --optimizer none to leave it out"
+    )
+    return replace(_plan_new_optimizer(name, weights, place), notes=(note,))
 
 
-def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path) -> Plan:
+def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path | None) -> Plan:
     """Return the plan of a new optimizer without state, which the library's loader requires."""
     state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
     sentence = f"{name} starts with the defaults of torch's Adam: the source has none"
@@ -710,6 +782,11 @@ def count_critics(binding: RecognizedAgent) -> int:
 def is_gaussian(binding: RecognizedAgent) -> bool:
     """Return whether the policy's standard deviation is a separate head, as in SAC."""
     return any(dict(part.branches).keys() & {"log_std", "std"} for part in binding.parts if part.acts)
+
+
+def has_q_policy(binding: RecognizedAgent) -> bool:
+    """Return whether a Q-network chooses the agent's discrete actions."""
+    return any(part.chooses for part in binding.parts)
 
 
 def has_value_network(binding: RecognizedAgent) -> bool:
