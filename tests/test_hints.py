@@ -410,12 +410,7 @@ FILLED = [
         words={"left=TARGET": "left=scale", "right=TARGET": "right=mean"},
     ),
     Situation("half", saved(fc__weight=(3, 4), fc__bias=(3,)), LIKE.format("pt", "half"), ("--cast",)),
-    Situation(
-        "an optimizer's state",
-        trained(torch.optim.Adam),
-        LIKE.format("pt", "linear"),
-        ("--part model", "--force"),
-    ),
+    Situation("an optimizer's state", trained(torch.optim.Adam), LIKE.format("pt", "linear"), ()),
     Situation(
         "another framework", twins, "convert in.pt out.weights.h5 --like models:towers", ("--to torch",)
     ),

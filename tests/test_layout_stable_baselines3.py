@@ -15,10 +15,20 @@ from torch import nn
 
 from ckpttool.commands import plan
 from ckpttool.commands.convert import convert
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.options import parse_target_kind
 from ckpttool.commands.restore import Agent, canonical_tree, read_verified_sidecar, restore_agent, with_names
-from ckpttool.core import CkpttoolError, FormatError, Leaf, Tree, UnsupportedError, display, plugins
+from ckpttool.core import (
+    CkpttoolError,
+    FormatError,
+    Leaf,
+    Tree,
+    UnsupportedError,
+    display,
+    plugins,
+    sidecar,
+)
 from ckpttool.formats import common, open_checkpoint
 from ckpttool.formats import sb3 as write
 from ckpttool.libraries import recognize_tree, schema
@@ -148,14 +158,14 @@ def test_an_unclear_space_of_discrete_actions_is_not_played(tmp_path: Path, spac
     assert "discrete" in str(caught.value.found)
 
 
-def test_discrete_actions_are_those_of_the_space(tmp_path: Path) -> None:
+def test_discrete_actions_are_numbers_from_0_as_the_library_gives_them(tmp_path: Path) -> None:
     space = sb3.instance(sb3.DISCRETE, n=2, start=3, shape=())
     module: Any = sb3.ppo(act=2)
     data = sb3.settings(sb3.ON_POLICY, action_space=space)
     agent = restore_agent(sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data)))
     obs = observations()
     scores = module.action_net(module.mlp_extractor.policy_net(torch.from_numpy(obs)))
-    np.testing.assert_array_equal(played(agent, obs)[:, 0], scores.argmax(1).numpy() + 3)
+    np.testing.assert_array_equal(played(agent, obs)[:, 0], scores.argmax(1).numpy())
     assert agent.known.choices is not None
     assert agent.known.is_read("choices")
 
@@ -721,3 +731,160 @@ def restored_canonical(path: str) -> Tree:
     binding = recognize_tree(checkpoint.tree, Path(path).name)
     assert binding is not None
     return canonical_tree(checkpoint.tree, with_names(binding, checkpoint.tree, known).moves)
+
+
+# Policies without their algorithm, and spaces whose preprocessing no weights show.
+ALONE = """
+import json, sys
+import gymnasium, numpy as np, stable_baselines3 as sb3, torch
+from gymnasium import spaces
+folder = sys.argv[1]
+
+class Env(gymnasium.Env):
+    def __init__(self, seen, acts):
+        self.observation_space, self.action_space = seen, acts
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+vector = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+box = spaces.Box(np.array([-2, -1], np.float32), np.array([2, 3], np.float32))
+image = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+off = dict(device="cpu", seed=0, buffer_size=16)
+on = dict(device="cpu", seed=0, n_steps=16)
+ppo = dict(batch_size=16, **on)
+net = lambda **more: dict(net_arch=[8, 6], **more)
+nn = torch.nn
+made = {
+    "ppo": sb3.PPO("MlpPolicy", Env(vector, box), policy_kwargs=net(activation_fn=nn.SiLU), **ppo),
+    "a2c": sb3.A2C("MlpPolicy", Env(vector, spaces.Discrete(3)), policy_kwargs=net(), **on),
+    "sac": sb3.SAC("MlpPolicy", Env(vector, box), policy_kwargs=net(activation_fn=nn.Tanh), **off),
+    "td3": sb3.TD3("MlpPolicy", Env(vector, box), policy_kwargs=net(activation_fn=nn.ELU), **off),
+    "dqn": sb3.DQN(
+        "MlpPolicy", Env(vector, spaces.Discrete(3)), policy_kwargs=net(activation_fn=nn.Tanh), **off
+    ),
+    "cubes": sb3.PPO(
+        "MlpPolicy", Env(spaces.Box(-1, 1, (2, 3, 4), np.float32), box), policy_kwargs=net(), **ppo
+    ),
+    "images": sb3.PPO("MlpPolicy", Env(image, box), policy_kwargs=net(), **ppo),
+    "clipped": sb3.SAC(
+        "MlpPolicy", Env(vector, box), use_sde=True, policy_kwargs=net(clip_mean=3.0), **off
+    ),
+}
+obs = 2 * np.random.default_rng(0).normal(size=(64, 5)).astype("f4")
+np.save(f"{folder}/obs.npy", obs)
+answer = {}
+for name, model in made.items():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.copy_(1.5 * torch.randn_like(parameter) / max(1, parameter.shape[-1]) ** 0.5)
+    model.save(f"{folder}/{name}.zip")
+    model.policy.save(f"{folder}/{name}_save.pt")
+    torch.save(model.policy.state_dict(), f"{folder}/{name}_state.pt")
+    torch.save(model.policy, f"{folder}/{name}_whole.pt")
+    if name in ("sac", "td3"):
+        model.actor.save(f"{folder}/{name}_actor.pt")
+    if name == "cubes":
+        seen = np.random.default_rng(0).uniform(-1, 1, (64, 2, 3, 4)).astype("f4")
+        np.save(f"{folder}/cubes.npy", seen)
+    answer[name] = model.predict(seen if name == "cubes" else obs, deterministic=True)[0].tolist() if (
+        name not in ("images", "clipped")
+    ) else None
+print(json.dumps(answer))
+"""
+STATED = {"ppo": "silu", "a2c": "tanh", "sac": "tanh", "td3": "elu", "dqn": "tanh"}
+FORMS = [(name, form) for name in STATED for form in ("save", "state", "whole")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Policies that the library saved alone, and the actions that it computes."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, warm_sb3.asked(ALONE, str(folder))
+
+
+def acts(path: Path, obs: np.ndarray, facts: AgentFacts = NO_FACTS) -> tuple[np.ndarray, Agent]:
+    """Return the actions [n, act] of a policy within the space of the fixture's agents."""
+    agent = restore_agent(str(path), facts=facts)
+    title = next(each.title for each in agent.binding.parts if each.acts)
+    part = agent.playable(title)
+    assert part is not None
+    wiring, _ = derive_network_settings(agent, ActionBounds([-2.0, -1.0], [2.0, 3.0], "the space"))
+    network = policy_network(agent.tree, part, wiring, agent.front(part.title))
+    backend: Any = plugins.find("backends", "numpy").load()
+    return np.asarray(backend.build(network, "cpu").step(obs, ())[0]), agent
+
+
+@needs_library
+@pytest.mark.parametrize(("name", "form"), [*FORMS, ("sac", "actor"), ("td3", "actor")])
+def test_a_policy_alone_acts_as_the_library_does(
+    alone: tuple[Path, dict[str, Any]], tmp_path: Path, name: str, form: str
+) -> None:
+    folder, answer = alone
+    path, obs = folder / f"{name}_{form}.pt", np.load(folder / "obs.npy")
+    wanted = np.array(answer[name]).reshape(len(obs), -1)
+    # A state_dict has no settings: its activations are left open until they are given, in every target.
+    bare = form == "state"
+    facts = AgentFacts(activations=STATED[name]) if bare else NO_FACTS
+    actions, agent = acts(path, obs, facts)
+    np.testing.assert_allclose(actions, wanted, atol=2e-5)
+    assert agent.binding.layout == "stable_baselines3"
+    if bare:
+        assert sidecar.has_open_entries(restore_agent(str(path)).ledger)
+    else:
+        assert not sidecar.has_open_entries(agent.ledger)
+        assert agent.known.is_read("activations")
+    for to in ("torch", "tf"):
+        target = tmp_path / f"{to}.pt" if to == "torch" else tmp_path / to
+        assert convert(str(path), str(target), to=to).written
+        actions, agent = acts(target, obs, facts)
+        np.testing.assert_allclose(actions, wanted, atol=2e-5)
+        assert sidecar.has_open_entries(restore_agent(str(target)).ledger) == bare
+
+
+@needs_library
+def test_observations_of_three_axes_that_are_no_images_are_flattened(
+    alone: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, answer = alone
+    actions, _ = acts(folder / "cubes.zip", np.load(folder / "cubes.npy").reshape(64, -1))
+    np.testing.assert_allclose(actions, answer["cubes"], atol=2e-5)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *(("images", form) for form in (".zip", "_save.pt", "_whole.pt")),
+        # The pickled module has noise matrices as well, which are reported as unmapped.
+        *(("clipped", form) for form in (".zip", "_save.pt")),
+    ],
+)
+def test_what_is_not_played_of_a_source_is_not_played_of_its_target(
+    alone: tuple[Path, dict[str, Any]], tmp_path: Path, name: str, form: str
+) -> None:
+    folder, _ = alone
+    source = folder / f"{name}{form}"
+    with pytest.raises(UnsupportedError):
+        restore_agent(str(source)).playable("actor")
+    for to, target in (("torch", "out.pt"), ("tf", "out"), ("safetensors", "out.safetensors")):
+        assert convert(str(source), str(tmp_path / target), to=to).written
+        with pytest.raises(UnsupportedError):
+            restore_agent(str(tmp_path / target)).playable("actor")
+
+
+def test_an_exported_model_keeps_the_action_space_and_what_is_left_open(tmp_path: Path) -> None:
+    whole, bare = sb3.td3_agent(tmp_path / "a.zip"), tmp_path / "b.pt"
+    torch.save(sb3.td3().state_dict(), bare)
+    ends = [",".join(map(str, end)) for end in (sb3.LOW, sb3.HIGH)]
+    for source, more, left_open in ((whole, (), False), (bare, ("--bounds", *ends), True)):
+        target = tmp_path / f"{left_open}.onnx"
+        ran = in_process("convert", source, target, "--to", "onnx", *more, cwd=tmp_path)
+        assert ran.status == int(left_open), ran.err
+        agent = restore_agent(str(target))
+        assert sidecar.has_open_entries(agent.ledger) == left_open
+        # The graph's last factor is no space: an environment with other bounds would be played silently.
+        assert agent.known.origin("action_low").endswith(sidecar.OUTPUT_RANGE) == left_open
+        assert agent.known.is_read("action_low")

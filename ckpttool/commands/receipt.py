@@ -20,7 +20,7 @@ from ckpttool.commands.restore import (
 from ckpttool.commands.save import ReverseRecord
 from ckpttool.core import text
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Tree, ValueLeaf
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -183,6 +183,7 @@ def conversion_receipt(
     if binding is not None:
         read = restore.read_metadata(binding, select_network_leaves(made.source, binding))
         base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
+        base = _with_refusals(base, checkpoint, binding)
     if made.settings is not None:
         provenance = {name: origin for name, origin in base.provenance.items() if name != "optimizers"}
         if made.settings:
@@ -205,6 +206,19 @@ def conversion_receipt(
         residue=tuple(_residue_entries(made, (*report.unused, *made.kept))),
         undo=undone.record,
     )
+
+
+def _with_refusals(base: Sidecar, checkpoint: Checkpoint, binding: RecognizedAgent) -> Sidecar:
+    """Return the facts with the reasons why the source's networks cannot be run, which hold for its target.
+
+    The target has the weights of their layers only, which would play as a chain.
+    """
+    acting = [part.component for part in binding.parts if part.acts]
+    reasons = dict.fromkeys(reason for name in acting for reason in binding.unplaced.get(name, ()))
+    if not reasons or base.computation is not None:
+        return base
+    found = {"origin": os.path.basename(checkpoint.path), "unplaced": abbreviate_list(list(reasons), 4)}
+    return replace(base, computation=found)
 
 
 def _source_details(

@@ -102,7 +102,12 @@ def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerE
     """Return the facts recorded neither in the agent's own files nor in its sidecar, or not understood."""
     unclear = list_not_understood(binding, recorded)
     stated = tuple(binding.facts.stated[name].entry(_TOPIC_OF[name]) for name in unclear)
-    missing = (e for e in binding.facts.lacks if recorded is None or not _is_answered(e, recorded))
+    lacks = list(binding.facts.lacks)
+    if recorded is not None:
+        open_facts = {"activations": sidecar.NO_ACTIVATIONS, "head": sidecar.NO_ACTION_MAP}
+        left = [each for name, each in open_facts.items() if recorded.is_left_open(name)]
+        lacks += [each for each in left if all(each.what != lack.what for lack in lacks)]
+    missing = (e for e in lacks if recorded is None or not _is_answered(e, recorded))
     discrete = binding.facts.head == "argmax" or any(
         schema.DISCRETE_CHOICE in reasons for reasons in binding.unplaced.values()
     )
@@ -124,6 +129,8 @@ def _is_answered(lack: LedgerEntry, recorded: Sidecar) -> bool:
         return name == "obs_norm" and name in recorded.provenance
     if not recorded.is_assumed(name):
         return True
+    if recorded.is_left_open(name):
+        return False
     layouts = {each.name: each for each in plugins.installed("layouts")}
     source = layouts.get(str((recorded.source or {}).get("layout")))
     return source is not None and all(each.what != lack.what for each in source.load().TABLE.facts.lacks)
@@ -465,7 +472,10 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
     # Facts without a default were read from the weights.
     if name == "env":
         return f"read from {facts.origins.get('wrappers', 'the settings')}"
-    return habit if name in ("head", "activations", "epsilon") else _WEIGHTS
+    if name not in ("head", "activations", "epsilon"):
+        return _WEIGHTS
+    left_open = any(each.decides and each.what == _TOPIC_OF[name] for each in facts.lacks)
+    return habit.replace("assumed", sidecar.LEFT_OPEN, 1) if left_open else habit
 
 
 def _environment_fact(facts: AgentMetadata, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -923,10 +933,17 @@ def with_source_computation(
 ) -> RecognizedAgent:
     """Return the binding of converted weights with the source's computation from their receipt.
 
-    Raise UnsupportedError if that is more than a chain of the weights.
+    What could not be run of the source is not run of them. Raise UnsupportedError if the computation is more
+    than a chain of the weights.
     """
     found = None if recorded is None else recorded.computation
     if recorded is None or found is None:
+        return binding
+    if "unplaced" in found:
+        for part in binding.parts:
+            if part.acts:
+                reason = f"{found['unplaced']} in {found['origin']}"
+                binding = binding.refused(part.component, reason)
         return binding
     code = found.get("code")
     if code and (code == single_networks.HOOK or "refused" not in found):
@@ -1145,9 +1162,10 @@ class VerifiedSidecar:
 
 
 def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
-    """Return what an ONNX model's sidecar adds to its graph: the environment and its observations' bounds.
+    """Return what an ONNX model's sidecar adds to its graph: the environment and the bounds of its spaces.
 
-    The graph computes what the other facts describe. The digest recorded by an export is the file's.
+    The graph computes what the other facts describe; which of them were left open, only the sidecar records.
+    The digest recorded by an export is the file's.
     """
     if found is None:
         return VerifiedSidecar()
@@ -1155,9 +1173,12 @@ def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSid
     digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_checkpoint(checkpoint).sha256)
     if found.target_sha256 not in digests:
         raise _foreign_sidecar_error(checkpoint, found, digests[0])
-    names = ("env", "observation_space")
+    names = ["env", "observation_space"]
+    if found.is_read("action_low") and not found.origin("action_low").endswith(sidecar.OUTPUT_RANGE):
+        names += ["action_low", "action_high"]
     kept = {name: getattr(found, name) for name in names}
-    provenance = {name: found.provenance[name] for name in names if name in found.provenance}
+    held = [*names, *(name for name in ("activations", "head") if found.is_left_open(name))]
+    provenance = {name: found.provenance[name] for name in held if name in found.provenance}
     return VerifiedSidecar(Sidecar(found.target_sha256, **kept, provenance=provenance), digests[1])
 
 

@@ -230,8 +230,11 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "stable_baselines3",
             "ckpttool.libraries.sb3",
-            names=r"policy/(actor[./](mu|latent_pi)|(q_net|quantile_net)[./](q_net|quantile_net)"
-            r"|mlp_extractor[./](policy|value|shared)_net|action_net|value_net|features_extractor)[./].*",
+            # An algorithm's file, a policy's own file, its state_dict, the module pickled as a whole.
+            names=r"((policy|state_dict)/)?(actor[./](mu|latent_pi)|(q_net|quantile_net)[./](q_net|quantile_net)"
+            r"|mlp_extractor[./](policy|value|shared)_net|action_net|value_net)[./].*|policy/features_extractor[./].*"
+            r"|state_dict/(mu|latent_pi)/.*"
+            r"|_modules/(action_net|(actor/_modules/(mu|latent_pi))|((q_net|quantile_net)/_modules/(q_net|quantile_net)))/.*",
         ),
         Plugin(
             "cleanrl",

@@ -25,6 +25,8 @@ SCHEMA = 1
 _LARGEST = 3.4e38
 # Prefixes of a fact's provenance; otherwise it is "given ...".
 _READ, _ASSUMED = "read from", "assumed"
+# A default that is assumed although users of the library write or set the fact: no answer in any target.
+LEFT_OPEN = "assumed, left open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ class Sidecar:
         """Return whether a fact is a default of a library or framework."""
         return str(self.provenance.get(name, "")).startswith(_ASSUMED)
 
+    def is_left_open(self, name: str) -> bool:
+        """Return whether the source's files decide nothing about a fact, not even by their library."""
+        return str(self.provenance.get(name, "")).startswith(LEFT_OPEN)
+
     def is_read(self, name: str) -> bool:
         """Return whether a fact was read from a file."""
         return str(self.provenance.get(name, "")).startswith(_READ)
@@ -86,7 +92,9 @@ class Sidecar:
     def origin(self, name: str) -> str:
         """Return the origin of a fact: the file or the default; empty if the sidecar records none."""
         text = str(self.provenance.get(name, ""))
-        return text.removeprefix(f"{_READ} ").removeprefix(f"{_ASSUMED}: ").removeprefix("the ")
+        for prefix in (f"{_READ} ", f"{_ASSUMED}: ", f"{LEFT_OPEN}: "):
+            text = text.removeprefix(prefix)
+        return text.removeprefix("the ")
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document, in the order of docs/sidecar.md."""

@@ -317,8 +317,8 @@ def _add_policy_choices(binding: RecognizedAgent, recorded: Said, policy: str) -
     kind = _text(recorded, f"{policy}policy_spec/action_space/type") or _text(recorded, f"{where}/space")
     if kind not in ("discrete", "multi-discrete"):
         return binding
-    counts, starts = (schema.read_whole_numbers(recorded.get(f"{where}/{name}")) for name in ("n", "start"))
-    choices = schema.make_choices(counts, starts, single=True)
+    counts = schema.read_whole_numbers(recorded.get(f"{where}/n"))
+    choices = schema.make_choices(counts, single=True)
     if choices is None or binding.facts.head not in (_POLICY_PPO.head, _POLICY_DQN.head):
         return binding.refused("actor", schema.DISCRETE_CHOICE)
     if binding.facts.choices is not None:
@@ -587,9 +587,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
     counts = [_find_only(recorded, f"action_space/{name}") for name in ("n", "nvec")]
     if any(each is not None for each in counts):
-        starts = schema.read_whole_numbers(_find_only(recorded, "action_space/start"))
         numbers = [schema.read_whole_numbers(each) for each in counts]
-        choices = schema.make_choices(numbers[0] or numbers[1], starts, single=bool(numbers[0]))
+        choices = schema.make_choices(numbers[0] or numbers[1], single=bool(numbers[0]))
         if choices is None or facts.head not in (_PPO.head, "argmax"):
             return binding.refused("actor", schema.DISCRETE_CHOICE)
         if facts.choices is not None:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import (
+    NO_ACTIVATIONS,
+    NO_BOUNDS,
     STATISTICS_UNKNOWN,
     LedgerEntry,
     Scores,
@@ -22,12 +24,12 @@ from ckpttool.core.sidecar import (
     unknown_fact,
 )
 from ckpttool.core.source import Shape
-from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
 from ckpttool.formats import pickles
 from ckpttool.libraries import optimizers_read, schema, tf2rl
-from ckpttool.libraries.recognize import TORCH_CLASSES, LayoutTable, bind
+from ckpttool.libraries.recognize import TORCH_CLASSES, LayoutTable, bind, read_pickled_module
 from ckpttool.libraries.schema import (
     DICT_UNKNOWN,
     DISCRETE_CHOICE,
@@ -138,7 +140,7 @@ def _read_observation_space(tree: Tree) -> schema.ObservationSpace | None:
 def _read_part_choices(tree: Tree, part: str, place: Path) -> Choices | None:
     """Return the discrete observations of a Dict's part, or of the whole space (""); None for others."""
     if not part:
-        choices = read_choices(tree, "observation_space")
+        choices = _read_space(tree, "observation_space")
     else:
         space = tree.containers.get(place)
         members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
@@ -231,8 +233,16 @@ def has_box_actions(tree: Tree) -> bool:
     return not kind or kind.endswith((".Box", "Box"))
 
 
-def read_choices(tree: Tree, space: str = "action_space") -> Choices | None:
-    """Return the discrete values of one of the file's spaces; None for other or incomplete spaces."""
+def read_choices(tree: Tree) -> Choices | None:
+    """Return the discrete actions of the file's action space; None for other or incomplete spaces.
+
+    The library gives the environment numbers from 0, whatever the space's `start` is.
+    """
+    choices = _read_space(tree, "action_space")
+    return None if choices is None else choices._replace(starts=(0,) * len(choices.counts))
+
+
+def _read_space(tree: Tree, space: str) -> Choices | None:
     kind = _space_class(tree, space).rpartition(".")[2]
     return _make_choices(kind, {name: _member(tree, space, name) for name in ("n", "nvec", "start")})
 
@@ -261,10 +271,16 @@ def _read_whole(found: Leaf | ValueLeaf | None) -> tuple[int, ...]:
 
 
 def read_image_scaling(tree: Tree) -> str | None:
-    """Return the preprocessing of observations with three axes (images are divided by 255), else None."""
-    steps = [_DATA, key("observation_space"), attr("_shape")]
-    axes = sum(path[:3] == tuple(steps) for path in tree)
-    return IMAGES if axes == _IMAGE_AXES else None
+    """Return the preprocessing of images (they are divided by 255), None for other observations.
+
+    common/preprocessing.py, is_image_space: three axes of bytes; of other types only if images are not
+    normalised.
+    """
+    shape = (_DATA, key("observation_space"), attr("_shape"))
+    axes = sum(path[:3] == shape for path in tree)
+    dtype = tree.get((_DATA, key("observation_space"), attr("dtype")))
+    name = dtype.value.summary if isinstance(dtype, ValueLeaf) and isinstance(dtype.value, Record) else ""
+    return IMAGES if axes == _IMAGE_AXES and not name.startswith("f") else None
 
 
 def _space_class(tree: Tree, name: str) -> str:
@@ -288,6 +304,121 @@ def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
     """Return an attribute of an unpickled object, or an entry stored as JSON."""
     steps: tuple[PathStep, ...] = (attr(name), key(name))
     return next((found for step in steps if (found := tree.get((_DATA, key(group), step))) is not None), None)
+
+
+# A policy saved alone, as an algorithm's file holds it.
+#
+# Sources in github.com/DLR-RM/stable-baselines3: common/policies.py, BaseModel.save (a state_dict, and as
+# `data` the constructor's arguments) and the attributes of BasePolicy; `_get_constructor_parameters` of every
+# policy, in which an actor has its features extractor itself instead of a class.
+
+_STATE_DICT, _CONSTRUCTOR = key("state_dict"), key("data")
+_KWARGS = (_DATA, key("policy_kwargs"))
+_SPACES = ("observation_space", "action_space")
+# Attributes of a pickled policy under other names than the arguments of its constructor.
+_ATTRIBUTES: Mapping[str, Path] = {"_squash_output": (key("squash_output"),), "actor_kwargs": ()}
+_MODULE_STATE = frozenset(("_modules", "_parameters", "_buffers", "optimizer", "training", "action_dist"))
+# Modules that together only a whole policy of the library has: PPO and A2C; SAC; TD3; DQN; QR-DQN.
+_WHOLE_POLICIES = (
+    ("action_net.", "value_net."),
+    ("actor.latent_pi.", "actor.mu.", "critic.qf0."),
+    ("actor.mu.0.", "critic.qf0."),
+    ("q_net.q_net.", "q_net_target.q_net."),
+    ("quantile_net.quantile_net.", "quantile_net_target.quantile_net."),
+)
+_SPACE_ARRAY = re.compile(r"(?:.+\.)?_?(observation_space|action_space)\.(.+)")
+_ACTOR_ALONE = re.compile(r"(?:mu|latent_pi)\.\d")
+
+
+class PolicyAlone(NamedTuple):
+    """A policy in the form of an algorithm's file, with the path in its own file of every entry."""
+
+    tree: Tree
+    sources: Mapping[Path, Path]
+
+
+def states_activation(tree: Tree) -> bool:
+    """Return whether a file has an activation, or the settings whose default it is; weights have none."""
+    given = ((_DATA, key("policy_class")), (*_KWARGS, key("activation_fn")))
+    return any(path[: len(place)] == place for path in tree for place in given)
+
+
+def read_policy_alone(tree: Tree) -> PolicyAlone | None:
+    """Return a policy that was saved by its own `save`, as a state_dict or as a whole module; else None."""
+    module = read_pickled_module(tree)
+    if module is not None:
+        tensors = {(_POLICY, *place): path for place, path in module.sources.items()}
+        whole = _is_whole_policy(str(place[0].value) for place in module.state)
+        return _view(tree, tensors, ()) if whole else None
+    saved = any(path[:1] == (_CONSTRUCTOR,) for path in tree) and any(p[:1] == (_STATE_DICT,) for p in tree)
+    base: Path = (_STATE_DICT,) if saved else ()
+    named = (path for path in tree if path and path[:-1] == base and path[-1].kind == "key")
+    names = {path: str(path[-1].value) for path in named}
+    alone = saved and any(map(_ACTOR_ALONE.match, names.values()))
+    if not alone and not _is_whole_policy(names.values()):
+        return None
+    tensors = {}
+    for path, name in names.items():
+        # A converted module has the arrays of its spaces among its tensors.
+        space = _SPACE_ARRAY.fullmatch(name)
+        place = (_DATA, key(space[1]), key(space[2])) if space else (_POLICY, key(name))
+        tensors[(_POLICY, key(f"actor.{name}")) if alone else place] = path
+    return _view(tree, tensors, (_CONSTRUCTOR,))
+
+
+def _is_whole_policy(names: Iterable[str]) -> bool:
+    known = tuple(names)
+    return any(
+        all(any(name.startswith(module) for name in known) for module in modules)
+        for modules in _WHOLE_POLICIES
+    )
+
+
+def _view(tree: Tree, tensors: Mapping[Path, Path], settings: Path) -> PolicyAlone:
+    """Return the tensors with the settings below a path: arguments of a constructor, or attributes."""
+    paths = {path: path for path in tree} | {
+        a.path: path for path, rest in tree.aliases.items() for a in rest
+    }
+    sources = dict(tensors)
+    for path, source in paths.items():
+        place = _setting_place(path, settings)
+        if place is not None:
+            sources.setdefault(place, source)
+    leaves = {place: tree[source] for place, source in sources.items()}
+    containers = {
+        place: container
+        for path, container in tree.containers.items()
+        if (place := _setting_place(path, settings)) is not None
+    }
+    extractor = tree.containers.get((*settings, key("features_extractor")))
+    for place, found in (
+        ((*_KWARGS, key(_EXTRACTOR_CLASS)), extractor if settings else None),
+        ((_DATA, key("policy_class")), None if settings else tree.containers.get(())),
+    ):
+        if found is not None and found.name:
+            leaves[place] = ValueLeaf(Record(found.name))
+    places = {source: place for place, source in tensors.items()}
+    aliases = {
+        places[path]: tuple(Alias((_POLICY, *alias.path[len(path) - 1 :]), alias.key) for alias in rest)
+        for path, rest in tree.aliases.items()
+        if settings and path in places and places[path][0] == _POLICY
+    }
+    return PolicyAlone(Tree(leaves, aliases, containers), sources)
+
+
+def _setting_place(path: Path, settings: Path) -> Path | None:
+    """Return the path of a setting in an algorithm's file; None for other entries."""
+    cut = len(settings)
+    if len(path) <= cut or path[:cut] != settings:
+        return None
+    first, rest = str(path[cut].value), path[cut + 1 :]
+    if first in _SPACES:
+        return (_DATA, key(first), *rest)
+    if settings:
+        return (*_KWARGS, key(first), *rest)
+    if first in _MODULE_STATE:
+        return None
+    return (*_KWARGS, *_ATTRIBUTES.get(first, (key(first),)), *rest)
 
 
 # Batch renormalisation in CrossQ's policy: which norm precedes which layer.
@@ -750,7 +881,7 @@ def make_statistics_file(known: Sidecar) -> bytes:
     state = {
         "num_envs": 1,
         "observation_space": _make_box(observed if all(observed) else unbounded),
-        "action_space": _make_box(bounds) if choices is None else _make_choices(choices),
+        "action_space": _make_box(bounds) if choices is None else _encode_choices(choices),
         "render_mode": None,
         "reset_infos": [{}],
         "norm_obs": True,
@@ -773,7 +904,7 @@ def _make_box(ends: Sequence[Sequence[float]]) -> PickleObject:
     return pickles.encode_box(Global("gymnasium.spaces.box", "Box"), low, high)
 
 
-def _make_choices(choices: Choices) -> PickleObject:
+def _encode_choices(choices: Choices) -> PickleObject:
     """Return a call of the space of discrete actions.
 
     gymnasium/spaces/discrete.py: Discrete(n, seed, start); multi_discrete.py: MultiDiscrete(nvec, dtype,
@@ -1202,10 +1333,22 @@ _CLASSES = ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS),
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
-    """Return the recognised agent of a file written by an algorithm's `save`.
+    """Return the recognised agent of a file written by an algorithm's `save`, or of a policy saved alone.
 
     Networks other than MLPs are only listed; a policy for discrete actions is not run.
     """
+    policy = read_policy_alone(tree)
+    if policy is None:
+        return _recognise_algorithm(tree)
+    binding = _recognise_algorithm(policy.tree)
+    if binding is None:
+        return None
+    # What the view adds (names of classes) is in no entry of the file.
+    consumed = binding.consumed & policy.sources.keys()
+    return replace(binding, consumed=consumed).moved(policy.sources.__getitem__)
+
+
+def _recognise_algorithm(tree: Tree) -> RecognizedAgent | None:
     names = [str(path[1].value) for path in tree if len(path) == 2 and path[0] == _POLICY]
     if any(map(_ACTOR.match, names)):
         binding = bind(_drop_extractors(tree), TABLE)
@@ -1238,12 +1381,19 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     if binding is None or not any(part.component == "actor" for part in binding.parts):
         return None
     binding = binding.moved(lambda path: ours[path])
+    if not _space_class(tree, "action_space") and table is _ON_POLICY and not _has_deviations(tree):
+        return binding.choosing(tree)
     if not has_box_actions(tree):
         # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
         drawn = None if table is _SEARCHED else schema.CATEGORICAL
         binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
         return _add_choices(binding, tree, "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
+
+
+def _has_deviations(tree: Tree) -> bool:
+    """Return whether a policy of PPO or A2C acts in a Box: others have no deviations."""
+    return (_POLICY, key("log_std")) in tree
 
 
 def _add_ars_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -1273,12 +1423,10 @@ def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
         return None
     # sb3_contrib/qrdqn/policies.py, QuantileNetwork.forward: [batch, quantiles, actions].
     quantiles = any(str(path[1].value).startswith("quantile_net.") for path in tree if path[0] == _POLICY)
-    return _add_choices(
-        replace(binding, consumed=binding.consumed | more).with_q_policies(),
-        tree,
-        "critic",
-        "quantiles" if quantiles else "values",
-    )
+    binding = replace(binding, consumed=binding.consumed | more)
+    if not _space_class(tree, "action_space") and not quantiles:
+        return binding.choosing(tree)
+    return _add_choices(binding.with_q_policies(), tree, "critic", "quantiles" if quantiles else "values")
 
 
 def _add_choices(
@@ -1318,6 +1466,10 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
     facts = _add_class_defaults(facts, tree)
+    if not states_activation(tree):
+        facts = facts.lacking(NO_ACTIVATIONS)
+        bounded = facts.head == "argmax" or facts.action_low is not None
+        facts = facts if bounded else facts.lacking(NO_BOUNDS)
     images = read_image_scaling(tree)
     if images:
         unplaced["actor"] = (*unplaced.get("actor", ()), images)

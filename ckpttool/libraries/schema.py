@@ -471,11 +471,16 @@ def _widen_bound(row: Sequence[float | None], unbounded: float) -> list[float]:
     return [unbounded if each is None else each for each in row]
 
 
-def make_choices(counts: Sequence[int], starts: Sequence[int], *, single: bool) -> Choices | None:
-    """Return the choices of a space with `n` or `nvec`, and `start`, which older ones lack; else None."""
-    if not counts or min(counts) < 1 or len(starts) not in (0, len(counts)):
+def make_choices(counts: Sequence[int], starts: Sequence[int] = (), *, single: bool) -> Choices | None:
+    """Return the choices of a space with `n` or `nvec`; None without them, and for other starts than `counts`.
+
+    Most libraries give the environment numbers from 0, whatever the space's `start` is, so that they have no
+    `starts` (stable_baselines3/common/env_checker.py warns of others; ray/rllib has no use of it).
+    """
+    starts = tuple(starts) or (0,) * len(counts)
+    if not counts or min(counts) < 1 or len(starts) != len(counts):
         return None
-    return Choices(tuple(counts), tuple(starts) or (0,) * len(counts), single=single)
+    return Choices(tuple(counts), starts, single=single)
 
 
 def make_binary_choices(count: int) -> Choices:
