@@ -16,7 +16,7 @@ import ckpttool
 from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
 from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
 from ckpttool.graphs.graph import OPSET
-from ckpttool.graphs.shapes import ShapeTracer
+from ckpttool.graphs.shapes import ShapeTracer, trace_graph
 from tests.conftest import ROOT
 
 onnx = pytest.importorskip("onnx")
@@ -239,6 +239,7 @@ def test_older_versions_compute_what_onnxruntime_does(name: str, tmp_path: Path)
     [
         (N("Add", ["x", "x"], ["y"], broadcast=1, axis=0), 6, "Add-6"),
         (N("Dropout", ["x"], ["y"], is_test=0), 6, "Dropout-6"),
+        (N("PRelu", ["x", "x"], ["y"]), 6, "PRelu-6"),
         (N("Softmax", ["x"], ["y"]), OPSET + 1, f"Softmax-{OPSET + 1}"),
         (N("Relu", ["x"], ["y"], slope=0.5), 18, "Relu-18"),
         (N("FusedConv", ["x"], ["y"], domain="com.microsoft"), 18, "com.microsoft.FusedConv"),
@@ -385,6 +386,7 @@ def test_open_extents_keep_their_names(tmp_path: Path) -> None:
 
 
 HUGE = np.int64([1 << 20, 1 << 20])
+MANY = [f"t{n}" for n in range(12)]
 HOSTILE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "expand": ([N("Expand", ["one", "huge"], ["y"])], {"one": f(1)}),
     "fill": ([N("ConstantOfShape", ["huge"], ["y"])], {}),
@@ -415,6 +417,17 @@ HOSTILE: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"i": f(1, 1, 2, 2), "s": np.int64([1, 1, 1 << 20, 1 << 20])},
     ),
     "window": ([N("HannWindow", ["n"], ["y"])], {"n": np.int64(1 << 40)}),
+    "matrix of a resize": (
+        [N("Resize", ["i", "", "", "s"], ["y"], mode="linear")],
+        {"i": np.zeros((1, 1 << 15), np.float32), "s": np.int64([1, 1 << 16])},
+    ),
+    "many values": (
+        [
+            *(N("Tile", ["m", "r"], [f"t{n}"]) for n in range(12)),
+            N("Sum", [f"t{n}" for n in range(12)], ["y"]),
+        ],
+        {"m": f(1 << 10), "r": np.int64([1 << 10])},
+    ),
     "gather": (
         [N("Gather", ["a", "i"], ["y"])],
         {"a": np.zeros((1, 1 << 15), np.float32), "i": np.zeros(1 << 15, np.int64)},
@@ -430,6 +443,23 @@ def test_sizes_that_a_file_states_are_limited(name: str, tmp_path: Path) -> None
     graph = load(make_model(nodes, {}, constants), tmp_path / "m.onnx")
     with using(Limits(value_entries=1 << 20)), pytest.raises(LimitError):
         evaluate(graph, {})
+
+
+def test_operations_have_costs_and_the_weights_that_they_use(tmp_path: Path) -> None:
+    nodes = [
+        N("Transpose", ["w"], ["t"], name="/net/0/Transpose"),
+        N("MatMul", ["x", "t"], ["h"], name="/net/0/MatMul"),
+        N("Softmax", ["h"], ["y"], name="/net/1/Softmax", axis=0),
+    ]
+    traced = trace_graph(load(make_model(nodes, {"x": f(2, 3)}, {"w": f(4, 3)}, 11), tmp_path / "m.onnx"), {})
+    assert traced is not None
+    # A constant is no operation, and a softmax of an older version is one.
+    assert [(call.name, call.kind, call.output, call.macs) for call in traced.calls] == [
+        ("/net/0/MatMul", "MatMul", (2, 4), 24),
+        ("/net/1/Softmax", "Softmax", (2, 4), 0),
+    ]
+    assert [[path[-1].value for path in call.weights] for call in traced.calls] == [["w"], []]
+    assert [call.inputs for call in traced.calls] == [(-1,), (0,)]
 
 
 # Real files.

@@ -27,13 +27,13 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return half * (np.tanh(half * x) + np.asarray(1, x.dtype))
 
 
-def _define(name: str, function: Callable[..., Any], *, boolean: bool = False) -> None:
+def _define(name: str, function: Callable[..., Any], *, boolean: bool = False, since: int = 1) -> None:
     """Add a row for a function whose result has the type of its first input, or bool."""
 
     def compute(*arrays: np.ndarray) -> np.ndarray:
         return np.asarray(function(*arrays)).astype(bool if boolean else arrays[0].dtype)
 
-    operator(name, shapes=broadcast_shape, kind="elementwise")(compute)
+    operator(name, shapes=broadcast_shape, kind="elementwise", since=since)(compute)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -74,7 +74,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Softsign": lambda x: x / (1 + np.abs(x)),
     "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, np.asarray(0, x.dtype))),
-    "PRelu": lambda x, slope: np.where(x < 0, x * slope, x),
 }
 _PREDICATES: dict[str, Callable[..., Any]] = {
     "And": np.logical_and,
@@ -90,6 +89,8 @@ _PREDICATES: dict[str, Callable[..., Any]] = {
 }
 for _name, _function in _FUNCTIONS.items():
     _define(_name, _function)
+# In older versions a slope belongs to a channel, wherever that axis is.
+_define("PRelu", lambda x, slope: np.where(x < 0, x * slope, x), since=7)
 for _name, _function in _PREDICATES.items():
     _define(_name, _function, boolean=True)
 

@@ -135,9 +135,10 @@ def _interpolation_matrix(
     antialias, exclude = settings
     stretch = min(axis.scale, 1.0) if antialias else 1.0
     window = math.ceil(reach / stretch)
+    require_size([axis.wanted, axis.size])
+    require_size([axis.wanted, 2 * window])
     matrix = np.zeros((axis.wanted, axis.size))
     rows = np.arange(axis.wanted)
-    require_size([axis.wanted, 2 * window])
     for offset in range(-window + 1, window + 1):
         place = np.floor(positions).astype(np.int64) + offset
         weight = kernel((positions - place) * stretch)

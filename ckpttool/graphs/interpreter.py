@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ckpttool.core import limits
 from ckpttool.core.errors import FormatError, UnsupportedError, UsageError
 from ckpttool.graphs.graph import Graph, OperatorNode
-from ckpttool.graphs.operators import CONTROL, compute_node
+from ckpttool.graphs.operators import CONTROL, compute_node, require_size
 
 _Values = dict[str, np.ndarray]
+# All values that are kept at one time may have so many times the entries of one value.
+_MOST_VALUES = 8
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -29,42 +32,76 @@ def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nda
             expected=", ".join(sorted(names)) or "none",
             found=", ".join(sorted(inputs)) or "none",
         )
-    outputs = _run(graph, {name: np.asarray(array) for name, array in inputs.items()}, {})
+    outputs = _run(graph, {name: np.asarray(array) for name, array in inputs.items()}, _nothing)
     return dict(zip((value.name for value in graph.outputs), outputs, strict=True))
 
 
-def _run(graph: Graph, values: _Values, outer: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a graph; `outer` are the values of the graph around it."""
-    uses = _count_uses(graph)
+_Lookup = Callable[[str], np.ndarray]
 
-    def value(name: str) -> np.ndarray:
-        if name in values:
-            return values[name]
-        if name in graph.constants:
-            array = values[name] = graph.constants[name].read(name)
-            return array
-        if name not in outer:
-            raise FormatError("a node uses a value that nothing computes", found=repr(name[:200]))
-        return outer[name]
 
+def _nothing(name: str) -> np.ndarray:
+    raise FormatError("a node uses a value that nothing computes", found=repr(name[:200]))
+
+
+def _run(graph: Graph, values: _Values, outer: _Lookup) -> list[np.ndarray]:
+    """Return the outputs of a graph; `outer` returns the values of the graph around it."""
+    run = _GraphRun(graph, values, outer, _count_uses(graph))
     for node in graph.nodes:
-        arrays = [value(name) if name else None for name in node.inputs]
+        run.add(node)
+    return [run.value(output.name) for output in graph.outputs]
+
+
+@dataclass
+class _GraphRun:
+    """Values of a graph's names so far, and how often nodes still use them."""
+
+    graph: Graph
+    values: _Values
+    outer: _Lookup
+    uses: Counter[str]
+    sizes: dict[str, int] = field(default_factory=dict)
+    entries: int = 0
+
+    def value(self, name: str) -> np.ndarray:
+        """Return a value by name; a constant is read at its first use."""
+        if name not in self.values:
+            constant = self.graph.constants.get(name)
+            if constant is None:
+                return self.outer(name)
+            self.values[name] = constant.read(name)
+        return self.values[name]
+
+    def add(self, node: OperatorNode) -> None:
+        """Compute a node; free the values that no other node uses."""
+        arrays = [self.value(name) if name else None for name in node.inputs]
         if node.op in CONTROL:
-            computed = _CONTROL[node.op](node, arrays, _Scope(value))
+            computed = _CONTROL[node.op](node, arrays, self.value)
         else:
             computed = compute_node(node, arrays)
-        values.update((name, array) for name, array in zip(node.outputs, computed, strict=False) if name)
-        missing = [name for name in node.outputs[len(computed) :] if name]
-        if missing:
-            raise UnsupportedError(
-                f"an optional output of the operator {node.op} is not supported", found=missing[0]
-            )
-        # A value that nothing uses any more is freed.
+        for number, name in enumerate(node.outputs):
+            if not self.uses[name]:
+                continue
+            if number >= len(computed):
+                raise UnsupportedError(
+                    f"an optional output of the operator {node.op} is not supported", found=name
+                )
+            self.values[name] = computed[number]
+            self.sizes[name] = _count_entries(computed[number])
+            self.entries += self.sizes[name]
+        require_size([self.entries], _MOST_VALUES)
         for name in _inputs_of(node):
-            uses[name] -= 1
-            if not uses[name]:
-                values.pop(name, None)
-    return [value(output.name) for output in graph.outputs]
+            self.uses[name] -= 1
+            if not self.uses[name]:
+                self.values.pop(name, None)
+                self.entries -= self.sizes.pop(name, 0)
+
+
+def _count_entries(array: np.ndarray) -> int:
+    """Return how many entries an array keeps in memory: a broadcast one has fewer than its shape says."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return min(array.size, owner.size)
 
 
 def _count_uses(graph: Graph) -> Counter[str]:
@@ -76,7 +113,7 @@ def _count_uses(graph: Graph) -> Counter[str]:
 
 def _inputs_of(node: OperatorNode) -> Iterator[str]:
     """Yield the names that a node uses, including those in its graphs."""
-    yield from node.inputs
+    yield from filter(None, node.inputs)
     for attribute in node.attributes.values():
         if isinstance(attribute, Graph):
             for inner in attribute.nodes:
@@ -85,32 +122,6 @@ def _inputs_of(node: OperatorNode) -> Iterator[str]:
 
 
 # Branches and loops.
-
-
-class _Scope(Mapping[str, np.ndarray]):
-    """Values that a branch or body may use, by name."""
-
-    def __init__(self, value: Callable[[str], np.ndarray]) -> None:
-        self._value = value
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        try:
-            return self._value(name)
-        except FormatError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __contains__(self, name: object) -> bool:
-        try:
-            self[str(name)]
-        except KeyError:
-            return False
-        return True
 
 
 _Arrays = Sequence[np.ndarray | None]
@@ -123,7 +134,7 @@ def _body(node: OperatorNode, name: str) -> Graph:
     return graph
 
 
-def _call(graph: Graph, arrays: Sequence[np.ndarray], outer: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _call(graph: Graph, arrays: Sequence[np.ndarray], outer: _Lookup) -> list[np.ndarray]:
     if len(graph.inputs) != len(arrays):
         raise FormatError(
             "the inputs of a branch or loop do not fit its graph",
@@ -134,12 +145,12 @@ def _call(graph: Graph, arrays: Sequence[np.ndarray], outer: Mapping[str, np.nda
     return _run(graph, dict(zip(names, arrays, strict=True)), outer)
 
 
-def _branch(node: OperatorNode, arrays: _Arrays, outer: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+def _branch(node: OperatorNode, arrays: _Arrays, outer: _Lookup) -> tuple[np.ndarray, ...]:
     chosen = arrays[0] is not None and bool(np.asarray(arrays[0]).reshape(()))
     return tuple(_call(_body(node, "then_branch" if chosen else "else_branch"), [], outer))
 
 
-def _loop(node: OperatorNode, arrays: _Arrays, outer: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+def _loop(node: OperatorNode, arrays: _Arrays, outer: _Lookup) -> tuple[np.ndarray, ...]:
     count, condition, *carried = arrays
     body, most = _body(node, "body"), limits.current().graph_parts
     trips = None if count is None else int(np.asarray(count).reshape(()))
@@ -152,6 +163,7 @@ def _loop(node: OperatorNode, arrays: _Arrays, outer: Mapping[str, np.ndarray]) 
         outputs = _call(body, [np.asarray(step, np.int64), np.asarray(active), *state], outer)
         active, state = bool(outputs[0]), outputs[1 : 1 + len(state)]
         collected.append(outputs[1 + len(state) :])
+        require_size([sum(array.size for array in collected[-1]) * len(collected)])
         step += 1
     scanned = len(body.outputs) - 1 - len(state)
     if not collected and scanned:
@@ -159,7 +171,7 @@ def _loop(node: OperatorNode, arrays: _Arrays, outer: Mapping[str, np.ndarray]) 
     return (*state, *(np.stack([row[n] for row in collected]) for n in range(scanned)))
 
 
-def _scan(node: OperatorNode, arrays: _Arrays, outer: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+def _scan(node: OperatorNode, arrays: _Arrays, outer: _Lookup) -> tuple[np.ndarray, ...]:
     body, scanned = _body(node, "body"), int(node.attributes.get("num_scan_inputs", 0))
     given = [array for array in arrays if array is not None]
     state, sequences = given[: len(given) - scanned], given[len(given) - scanned :]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
+from ckpttool.core.tree import Path, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import (
     OnnxAttribute,
@@ -26,7 +26,11 @@ from ckpttool.formats.onnx import (
     OperatorKey,
 )
 from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant
+from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.operators import is_known, list_operators
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _DOMAINS = ("", "ai.onnx")
 _MOST_NODES, _DEEPEST = 500_000, 20
@@ -47,6 +51,21 @@ def read(checkpoint: Checkpoint) -> Graph:
         return reader.graph(model.graph, _Frame((), dict(model.opsets)))
     except CkpttoolError as error:
         raise error.located(file=checkpoint.path) from error.__cause__
+
+
+def evaluate_node(
+    node: OnnxNode, arrays: Sequence[np.ndarray | None], opsets: Mapping[str, int], tree: Tree
+) -> list[np.ndarray]:
+    """Return the outputs of one node of a model for its inputs (None if omitted).
+
+    `opsets` are the model's operator versions by domain, `tree` has its constants.
+    """
+    reader = _ModelReader(tree, {})
+    nodes = tuple(reader.nodes([node], _Frame((), opsets)))
+    inputs = {name: array for name, array in zip(node.inputs, arrays, strict=True) if array is not None}
+    values = tuple(Value(name) for name in inputs)
+    outputs = tuple(Value(name) for name in node.outputs if name)
+    return list(evaluate(Graph(nodes, values, outputs, reader.constants), inputs).values())
 
 
 def module_of_node(name: str) -> tuple[str, ...]:
@@ -153,6 +172,10 @@ def _pow_of_norm(node: _OldNode) -> Iterable[_OldNode]:
     return (node._replace(attributes={**node.attributes, "p": int(p)}),)
 
 
+def _transform_axis(node: _OldNode) -> Iterable[_OldNode]:
+    return (node._replace(attributes={"axis": 1, **node.attributes}).as_input("axis", 2, "int64"),)
+
+
 def _renamed(op: str) -> Callable[[_OldNode], Iterable[_OldNode]]:
     return lambda node: (node._replace(op=op),)
 
@@ -169,7 +192,7 @@ _TRANSLATIONS: dict[str, tuple[int, Callable[[_OldNode], Iterable[_OldNode]]]] =
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13, _flattened)),
     "BatchNormalization": (14, _inference_only),
     "Clip": (11, _to_inputs(("min", 1, "float32"), ("max", 2, "float32"))),
-    "DFT": (20, _to_inputs(("axis", 2, "int64"))),
+    "DFT": (20, _transform_axis),
     "Dropout": (12, _dropped("ratio")),
     "GridSample": (20, _grid_modes),
     "LpPool": (2, _pow_of_norm),
@@ -351,6 +374,8 @@ class _ModelReader:
         opaque = (old._replace(op=f"{old.op}-{old.opset}" if is_known(old.op) else old.op),)
         if not old.opset or old.opset > OPSET or old.opset < _OLDEST.get(old.op, 0):
             return opaque
+        if any(isinstance(value, ValueLeaf) for value in old.attributes.values()):
+            return opaque
         try:
             nodes = tuple(_translate(old.without("consumed_inputs") if old.opset < 6 else old))
         except UnsupportedError:
@@ -373,8 +398,7 @@ class _ModelReader:
             return self.graph(value, frame._replace(path=path))
         if isinstance(value, OnnxTensor | OnnxSparseTensor):
             title = node.name or next(filter(None, node.outputs), node.op)
-            leaf = self.tree.get((*frame.path, key(title), key(name)))
-            return leaf if isinstance(leaf, Leaf) else None
+            return self._stored((*frame.path, key(title), key(name))).leaf
         if name in _TYPES and isinstance(value, int):
             row = onnx.TYPES.get(value)
             # An element type that cannot be read, or one of a later version, is refused where it is used.

@@ -30,7 +30,7 @@ CONTROL = frozenset(("If", "Loop", "Scan"))
 Kind = Literal["elementwise", "movement", "other"]
 
 
-class UnknownValueError(Exception):
+class UnknownValueError(LookupError):
     """A shape depends on a value that is not constant."""
 
 
@@ -103,7 +103,7 @@ def operator(
     """Add rows for the operators with these names, computed by the decorated function."""
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
-        cost = macs or (_no_products if shapes is not None or kind != "other" else None)
+        cost = macs or (no_products if shapes is not None or kind != "other" else None)
         for name in names:
             _TABLE[name] = Operator(name, compute, shapes, cost, kind, data, since)
         return compute
@@ -111,7 +111,8 @@ def operator(
     return add
 
 
-def _no_products(_call: OperatorCall, _outputs: Sequence[Shape]) -> int:
+def no_products(_call: OperatorCall, _outputs: Sequence[Shape]) -> int:
+    """Return 0, the cost of operators without products."""
     return 0
 
 
@@ -179,11 +180,11 @@ def _given(arrays: Sequence[np.ndarray | None], number: int) -> Any:
     return array
 
 
-def require_size(shape: Sequence[int]) -> None:
-    """Raise LimitError for a value with more entries than the limit, ValueError for a negative extent."""
+def require_size(shape: Sequence[int], times: int = 1) -> None:
+    """Raise LimitError for more entries than so many values may have, ValueError for a negative extent."""
     if min(shape, default=0) < 0:
         raise ValueError(shape)
-    if math.prod(shape) > limits.current().value_entries:
+    if math.prod(shape) > times * limits.current().value_entries:
         raise limits.limit_error("value_entries", "a value of the graph is too large", math.prod(shape))
 
 

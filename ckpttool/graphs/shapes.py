@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core import limits
+from ckpttool.core.errors import CkpttoolError, LimitError
 from ckpttool.core.source import Shape
+from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Graph, OpenShape, OperatorNode
 from ckpttool.graphs.operators import (
     Operator,
@@ -16,6 +20,7 @@ from ckpttool.graphs.operators import (
     UnknownValueError,
     compute_node,
     list_operators,
+    no_products,
 )
 
 # Entries of a constant that shapes may depend on; larger ones are weights.
@@ -85,7 +90,7 @@ class ShapeTracer:
             KeyError,
             ZeroDivisionError,
         ):
-            return NodeShapes((), None)
+            return NodeShapes((), 0 if row.macs is no_products else None)
         return NodeShapes(tuple(tuple(int(extent) for extent in shape) for shape in outputs), macs)
 
     def _call(self, node: OperatorNode) -> OperatorCall:
@@ -100,7 +105,13 @@ class ShapeTracer:
             arrays = [self.value(name) if name else None for name in node.inputs]
         else:
             return False
-        computed = compute_node(node, arrays)
+        # What is computed here decides shapes; the values of weights are not computed.
+        small = replace(limits.current(), value_entries=min(SMALL, limits.current().value_entries))
+        try:
+            with limits.using(small):
+                computed = compute_node(node, arrays)
+        except LimitError:
+            return False
         self.known.update((name, array) for name, array in zip(node.outputs, computed, strict=False) if name)
         return all(name in self.known for name in node.outputs if name)
 
@@ -187,3 +198,106 @@ def _merge_shapes(
         return None
     by_extents = {(trials[0][name], trials[1][name]): name for name in trials[0]}
     return tuple(a if a == b else by_extents.get((a, b), "") for a, b in zip(one, two, strict=True))
+
+
+# The operations of a graph in order, for pictures of its layers.
+
+_MOST_OPERATIONS = 20_000
+
+
+class TracedCall(NamedTuple):
+    """One operation of a graph; `output` and `macs` are None if unknown.
+
+    `inputs` are the positions of the operations whose results it takes, -1 for an input of the model;
+    `weights` are the constants that it is the first one to use.
+    """
+
+    name: str
+    kind: str
+    output: Shape | None
+    macs: int | None
+    inputs: tuple[int, ...]
+    weights: tuple[Path, ...] = ()
+
+
+class TracedModel(NamedTuple):
+    """The operations of a graph for inputs of these shapes; `assumed` is set if an extent was not fixed.
+
+    `outputs` are the shapes of the graph's outputs, None if unknown.
+    """
+
+    inputs: tuple[tuple[str, Shape], ...]
+    outputs: tuple[Shape | None, ...]
+    calls: tuple[TracedCall, ...]
+    assumed: bool = False
+
+
+def trace_graph(graph: Graph, shapes: Mapping[str, Shape]) -> TracedModel | None:
+    """Return the operations of a graph; None if an input has no shape, or there are too many.
+
+    `shapes` are those of inputs by name; extents that are not fixed are taken as 1.
+    """
+    stated = {value.name: shapes.get(value.name, value.shape) for value in graph.inputs}
+    if None in stated.values() or len(graph.nodes) > _MOST_OPERATIONS:
+        return None
+    inputs = {
+        name: tuple(extent if isinstance(extent, int) and extent > 0 else 1 for extent in shape or ())
+        for name, shape in stated.items()
+    }
+    tracer = ShapeTracer(graph, inputs)
+    lister = _CallLister(tracer, dict.fromkeys(inputs, -1))
+    for _, nodes in groupby(graph.nodes, lambda node: node.place or id(node)):
+        lister.add(list(nodes))
+    outputs = tuple(tracer.shape(value.name) for value in graph.outputs)
+    assumed = any(shape != stated[name] for name, shape in inputs.items())
+    return TracedModel(tuple(inputs.items()), outputs, tuple(lister.calls), assumed)
+
+
+@dataclass
+class _CallLister:
+    """The operations so far; `positions` are those of results, `paths` the leaves of constants."""
+
+    tracer: ShapeTracer
+    positions: dict[str, int]
+    paths: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    calls: list[TracedCall] = field(default_factory=list)
+    used: set[Path] = field(default_factory=set)
+
+    def add(self, nodes: Sequence[OperatorNode]) -> None:
+        """Add the nodes of one place in the source; constants and shapes are not operations of the model."""
+        macs: int | None = 0
+        inputs: dict[int, None] = {}
+        weights: dict[Path, None] = {}
+        computed: list[OperatorNode] = []
+        for node in nodes:
+            found = self.tracer.add(node)
+            paths = tuple(dict.fromkeys(path for name in node.inputs for path in self._origins(name)))
+            if node.inputs and all(not name or self._is_constant(name) for name in node.inputs):
+                self.paths.update((name, paths) for name in node.outputs)
+                continue
+            if all(self.tracer.is_constant(name) for name in node.outputs if name):
+                continue
+            macs = None if macs is None or found.macs is None else macs + found.macs
+            inputs.update((self.positions[name], None) for name in node.inputs if name in self.positions)
+            weights.update((path, None) for path in paths if path not in self.used)
+            self.positions.update((name, len(self.calls)) for name in node.outputs if name)
+            computed.append(node)
+        if not computed:
+            return
+        self.used.update(weights)
+        # A translated operator is named by the part that is not a change of shape.
+        table = list_operators()
+        kinds = [node.op for node in computed if node.op not in table or table[node.op].kind != "movement"]
+        kind = (kinds or [computed[-1].op])[0]
+        own = tuple(number for number in inputs if number != len(self.calls))
+        output = self.tracer.shape(computed[-1].outputs[0])
+        self.calls.append(TracedCall(computed[-1].title, kind, output, macs, own, tuple(weights)))
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self.tracer.graph.constants or name in self.paths
+
+    def _origins(self, name: str) -> tuple[Path, ...]:
+        constant = self.tracer.graph.constants.get(name)
+        if constant is None or constant.path is None:
+            return self.paths.get(name, ())
+        return (constant.path,)

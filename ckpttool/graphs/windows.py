@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.operators import OperatorCall, operator, require_size
+
+# Entries of a pooling window, which only a number in the file states; they are added one after the other.
+_MOST_WINDOW = 1 << 20
 
 
 class Window(NamedTuple):
@@ -278,6 +282,10 @@ class _PoolSettings(NamedTuple):
         window = place_window(x.shape[2:], self.kernel, settings.get, ceil=bool(self.ceil))
         if any(k > s + b + a for k, s, (b, a) in zip(window.kernel, x.shape[2:], window.pads, strict=True)):
             raise ValueError(self.kernel)
+        if math.prod(window.kernel) > _MOST_WINDOW:
+            raise UnsupportedError(
+                "a pooling window has too many entries", found=str(math.prod(window.kernel))
+            )
         return window
 
 
