@@ -123,7 +123,8 @@ def _rotary_embedding(
     width = rotary_embedding_dim or heads.shape[-1]
     turned, rest = heads[..., :width], heads[..., width:]
     cosine, sine = (
-        (each if positions is None else each[positions])[..., None, : width // 2] for each in (cosines, sines)
+        (table if positions is None else table[positions])[..., None, : width // 2]
+        for table in (cosines, sines)
     )
     pairs: Any = (turned[..., ::2], turned[..., 1::2]) if interleaved else np.split(turned, 2, -1)
     real, imaginary = cosine * pairs[0] - sine * pairs[1], sine * pairs[0] + cosine * pairs[1]

@@ -38,7 +38,7 @@ def _resize_axes(
     chosen = [axis % rank for axis in axes] if axes else list(range(rank))
     regions = [(0.0, 1.0)] * rank
     if roi is not None and np.asarray(roi).size:
-        ends = [float(each) for each in np.asarray(roi).reshape(-1)]
+        ends = [float(end) for end in np.asarray(roi).reshape(-1)]
         for n, axis in enumerate(chosen):
             regions[axis] = (ends[n], ends[n + len(chosen)])
     factors, wanted = [1.0] * rank, list(shape)
@@ -373,7 +373,7 @@ def _suppress_boxes(
 ) -> np.ndarray:
     count = 0 if most is None else int(np.asarray(most).reshape(()))
     threshold = 0.0 if overlap is None else float(np.asarray(overlap).reshape(()))
-    found = []
+    selections = []
     for batch, class_ in np.ndindex(*scores.shape[:2]):
         corners = _box_corners(boxes[batch], center_point_box)
         values, selected = scores[batch, class_], list[int]()
@@ -384,8 +384,8 @@ def _suppress_boxes(
                 continue
             if all(_overlap(corners[box], corners[other]) <= threshold for other in selected):
                 selected.append(int(box))
-        found += [(batch, class_, box) for box in selected]
-    return np.asarray(found, np.int64).reshape(-1, 3)
+        selections += [(batch, class_, box) for box in selected]
+    return np.asarray(selections, np.int64).reshape(-1, 3)
 
 
 def _box_corners(boxes: np.ndarray, centered: int) -> np.ndarray:

@@ -237,7 +237,7 @@ def _reverse_sequence(
     x: np.ndarray, lengths: np.ndarray, *, batch_axis: int = 1, time_axis: int = 0
 ) -> np.ndarray:
     result = x.copy()
-    view, source = (np.moveaxis(each, (batch_axis, time_axis), (0, 1)) for each in (result, x))
+    view, source = (np.moveaxis(array, (batch_axis, time_axis), (0, 1)) for array in (result, x))
     for row, length in enumerate(integers(lengths)):
         view[row, :length] = source[row, :length][::-1]
     return result
@@ -332,7 +332,7 @@ def _constant_of_shape(shape: np.ndarray, *, value: Leaf | None = None) -> np.nd
 
 
 def _range_length(start: Any, limit: Any, delta: Any) -> int:
-    first, last, step = (float(np.asarray(each).reshape(())) for each in (start, limit, delta))
+    first, last, step = (float(np.asarray(array).reshape(())) for array in (start, limit, delta))
     return max(0, math.ceil((last - first) / step))
 
 
@@ -377,7 +377,7 @@ def _unique(x: np.ndarray, *, axis: int | None = None, sorted: int = 1) -> tuple
     place = np.argsort(order)
     values = unique[order] if axis is None else np.take(unique, order, axis)
     positions = (first[order], place[inverse.reshape(-1)], counts[order])
-    return (values, *(np.asarray(each, np.int64) for each in positions))
+    return (values, *(np.asarray(array, np.int64) for array in positions))
 
 
 @operator("Col2Im")

@@ -97,7 +97,7 @@ class _GraphRun:
 
 
 def _count_entries(array: np.ndarray) -> int:
-    """Return how many entries an array keeps in memory: a broadcast one has fewer than its shape says."""
+    """Return how many entries an array keeps in memory: fewer than its shape has if it is broadcast."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -173,8 +173,8 @@ def _loop(node: OperatorNode, arrays: _Arrays, outer: _Lookup) -> tuple[np.ndarr
 
 def _scan(node: OperatorNode, arrays: _Arrays, outer: _Lookup) -> tuple[np.ndarray, ...]:
     body, scanned = _body(node, "body"), int(node.attributes.get("num_scan_inputs", 0))
-    given = [array for array in arrays if array is not None]
-    state, sequences = given[: len(given) - scanned], given[len(given) - scanned :]
+    present = [array for array in arrays if array is not None]
+    state, sequences = present[: len(present) - scanned], present[len(present) - scanned :]
 
     def setting(name: str, count: int) -> Sequence[int]:
         return node.attributes.get(name) or (0,) * count

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.core import limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Path, Tree, ValueLeaf, key
+from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import (
     OnnxAttribute,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _DOMAINS = ("", "ai.onnx")
-_MOST_NODES, _DEEPEST = 500_000, 20
+_DEEPEST = 20  # functions that call each other
 # Attributes whose value is the number of an element type.
 _TYPES = frozenset(
     ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "precision", "softmax_precision")
@@ -45,7 +46,7 @@ def read(checkpoint: Checkpoint) -> Graph:
     model = onnx.read_model(checkpoint.files[0])
     reader = _ModelReader(
         checkpoint.tree,
-        {(each.domain, each.name, each.overload): each for each in model.functions},
+        {(part.domain, part.name, part.overload): part for part in model.functions},
     )
     try:
         return reader.graph(model.graph, _Frame((), dict(model.opsets)))
@@ -252,11 +253,12 @@ class _ModelReader:
     tree: Tree
     functions: Mapping[OperatorKey, OnnxFunction]
     constants: dict[str, Constant] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
     count: int = 0
 
     def graph(self, graph: OnnxGraph, frame: _Frame) -> Graph:
         """Return a graph; that of a branch or loop has its own constants."""
-        outer, self.constants = self.constants, {}
+        (outer, self.constants), (names, self.names) = (self.constants, {}), (self.names, set())
         for tensor in graph.initializers:
             self.constants[frame.name(tensor.name)] = self._stored((*frame.path, key(tensor.name)))
         for sparse in graph.sparse:
@@ -264,19 +266,21 @@ class _ModelReader:
                 self.constants[frame.name(sparse.values.name)] = self._stored(
                     (*frame.path, key(sparse.values.name))
                 )
-        own = {tensor.name for tensor in graph.initializers}
+        initializers = {tensor.name for tensor in graph.initializers}
         nodes = tuple(self.nodes(graph.nodes, frame))
         # Up to version 3 of the format, constants are listed among the inputs as well.
-        inputs = tuple(_value(each, frame) for each in graph.inputs if each.name not in own)
-        outputs = tuple(_value(each, frame) for each in graph.outputs)
-        constants, self.constants = self.constants, outer
+        inputs = tuple(_value(part, frame) for part in graph.inputs if part.name not in initializers)
+        outputs = tuple(_value(part, frame) for part in graph.outputs)
+        constants, self.constants, self.names = self.constants, outer, names
         return Graph(nodes, inputs, outputs, constants, graph.name)
 
     def nodes(self, nodes: Sequence[OnnxNode], frame: _Frame) -> Iterator[OperatorNode]:
         """Yield the nodes of the table for those of a graph or function."""
         for number, node in enumerate(nodes):
             self.count += 1
-            if self.count > _MOST_NODES or frame.depth > _DEEPEST:
+            if self.count > limits.current().graph_parts:
+                raise limits.limit_error("graph_parts", "the graph has too many nodes", self.count)
+            if frame.depth > _DEEPEST:
                 raise UnsupportedError("the functions of the model are nested too deeply", found=node.title)
             function = self.functions.get((node.domain, node.op, node.overload))
             if function is not None:
@@ -303,14 +307,13 @@ class _ModelReader:
             "value_int": "int64",
             "value_ints": "int64",
         }
-        for attribute, found in node.attributes.items():
-            value = self._argument(found, frame)
+        for attribute, stored in node.attributes.items():
+            value = self._argument(stored, frame)
             if attribute in dtypes and value is not None:
                 self.constants[name] = _number_constant(value.value, dtypes[attribute])
                 return
-            if attribute == "value" and value is not None and isinstance(value.value, OnnxTensor):
-                raise UnsupportedError("a function's tensor argument is not supported", found=node.title)
-        self.constants[name] = Constant(ValueLeaf("strings"))
+        # Strings, or a tensor that the call of a function passes as an attribute.
+        self.constants[name] = Constant(ValueLeaf(Record("onnx.Constant")))
 
     def _argument(self, attribute: OnnxAttribute, frame: _Frame) -> OnnxAttribute | None:
         """Return an attribute, or the value that the call of a function gives it; None if it gives none."""
@@ -324,16 +327,17 @@ class _ModelReader:
         names = dict(zip(function.inputs, inputs, strict=False)) | {
             inner: outer for inner, outer in zip(function.outputs, outputs, strict=False) if outer
         }
-        own = {
-            name: value for name, each in node.attributes.items() if (value := self._argument(each, frame))
+        passed = {
+            name: value for name, part in node.attributes.items() if (value := self._argument(part, frame))
         }
-        title = node.name or next(filter(None, node.outputs), node.op)
+        # Names of nodes may be repeated, those of results may not.
+        title = next(filter(None, outputs), node.op)
         inner = _Frame(
             (key(f"{function.domain}.{function.name}"),),
             {**frame.opsets, **function.opsets},
             names,
-            f"{frame.prefix}{title}/",
-            {**function.defaults, **own},
+            f"{title}/",
+            {**function.defaults, **passed},
             frame.scope or module_of_node(node.name),
             frame.depth + 1,
         )
@@ -356,12 +360,16 @@ class _ModelReader:
             return name
 
         old = _OldNode(node.op, inputs, outputs, attributes, opset, add)
-        for each in self._known(node, old):
+        for part in self._known(node, old):
+            for name in filter(None, part.outputs):
+                if name in self.names or name in self.constants:
+                    raise FormatError("two values of the graph have the same name", found=repr(name[:200]))
+                self.names.add(name)
             yield OperatorNode(
-                each.op,
-                each.inputs,
-                each.outputs,
-                each.attributes,
+                part.op,
+                part.inputs,
+                part.outputs,
+                part.attributes,
                 node.name,
                 frame.scope or module_of_node(node.name),
                 f"node {number}" if frame.depth == 0 else f"{frame.prefix}node {number}",
@@ -380,12 +388,12 @@ class _ModelReader:
             nodes = tuple(_translate(old.without("consumed_inputs") if old.opset < 6 else old))
         except UnsupportedError:
             return opaque
-        for each in nodes:
-            row = list_operators().get(each.op)
+        for part in nodes:
+            row = list_operators().get(part.op)
             accepted = None if row is None else row.defaults.keys()
             if row is not None and old.opset < row.since:
                 return opaque
-            if accepted is not None and not {name.lower() for name in each.attributes} <= accepted:
+            if accepted is not None and not {name.lower() for name in part.attributes} <= accepted:
                 return opaque
         return nodes
 
@@ -407,7 +415,7 @@ class _ModelReader:
             return value.decode("utf-8", "replace")
         if isinstance(value, tuple):
             return tuple(
-                each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in value
+                part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in value
             )
         return value
 

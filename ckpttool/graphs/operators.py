@@ -156,7 +156,7 @@ def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tup
     shapes = [None if array is None else array.shape for array in arrays]
     try:
         if row.shapes is not None:
-            for shape in row.shapes(OperatorCall(node, shapes, lambda number: _given(arrays, number))):
+            for shape in row.shapes(OperatorCall(node, shapes, lambda number: _input_value(arrays, number))):
                 require_size(shape)
         if "outputs" in row.defaults:
             attributes["outputs"] = len(node.outputs)
@@ -173,7 +173,7 @@ def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tup
     return tuple(computed) if isinstance(computed, tuple) else (np.asarray(computed),)
 
 
-def _given(arrays: Sequence[np.ndarray | None], number: int) -> Any:
+def _input_value(arrays: Sequence[np.ndarray | None], number: int) -> Any:
     array = arrays[number] if number < len(arrays) else None
     if array is None:
         raise UnknownValueError

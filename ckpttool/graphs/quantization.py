@@ -61,7 +61,7 @@ def _quantize_linear(
     if zero is None:
         zero = np.zeros((), dtypes.numpy_dtype(output_dtype or "uint8"))
     wide = None if precision is None else dtypes.numpy_dtype(precision)
-    scales, zeros = (_along(each, x, axis, block_size) for each in (scale, zero))
+    scales, zeros = (_along(setting, x, axis, block_size) for setting in (scale, zero))
     return quantize(x, scales, zeros, saturate=saturate, precision=wide)
 
 

@@ -58,7 +58,7 @@ class _Weights(NamedTuple):
         """Return the weights of one gate."""
         units = self.states.shape[1]
         rows = slice(number * units, (number + 1) * units)
-        inputs, states, bias_inputs, bias_states = (each[rows] for each in self[:4])
+        inputs, states, bias_inputs, bias_states = (array[rows] for array in self[:4])
         return _Weights(inputs, states, bias_inputs, bias_states, None)
 
     def project(self, x: np.ndarray, h: np.ndarray) -> np.ndarray:
@@ -180,7 +180,7 @@ def _define(name: str) -> None:
     ) -> tuple[np.ndarray, ...]:
         lengths, h, c, peepholes = (*rest, None, None, None, None)[:4]
         if layout:
-            x, h, c = (None if each is None else np.swapaxes(each, 0, 1) for each in (x, h, c))  # type: ignore[assignment]
+            x, h, c = (None if array is None else np.swapaxes(array, 0, 1) for array in (x, h, c))  # type: ignore[assignment]
         directions, units = r.shape[0], r.shape[2]
         if directions != 1 + (direction == "bidirectional") or r.shape[1] != gates * units:
             raise ValueError(direction, r.shape)
@@ -196,8 +196,8 @@ def _define(name: str) -> None:
         for n in range(directions):
             looks = None if peepholes is None else peepholes[n]
             weights = _Weights(w[n], r[n], *_halves(biases[n]), looks)
-            own = functions[n * len(usual) : (n + 1) * len(usual)]
-            run = (cell, weights, _Settings(own, clip, input_forget, linear_before_reset))
+            selected = functions[n * len(usual) : (n + 1) * len(usual)]
+            run = (cell, weights, _Settings(selected, clip, input_forget, linear_before_reset))
             state = (empty if h is None else h[n], empty if c is None else c[n])
             reverse = n == 1 or direction == "reverse"
             outputs, last = _run_direction(x, state, run, counts, reverse=reverse)
@@ -206,7 +206,7 @@ def _define(name: str) -> None:
         whole = np.stack(results, 1)
         states = [np.stack([last[n] for last in lasts]) for n in range(1 + (name == "LSTM"))]
         if layout:
-            return (whole.transpose(2, 0, 1, 3), *(np.swapaxes(each, 0, 1) for each in states))
+            return (whole.transpose(2, 0, 1, 3), *(np.swapaxes(array, 0, 1) for array in states))
         return (whole, *states)
 
 

@@ -85,10 +85,10 @@ def _position_shape(call: OperatorCall) -> Sequence[Shape]:
 def _define_position(name: str, function: Callable[..., Any]) -> None:
     def compute(x: np.ndarray, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> np.ndarray:
         # Of equal entries the first is taken, or the last.
-        found = function(np.flip(x, axis) if select_last_index else x, axis=axis)
+        position = function(np.flip(x, axis) if select_last_index else x, axis=axis)
         if select_last_index:
-            found = x.shape[axis] - 1 - found
-        return np.asarray(np.expand_dims(found, axis) if keepdims else found, np.int64)
+            position = x.shape[axis] - 1 - position
+        return np.asarray(np.expand_dims(position, axis) if keepdims else position, np.int64)
 
     operator(name, shapes=_position_shape)(compute)
 

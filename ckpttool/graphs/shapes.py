@@ -65,11 +65,11 @@ class ShapeTracer:
 
     def add(self, node: OperatorNode) -> NodeShapes:
         """Return the shapes of a node's outputs, from those of its inputs, and store them."""
-        found = self._infer(node)
-        rest = (None,) * (len(node.outputs) - len(found.outputs))
-        for name, shape in zip(node.outputs, (*found.outputs, *rest), strict=False):
+        result = self._infer(node)
+        rest = (None,) * (len(node.outputs) - len(result.outputs))
+        for name, shape in zip(node.outputs, (*result.outputs, *rest), strict=False):
             self.shapes[name] = shape
-        return found
+        return result
 
     def _infer(self, node: OperatorNode) -> NodeShapes:
         row = list_operators().get(node.op)
@@ -164,13 +164,13 @@ def infer_shapes(graph: Graph, shapes: Mapping[str, OpenShape] | None = None) ->
 
 def _primes(count: int) -> tuple[list[int], list[int]]:
     """Return two lists of this many different prime numbers above 100."""
-    found: list[int] = []
+    result: list[int] = []
     candidate = 101
-    while len(found) < 2 * count:
+    while len(result) < 2 * count:
         if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
-            found.append(candidate)
+            result.append(candidate)
         candidate += 2
-    return found[::2], found[1::2]
+    return result[::2], result[1::2]
 
 
 def _shapes_for(
@@ -270,14 +270,14 @@ class _CallLister:
         weights: dict[Path, None] = {}
         computed: list[OperatorNode] = []
         for node in nodes:
-            found = self.tracer.add(node)
+            result = self.tracer.add(node)
             paths = tuple(dict.fromkeys(path for name in node.inputs for path in self._origins(name)))
             if node.inputs and all(not name or self._is_constant(name) for name in node.inputs):
                 self.paths.update((name, paths) for name in node.outputs)
                 continue
             if all(self.tracer.is_constant(name) for name in node.outputs if name):
                 continue
-            macs = None if macs is None or found.macs is None else macs + found.macs
+            macs = None if macs is None or result.macs is None else macs + result.macs
             inputs.update((self.positions[name], None) for name in node.inputs if name in self.positions)
             weights.update((path, None) for path in paths if path not in self.used)
             self.positions.update((name, len(self.calls)) for name in node.outputs if name)

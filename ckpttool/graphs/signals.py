@@ -90,7 +90,7 @@ for _name in _COSINES:
 
 @operator("MelWeightMatrix")
 def _mel_weights(*inputs: np.ndarray, output_datatype: str = "float32") -> np.ndarray:
-    bins, length, rate, low, high = (np.asarray(each).reshape(()) for each in inputs)
+    bins, length, rate, low, high = (np.asarray(number).reshape(()) for number in inputs)
     rows, count = int(length) // 2 + 1, int(bins)
     require_size([rows, count + 2])
     points: Any = np.arange(count + 2, dtype=np.float64)

@@ -101,8 +101,8 @@ def convolve(x: np.ndarray, w: Any, window: Window, group: int) -> np.ndarray:
     for offset, entries in window.offsets():
         part, kernel = image[:, *entries], w[..., *offset]
         for n in range(group):
-            rows, made = slice(n * inner, (n + 1) * inner), slice(n * outer, (n + 1) * outer)
-            result[..., made] += part[..., rows] @ kernel[made].T
+            rows, columns = slice(n * inner, (n + 1) * inner), slice(n * outer, (n + 1) * outer)
+            result[..., columns] += part[..., rows] @ kernel[columns].T
     return np.moveaxis(result, -1, 1)
 
 
@@ -237,8 +237,8 @@ def _transposed_conv(
     scattered = window._replace(extents=x.shape[2:])
     for offset, entries in scattered.offsets():
         for n in range(group):
-            rows, made = slice(n * inner, (n + 1) * inner), slice(n * w.shape[1], (n + 1) * w.shape[1])
-            result[:, *entries, made] += image[..., rows] @ kernel[rows, :, *offset]
+            rows, columns = slice(n * inner, (n + 1) * inner), slice(n * w.shape[1], (n + 1) * w.shape[1])
+            result[:, *entries, columns] += image[..., rows] @ kernel[rows, :, *offset]
     kept = tuple(
         slice(max(b, 0), max(b, 0) + e) for (b, _), e in zip(window.pads, window.extents, strict=True)
     )

@@ -472,7 +472,7 @@ def trace_graph_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders] |
         if value.shape is None:
             return {}
         shapes[value.name] = tuple(extent if isinstance(extent, int) else 1 for extent in value.shape)
-    reader = _GraphOrderEvaluator(graph, evaluation, ShapeTracer(graph, shapes))
+    reader = _RecordedOrderReader(graph, evaluation, ShapeTracer(graph, shapes))
     for name, shape in shapes.items():
         reader.values[name] = evaluation.given(shape)
     for node in graph.nodes:
@@ -489,7 +489,7 @@ _TracedValue = TracedActivation | UntracedActivation | _TracedWeight
 
 
 @dataclass
-class _GraphOrderEvaluator:
+class _RecordedOrderReader:
     """Evaluates the nodes of a graph; `values` are activations and weights by name."""
 
     graph: Graph
@@ -600,11 +600,11 @@ def _kind(node: OperatorNode) -> str | None:
 
 
 _Given = Sequence[_TracedValue | None]
-_OrderRule = Callable[[_GraphOrderEvaluator, OperatorNode, _Given, Shape | None], _TracedValue]
+_OrderRule = Callable[[_RecordedOrderReader, OperatorNode, _Given, Shape | None], _TracedValue]
 
 
 def _convolution(
-    run: _GraphOrderEvaluator, node: OperatorNode, given: _Given, shape: Shape | None
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
 ) -> TracedActivation:
     if shape is None:
         raise UntraceableError
@@ -614,7 +614,7 @@ def _convolution(
     return run.evaluation.convolved(run.tensor(given[0]), shape, path, grouped=grouped)
 
 
-def _pool(run: _GraphOrderEvaluator, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
+def _pool(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
     if shape is None:
         if node.op == "Resize":
             return UntracedActivation()
@@ -623,7 +623,7 @@ def _pool(run: _GraphOrderEvaluator, node: OperatorNode, given: _Given, shape: S
 
 
 def _product(
-    run: _GraphOrderEvaluator, node: OperatorNode, given: _Given, shape: Shape | None
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
 ) -> _Activation:
     x, weight = given[0], given[1]
     turned = bool(node.attributes.get("transB", 0))
@@ -638,7 +638,7 @@ def _product(
 
 
 def _einsum(
-    run: _GraphOrderEvaluator,
+    run: _RecordedOrderReader,
     node: OperatorNode,
     given: _Given,
     shape: Shape | None,  # noqa: ARG001  # as of any rule
@@ -647,7 +647,7 @@ def _einsum(
 
 
 def _gather(
-    run: _GraphOrderEvaluator, node: OperatorNode, given: _Given, shape: Shape | None
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
 ) -> _TracedValue:
     x, positions = given
     embedded = isinstance(x, _TracedWeight) and x.path is not None and len(x.shape) == 2
@@ -662,7 +662,7 @@ def _gather(
 
 
 def _norm(
-    run: _GraphOrderEvaluator,
+    run: _RecordedOrderReader,
     node: OperatorNode,
     given: _Given,
     shape: Shape | None,  # noqa: ARG001  # as of any rule
@@ -676,7 +676,7 @@ def _norm(
 
 
 def _pixel_shuffle(
-    run: _GraphOrderEvaluator,
+    run: _RecordedOrderReader,
     node: OperatorNode,
     given: _Given,
     shape: Shape | None,  # noqa: ARG001  # as of any rule
@@ -689,7 +689,7 @@ def _pixel_shuffle(
 
 
 def _recurrent(
-    run: _GraphOrderEvaluator, node: OperatorNode, given: _Given, shape: Shape | None
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
 ) -> _Activation:
     weight = given[1]
     if not isinstance(weight, _TracedWeight) or weight.path is None or node.attributes.get("layout", 0):
