@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import warnings
@@ -93,14 +94,12 @@ def collect_node_tests(skip: Callable[[str], bool]) -> Iterator[Any]:
                 getattr(cls, member)()
 
     # The tests are created by importing their modules.
-    for name in [each for each in sys.modules if each.startswith("onnx.backend.test.case.node")]:
+    for name in [name for name in sys.modules if name.startswith("onnx.backend.test.case.node")]:
         del sys.modules[name]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(base._Exporter, "__init__", create)
-        from onnx.backend.test.case import node
-
-        yield from node.collect_testcases(None)
+        yield from importlib.import_module("onnx.backend.test.case.node").collect_testcases(None)
 
 
 def to_array(value: Any) -> np.ndarray:
