@@ -54,7 +54,7 @@ from ckpttool.libraries.recognize import PICKLED_MODULES, TORCH_CLASSES
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.libraries.activation_orders import TracedCall
+    from ckpttool.graphs.shapes import TracedCall
     from ckpttool.libraries.script_orders import ScriptCall
 
 # A layer is described from what the file records: its class and settings, the order in which layers are
@@ -975,14 +975,16 @@ def _sources(inputs: Sequence[int], number: int, names: Sequence[str]) -> tuple[
 
 
 def _describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
-    from ckpttool.libraries.activation_orders import trace_onnx
+    from ckpttool.graphs.graph import read_graph
+    from ckpttool.graphs.shapes import trace_graph
 
     details = checkpoint.details.get("inputs")
     names = list(details) if isinstance(details, Mapping) else []
     given = _whole_shapes(shapes)
     if "" in given and len(names) == 1:
         given[names[0]] = given.pop("")
-    found = trace_onnx(checkpoint, given)
+    graph = read_graph(checkpoint)
+    found = None if graph is None else trace_graph(graph, given)
     _require_used(given, {*names}, iter(names))
     if found is None:
         return ()

@@ -44,6 +44,7 @@ class Limits:
     strings: int = _limit(10_000_000, "strings in one tensor")
     graph_bytes: int = _limit(512 * _MB, "object graph or graph definition size")
     graph_parts: int = _limit(500_000, "objects, edges and names of a graph")
+    value_entries: int = _limit(1 << 26, "entries of one value computed from a graph")
     graph_depth: int = _limit(100, "edges of a path in an object graph")
     message_depth: int = _limit(100, "protobuf nesting levels")
     state_bytes: int = _limit(16 * _MB, "TensorFlow state file size")

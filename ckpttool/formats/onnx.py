@@ -129,8 +129,8 @@ _EXTERNAL = 1
 _SPARSE = {1: _TEXT, 2: _TEXT, 3: protobuf.NUMBERS}
 _VALUE, _TYPE, _SHAPED = {1: _TEXT, 2: _TEXT}, {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
 _SHAPE, _EXTENT = {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
-# FunctionProto: name, input, output, attribute, node, domain, attribute_proto, overload.
-_FUNCTION = dict.fromkeys((1, 4, 5, 6, 7, 10, 11, 13), _TEXT)
+# FunctionProto: name, input, output, attribute, node, opset_import, domain, attribute_proto, overload.
+_FUNCTION = dict.fromkeys((1, 4, 5, 6, 7, 9, 10, 11, 13), _TEXT)
 # TrainingInfoProto: initialization, algorithm.
 _TRAINING = {1: _TEXT, 2: _TEXT}
 _PAIR, _OPSET = {1: _TEXT, 2: _TEXT}, {1: _TEXT, 2: _NUMBER}
@@ -237,7 +237,10 @@ class OnnxGraph(NamedTuple):
 
 
 class OnnxFunction(NamedTuple):
-    """An operator defined by the model itself."""
+    """An operator defined by the model itself.
+
+    `defaults` are attributes with a default value, `opsets` the operator versions of its body.
+    """
 
     domain: str
     name: str
@@ -246,6 +249,8 @@ class OnnxFunction(NamedTuple):
     attributes: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
     overload: str = ""
+    defaults: Mapping[str, OnnxAttribute] = {}
+    opsets: Mapping[str, int] = {}
 
 
 class OnnxModel(NamedTuple):
@@ -565,6 +570,8 @@ class _OnnxParser:
         texts = {1: "", 10: "", 13: ""}
         names: dict[int, list[str]] = {4: [], 5: [], 6: []}
         nodes: list[OnnxNode] = []
+        defaults: dict[str, OnnxAttribute] = {}
+        opsets: dict[str, int] = {}
         for number, value, begin, end in self._fields(start, stop, _FUNCTION):
             if number in texts:
                 texts[number] = protobuf.as_text(value)
@@ -572,12 +579,19 @@ class _OnnxParser:
             self._keep()
             if number == 7:
                 nodes.append(self._node(begin, end, 0))
+            elif number == 9:
+                domain, opset = self._opset(begin, end)
+                opsets[domain] = opset
             elif number == 11:
-                names[6].append(self._attribute(begin, end, 0)[0])
+                name, default = self._attribute(begin, end, 0)
+                names[6].append(name)
+                defaults[name] = default
             else:
                 names[number].append(protobuf.as_text(value))
         inputs, outputs, attributes = (tuple(each) for each in names.values())
-        return OnnxFunction(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes), texts[13])
+        return OnnxFunction(
+            *(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes), texts[13]), defaults, opsets
+        )
 
 
 # What onnxruntime would run or open besides the operators of ONNX: an allow list by domain and name.
@@ -810,6 +824,11 @@ def read_model(file: File) -> OnnxModel:
         raise error.located(file=file.path) from error.__cause__
 
 
+def nested_path(above: Path, title: str, attribute: str) -> Path:
+    """Return the path of a graph that is an attribute of the node with this title."""
+    return (*above, key(title), attr(attribute))
+
+
 @dataclass
 class _ConstantLister:
     """Collect the constants of graphs; nested graphs are under the names of their nodes."""
@@ -839,11 +858,11 @@ class _ConstantLister:
                 values = attribute.values
                 title = node.name or next(filter(None, node.outputs), node.op)
                 for number, value in enumerate(values):
-                    step = (key(title), attr(name if len(values) < 2 else f"{name}_{number}"))
+                    own = name if len(values) < 2 else f"{name}_{number}"
                     if isinstance(value, OnnxGraph):
-                        self.graph(value, (*above, *step))
+                        self.graph(value, nested_path(above, title, own))
                     elif isinstance(value, OnnxTensor | OnnxSparseTensor):
-                        self._add((*above, step[0]), str(step[1].value), value, constant=True)
+                        self._add((*above, key(title)), own, value, constant=True)
 
     def _add(self, above: Path, name: str, found: OnnxTensor | OnnxSparseTensor, *, constant: bool) -> None:
         if not name:

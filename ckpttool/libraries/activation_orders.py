@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from ckpttool.core.activations import UNKNOWN, ActivationTracker, AxisOrder, Fea
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
-
-if TYPE_CHECKING:
-    from ckpttool.formats.onnx import OnnxNode
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
+from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
+from ckpttool.graphs.operators import compute_node, find_operator, list_operators
+from ckpttool.graphs.shapes import ShapeTracer
 
 # Orders of flattened images as recorded by a file's own computation, for the layers that it calls.
 #
@@ -392,7 +392,7 @@ def _read_recorded_orders(
 ) -> Mapping[Path, FeatureOrders] | None:
     """Evaluate the recorded computation; formats without one import nothing."""
     if checkpoint.format == "onnx":
-        return read_onnx_orders(checkpoint)
+        return trace_graph_orders(checkpoint)
     if checkpoint.format == "saved_model":
         from ckpttool.libraries.tf_graphs import read_graph_orders
 
@@ -434,589 +434,279 @@ def with_orders(
     return Tree(leaves, tree.aliases, tree.containers)
 
 
-# Evaluates an ONNX graph on numbered entries, to find the image orders of layers.
+# Evaluates a graph on numbered entries, to find the image orders of layers.
 #
-# Source: onnx/docs/Operators.md.
+# Operators that move entries are computed on the numbers by the table (graphs/operators.py), elementwise ones
+# keep them. What a layer takes and makes is stated here; a result of another operator is not traced.
 
 _CHANNEL = 1
-_SMALL = 4096
+_NORMS = frozenset(("BatchNormalization", "LayerNormalization"))
+# Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
+_SAME_ORDER = frozenset(
+    ("Softmax", "LogSoftmax", "InstanceNormalization", "GroupNormalization", "LpNormalization", "Dropout")
+)
+# Operators that may reorder an image's axes.
+_REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
+_RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 
 
-class _OnnxOrderWeight(NamedTuple):
-    """A large constant, or one with its two axes swapped."""
+class _TracedWeight(NamedTuple):
+    """A constant of the tree, or one with its two axes swapped; `path` is None if it was computed."""
 
-    path: Path
+    path: Path | None
     shape: Shape
     turned: bool = False
 
 
-def read_onnx_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders]:
-    """Return the orders recorded by an ONNX model's graph, by constant.
+def trace_graph_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders] | None:
+    """Return the orders recorded by a checkpoint's graph, by constant; None if it records no graph.
 
     Input extents that are not fixed are taken as 1.
     """
-    from ckpttool.formats import onnx
-
-    graph = onnx.read_model(checkpoint.files[0]).graph
+    graph = read_graph(checkpoint)
+    if graph is None:
+        return None
     evaluation = OrderTracer(checkpoint.tree, _CHANNEL)
-    reader = _OnnxOrderEvaluator(evaluation)
-    known = {tensor.name for tensor in graph.initializers}
+    shapes = {}
     for value in graph.inputs:
-        if value.name in known:
-            continue
         if value.shape is None:
             return {}
-        shape = [extent if isinstance(extent, int) and extent > 0 else 1 for extent in value.shape]
-        reader.values[value.name] = evaluation.given(shape)
+        shapes[value.name] = tuple(extent if isinstance(extent, int) else 1 for extent in value.shape)
+    reader = _RecordedOrderReader(graph, evaluation, ShapeTracer(graph, shapes))
+    for name, shape in shapes.items():
+        reader.values[name] = evaluation.given(shape)
     for node in graph.nodes:
         try:
-            evaluation.step()
-            outputs = reader.outputs(node)
+            reader.add(node)
         except (UntraceableError, TrackingLimitError, CkpttoolError):
-            return (
-                mark_orders_unknown(checkpoint.tree)
-                if any(each.op in _REORDERS for each in graph.nodes)
-                else {}
-            )
-        rest = [UntracedActivation()] * len(node.outputs)
-        for name, made in zip(node.outputs, [*outputs, *rest], strict=False):
-            reader.values[name] = made
+            reorders = any(each.op in _REORDERS for each in graph.nodes)
+            return mark_orders_unknown(checkpoint.tree) if reorders else {}
     return evaluation.features()
 
 
+_Activation = TracedActivation | UntracedActivation
+_TracedValue = TracedActivation | UntracedActivation | _TracedWeight
+
+
 @dataclass
-class _OnnxOrderEvaluator:
-    """Evaluates nodes: small constants as arrays, others as weights, tensors as activations."""
+class _RecordedOrderReader:
+    """Evaluates the nodes of a graph; `values` are activations and weights by name."""
 
+    graph: Graph
     evaluation: OrderTracer
-    values: dict[str, Any] = field(default_factory=dict)
+    shapes: ShapeTracer
+    values: dict[str, _TracedValue] = field(default_factory=dict)
 
-    def value(self, name: str) -> Any:
-        """Return the value of a name, None for an omitted input."""
-        if name and name not in self.values:
-            path = (key(name),)
-            leaf = self.evaluation.tree.get(path)
-            if not isinstance(leaf, Leaf):
+    def add(self, node: OperatorNode) -> None:
+        """Evaluate a node; raise UntraceableError if a shape does not fit it."""
+        self.evaluation.step()
+        constant = all(not name or isinstance(self.value(name), _TracedWeight) for name in node.inputs)
+        found = self.shapes.add(node).outputs
+        given = [self.value(name) if name else None for name in node.inputs]
+        outputs: Sequence[_TracedValue]
+        if constant or all(self.shapes.is_constant(name) for name in node.outputs if name):
+            outputs = [self._weight(node, given, shape) for shape in found]
+        else:
+            outputs = self._outputs(node, given, found)
+        rest = [UntracedActivation()] * len(node.outputs)
+        self.values.update(zip(node.outputs, [*outputs, *rest], strict=False))
+
+    def value(self, name: str) -> _TracedValue:
+        """Return a value by name."""
+        if name not in self.values:
+            constant = self.graph.constants.get(name)
+            if constant is None or constant.shape is None:
                 raise UntraceableError
-            small = leaf.size <= _SMALL and len(leaf.shape) < 2
-            self.values[name] = (
-                _OnnxOrderConstant(leaf.array(), path) if small else _OnnxOrderWeight(path, leaf.shape)
-            )
-        return self.values.get(name)
+            self.values[name] = _TracedWeight(constant.path, constant.shape)
+        return self.values[name]
 
-    def tensor(self, value: Any) -> TracedActivation:
+    def tensor(self, value: _TracedValue | None) -> TracedActivation:
         """Return a value as an activation: a constant is never an image."""
         if isinstance(value, TracedActivation):
             return value
-        if isinstance(value, _OnnxOrderWeight):
-            return self.evaluation.fresh(value.shape)
-        if isinstance(value, _OnnxOrderConstant):
-            return self.evaluation.fresh(value.array.shape)
+        if isinstance(value, _TracedWeight):
+            return self.evaluation.fresh(value.shape[::-1] if value.turned else value.shape)
         raise UntraceableError
 
-    def outputs(self, node: OnnxNode) -> list[Any]:
-        """Return the result of a node."""
-        from ckpttool.libraries.onnx_operators import FOLDED
-
-        if node.op == "Constant":
-            return [self._stated(node)]
-        given = [self.value(name) for name in node.inputs]
-        operation = _OPERATIONS.get(node.op) if node.title == node.op else None
-        if all(each is None or isinstance(each, _OnnxOrderConstant) for each in given) and node.op in FOLDED:
-            if given and node.op == "Identity":
-                return given
-            arrays = (each.array if each is not None else None for each in given)
-            try:
-                made = FOLDED[node.op](node, *arrays)
-            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-                made = None
-            return [_OnnxOrderConstant(np.asarray(made))] if made is not None else [UntracedActivation()]
-        tensors = [each for each in given if isinstance(each, TracedActivation | UntracedActivation)]
-        if operation is None:
-            return [UntracedActivation()]
-        if any(isinstance(each, UntracedActivation) for each in tensors) and node.op not in (
-            "MatMul",
-            "Gemm",
-            "Shape",
-        ):
-            features = {each.features for each in tensors if isinstance(each, UntracedActivation)}
-            return [
-                UntracedActivation(features.pop() if node.op in _ENTRIES and len(features) == 1 else None)
-            ]
-        try:
-            made = operation(self, node, given)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            return [UntracedActivation()]
-        return made if isinstance(made, list) else [made]
-
-    def _stated(self, node: OnnxNode) -> Any:
-        if (key(node.outputs[0]),) in self.evaluation.tree:
-            return self.value(node.outputs[0])
-        for name, dtype in (("value_float", "f4"), ("value_int", "i8"), ("value_ints", "i8")):
-            if name in node.attributes:
-                return _OnnxOrderConstant(np.asarray(node.get(name), dtype))
-        return UntracedActivation()
-
-
-class _OnnxOrderConstant(NamedTuple):
-    """A constant whose numbers are used: a shape, axes, a factor, or a layer's vector."""
-
-    array: Any
-    path: Path | None = None
-
-
-_Given = Sequence[Any]
-_Operation = Callable[[_OnnxOrderEvaluator, "OnnxNode", _Given], Any]
-
-
-def _numbers(value: Any) -> list[int]:
-    if not isinstance(value, _OnnxOrderConstant):
-        raise UntraceableError
-    return [int(each) for each in value.array.reshape(-1)]
-
-
-def _setting(node: OnnxNode, name: str, given: _Given, place: int) -> list[int] | None:
-    """Return a setting that is an attribute in older versions and an input in newer ones."""
-    found = node.get(name)
-    if found is not None:
-        return [int(each) for each in found]
-    return _numbers(given[place]) if len(given) > place and given[place] is not None else None
-
-
-def _identity(_run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
-    return given[0]
-
-
-def _elementwise(run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
-    return run.evaluation.together([run.tensor(each) for each in given if each is not None])
-
-
-def _conv(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x, kernel = run.tensor(given[0]), given[1].shape
-    rank = len(kernel) - 2
-    strides, wide = node.get("strides") or (1,) * rank, node.get("dilations") or (1,) * rank
-    pads, how = list(node.get("pads") or [0] * (2 * rank)), node.get("auto_pad", b"NOTSET")
-    groups, path = node.get("group", 1), given[1].path if isinstance(given[1], _OnnxOrderWeight) else None
-    if len(x.shape) != rank + 2:
-        raise UntraceableError
-    if node.op == "ConvTranspose":
-        if how not in (b"NOTSET", b"VALID") or node.get("output_shape") is not None:
+    def _weight(
+        self, node: OperatorNode, given: Sequence[_TracedValue | None], shape: Shape | None
+    ) -> _TracedValue:
+        """Return the result of an operator on constants; a weight of the tree if its order stays."""
+        if shape is None:
             return UntracedActivation()
-        more = node.get("output_padding") or (0,) * rank
-        sizes = tuple(
-            step * (size - 1) + add + (window - 1) * each + 1 - pads[n] - pads[n + rank]
-            for n, (size, step, add, window, each) in enumerate(
-                zip(x.shape[2:], strides, more, kernel[2:], wide, strict=True)
-            )
-        )
-        return run.evaluation.convolved(
-            x, (x.shape[0], kernel[1] * groups, *sizes), path, grouped=groups != 1
-        )
-    if how in (b"SAME_UPPER", b"SAME_LOWER"):
-        sizes = tuple(-(-size // step) for size, step in zip(x.shape[2:], strides, strict=True))
-    else:
-        both = [pads[n] + pads[n + rank] for n in range(rank)]
-        sizes = window_extents(x.shape[2:], kernel[2:], strides, both, wide)
-    return run.evaluation.convolved(x, (x.shape[0], kernel[0], *sizes), path, grouped=groups != 1)
+        first = given[0] if given else None
+        if isinstance(first, _TracedWeight):
+            perm = node.attributes.get("perm") or (1, 0)
+            if node.op == "Transpose" and len(first.shape) == 2 and tuple(perm) == (1, 0):
+                return first._replace(turned=not first.turned)
+            if len(given) == 1 and _kind(node) == "elementwise":
+                return first
+        return _TracedWeight(None, shape)
+
+    def _outputs(
+        self, node: OperatorNode, given: Sequence[_TracedValue | None], found: Sequence[Shape | None]
+    ) -> Sequence[_TracedValue]:
+        kind, operation = _kind(node), _ORDERS.get(node.op)
+        untraced = [each for each in given if isinstance(each, UntracedActivation)]
+        if untraced and node.op not in ("MatMul", "Gemm"):
+            features = {each.features for each in untraced}
+            keeps = kind == "elementwise" or node.op in _SAME_ORDER
+            return [UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
+        shape = found[0] if found else None
+        try:
+            if operation is not None:
+                return [operation(self, node, given, shape)]
+            if node.op in _SAME_ORDER:
+                return [self.tensor(given[0])]
+            if shape is not None and node.op.startswith("Reduce"):
+                x = self.tensor(given[0])
+                return [x if x.shape == shape else self.evaluation.fresh(shape)]
+            if shape is not None and kind == "elementwise":
+                return [self._combined(node, given)]
+            if shape is not None and kind == "movement":
+                return self._moved(node, given, found)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            pass
+        return [UntracedActivation()]
+
+    def _combined(self, node: OperatorNode, given: Sequence[_TracedValue | None]) -> TracedActivation:
+        values = [self.tensor(each) for each in given if each is not None]
+        # The bounds of a clip do not change the order, nor does the type of another tensor.
+        return values[0] if node.op in ("Clip", "CastLike") else self.evaluation.together(values)
+
+    def _moved(
+        self, node: OperatorNode, given: Sequence[_TracedValue | None], found: Sequence[Shape | None]
+    ) -> Sequence[TracedActivation]:
+        """Return entries in new positions, as the operator moves numbers."""
+        tensors = [self.tensor(each) for each in given[: find_operator(node.op).data] if each is not None]
+        shape = found[0] or ()
+        if node.op in _RESHAPES:
+            return [self.evaluation.reshaped(tensors[0], shape)]
+        if node.op == "Concat":
+            return [self.evaluation.joined(tensors, node.attributes.get("axis", 0))]
+        for each in found:
+            require_room(each or ())
+        # Padding is 0, the number of no entry here; the value that pads is not an entry.
+        positions = [self.shapes.value(name) if name else None for name in node.inputs[len(tensors) :]]
+        if node.op == "Pad" and len(positions) > 1:
+            positions[1] = None
+        moved = compute_node(node, [*(each.entries + 1 for each in tensors), *positions])
+        return [self.evaluation.moved(tensors[0], always_return(each - 1)) for each in moved]
 
 
-def _pool(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    kernel = node.get("kernel_shape")
-    rank = len(kernel)
-    strides, wide = node.get("strides") or (1,) * rank, node.get("dilations") or (1,) * rank
-    pads, how = list(node.get("pads") or [0] * (2 * rank)), node.get("auto_pad", b"NOTSET")
-    if how in (b"SAME_UPPER", b"SAME_LOWER"):
-        sizes = tuple(-(-size // step) for size, step in zip(x.shape[2:], strides, strict=True))
-    else:
-        both = [pads[n] + pads[n + rank] for n in range(rank)]
-        sizes = window_extents(x.shape[2:], kernel, strides, both, wide, ceil=bool(node.get("ceil_mode", 0)))
-    return run.evaluation.convolved(x, (*x.shape[:2], *sizes))
+def _kind(node: OperatorNode) -> str | None:
+    row = list_operators().get(node.op)
+    return None if row is None else row.kind
 
 
-def _global_pool(run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    return run.evaluation.convolved(x, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+_Given = Sequence[_TracedValue | None]
+_OrderRule = Callable[[_RecordedOrderReader, OperatorNode, _Given, Shape | None], _TracedValue]
 
 
-def _resize(run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    if len(given) > 3 and given[3] is not None:
-        return run.evaluation.convolved(x, _numbers(given[3]))
-    scales = given[2] if len(given) > 2 else given[1]
-    if not isinstance(scales, _OnnxOrderConstant):
-        return UntracedActivation()
-    # The product has the precision of the factors: 10 times 0.7 is 7 in float32.
-    factors = scales.array.reshape(-1)
-    return run.evaluation.convolved(
-        x,
-        [math.floor(factor.dtype.type(size) * factor) for size, factor in zip(x.shape, factors, strict=True)],
-    )
+def _convolution(
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
+) -> TracedActivation:
+    if shape is None:
+        raise UntraceableError
+    weight = given[1]
+    path = weight.path if isinstance(weight, _TracedWeight) else None
+    grouped = node.attributes.get("group", 1) != 1
+    return run.evaluation.convolved(run.tensor(given[0]), shape, path, grouped=grouped)
 
 
-def _product(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
+def _pool(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
+    if shape is None:
+        if node.op == "Resize":
+            return UntracedActivation()
+        raise UntraceableError
+    return run.evaluation.convolved(run.tensor(given[0]), shape)
+
+
+def _product(
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
+) -> _Activation:
     x, weight = given[0], given[1]
-    turned = bool(node.get("transB", 0)) if node.op == "Gemm" else False
-    if (
-        isinstance(weight, _OnnxOrderWeight)
-        and len(weight.shape) == 2
-        and isinstance(x, TracedActivation | UntracedActivation)
-    ):
-        if node.get("transA", 0):
+    turned = bool(node.attributes.get("transB", 0))
+    path = weight.path if isinstance(weight, _TracedWeight) and len(weight.shape) == 2 else None
+    if isinstance(weight, _TracedWeight) and path and isinstance(x, TracedActivation | UntracedActivation):
+        if node.attributes.get("transA", 0):
             return UntracedActivation()
         one, two = weight.shape[::-1] if turned != weight.turned else weight.shape
-        return run.evaluation.dense(x, weight.path, (one, two))
-    if isinstance(x, UntracedActivation) or isinstance(weight, UntracedActivation):
-        return UntracedActivation()
-    one_, two_ = run.tensor(x).shape, run.tensor(weight).shape
-    if len(one_) < 2 or len(two_) < 2 or one_[-1] != two_[-2] or turned or node.get("transA", 0):
-        return UntracedActivation()
-    lead = np.broadcast_shapes(one_[:-2], two_[:-2])
-    return run.evaluation.fresh((*lead, one_[-2], two_[-1]))
+        return run.evaluation.dense(x, path, (one, two))
+    traced = not any(isinstance(each, UntracedActivation) for each in (x, weight))
+    return run.evaluation.fresh(shape) if traced and shape is not None else UntracedActivation()
 
 
-def _transpose(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = given[0]
-    axes = node.get("perm") or tuple(reversed(range(len(x.shape))))
-    if isinstance(x, _OnnxOrderWeight):
-        if len(x.shape) == 2 and tuple(axes) == (1, 0):
-            return x._replace(turned=not x.turned)
-        return UntracedActivation()
-    return run.evaluation.moved(run.tensor(x), lambda entries: np.transpose(entries, axes))
+def _einsum(
+    run: _RecordedOrderReader,
+    node: OperatorNode,
+    given: _Given,
+    shape: Shape | None,  # noqa: ARG001  # as of any rule
+) -> _Activation:
+    return run.evaluation.einsum(node.attributes.get("equation", ""), [run.tensor(each) for each in given])
 
 
-def _reshape(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    shape = _setting(node, "shape", given, 1) or []
-    if not node.get("allowzero", 0):
-        shape = [x.shape[n] if extent == 0 else extent for n, extent in enumerate(shape)]
-    return run.evaluation.reshaped(x, shape)
-
-
-def _flatten(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    at = node.get("axis", 1) % (len(x.shape) + 1)
-    return run.evaluation.reshaped(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
-
-
-def _squeeze(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    axes = _setting(node, "axes", given, 1)
-    gone = range(len(x.shape)) if axes is None else {each % len(x.shape) for each in axes}
-    shape = [extent for n, extent in enumerate(x.shape) if n not in gone or extent != 1]
-    return run.evaluation.reshaped(x, shape)
-
-
-def _unsqueeze(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    axes = _setting(node, "axes", given, 1) or []
-    rank, shape = len(x.shape) + len(axes), list(x.shape)
-    for at in sorted(each % rank for each in axes):
-        shape.insert(at, 1)
-    return run.evaluation.reshaped(x, shape)
-
-
-def _concat(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    return run.evaluation.joined([run.tensor(each) for each in given], node.get("axis", 1))
-
-
-def _shape(run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
-    if isinstance(given[0], UntracedActivation):
-        return UntracedActivation()
-    return _OnnxOrderConstant(np.array(run.tensor(given[0]).shape, "int64"))
-
-
-def _gather(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x, at, axis = given[0], given[1], node.get("axis", 0)
-    if (
-        isinstance(x, _OnnxOrderWeight)
-        and isinstance(at, TracedActivation)
-        and axis == 0
-        and len(x.shape) == 2
-    ):
-        made = run.evaluation.fresh((*at.shape, x.shape[1]))
-        run.evaluation.makes(x.path, made)
+def _gather(
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
+) -> _TracedValue:
+    x, positions = given
+    embedded = isinstance(x, _TracedWeight) and x.path is not None and len(x.shape) == 2
+    if isinstance(positions, TracedActivation):
+        if not embedded or shape is None or node.attributes.get("axis", 0) != 0:
+            return UntracedActivation()
+        made = run.evaluation.fresh(shape)
+        if isinstance(x, _TracedWeight) and x.path is not None:
+            run.evaluation.makes(x.path, made)
         return made
-    if not isinstance(at, _OnnxOrderConstant):
-        return UntracedActivation()
-    if isinstance(x, _OnnxOrderConstant):
-        return _OnnxOrderConstant(np.take(x.array, at.array, axis))
-    return run.evaluation.moved(run.tensor(x), lambda entries: np.take(entries, at.array, axis))
+    return run._moved(node, given, [shape])[0] if shape is not None else UntracedActivation()
 
 
-def _slice(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    starts, ends = (_setting(node, name, given, n + 1) or [] for n, name in enumerate(("starts", "ends")))
-    axes = _setting(node, "axes", given, 3) or list(range(len(starts)))
-    steps = _numbers(given[4]) if len(given) > 4 and given[4] is not None else [1] * len(starts)
-    x = given[0]
-    rank = len(x.array.shape if isinstance(x, _OnnxOrderConstant) else x.shape)
-    at = [slice(None)] * rank
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        at[axis] = slice(start, None if step < 0 and end < -rank - (1 << 30) else end, step)
-    if isinstance(x, _OnnxOrderConstant):
-        return _OnnxOrderConstant(x.array[tuple(at)])
-    return run.evaluation.moved(run.tensor(x), lambda entries: entries[tuple(at)])
-
-
-def _split(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x, axis = run.tensor(given[0]), node.get("axis", 0)
-    sizes = _setting(node, "split", given, 1)
-    count = len(node.outputs)
-    ends = np.cumsum(sizes)[:-1] if sizes else np.arange(1, count) * -(-x.shape[axis] // count)
-    parts = np.split(x.entries, [int(end) for end in ends], axis)
-    return [run.evaluation.moved(x, always_return(part)) for part in parts]
-
-
-def _pad(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x, pads = run.tensor(given[0]), _setting(node, "pads", given, 1) or []
-    rank = len(x.shape)
-    if len(pads) != 2 * rank or (len(given) > 3 and given[3] is not None):
-        return UntracedActivation()
-    widths = [(pads[n], pads[n + rank]) for n in range(rank)]
-    if any(min(each) < 0 for each in widths):
-        return UntracedActivation()
-    require_room([size + sum(each) for size, each in zip(x.shape, widths, strict=True)])
-    return run.evaluation.moved(x, lambda entries: np.pad(entries, widths, constant_values=-1))
-
-
-def _expand(run: _OnnxOrderEvaluator, _node: OnnxNode, given: _Given) -> Any:
-    x, shape = run.tensor(given[0]), _numbers(given[1])
-    wanted = np.broadcast_shapes(x.shape, tuple(shape))
-    return run.evaluation.moved(x, lambda entries: np.broadcast_to(entries, wanted))
-
-
-def _reduce(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x = run.tensor(given[0])
-    axes = _setting(node, "axes", given, 1)
-    keep = bool(node.get("keepdims", 1))
-    if not axes and node.get("noop_with_empty_axes", 0):
-        return x
-    gone = {each % len(x.shape) for each in axes} if axes else set(range(len(x.shape)))
-    shape = [1 if n in gone else each for n, each in enumerate(x.shape) if keep or n not in gone]
-    return run.evaluation.fresh(shape)
-
-
-def _norm(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    axis = node.get("axis", -1) if node.op == "LayerNormalization" else 1
-    weight = given[1] if len(given) > 1 else None
-    path = weight.path if isinstance(weight, _OnnxOrderConstant | _OnnxOrderWeight) else None
-    x = run.tensor(given[0])
+def _norm(
+    run: _RecordedOrderReader,
+    node: OperatorNode,
+    given: _Given,
+    shape: Shape | None,  # noqa: ARG001  # as of any rule
+) -> TracedActivation:
+    x, weight = run.tensor(given[0]), given[1]
+    axis = node.attributes.get("axis", -1) if node.op == "LayerNormalization" else 1
+    path = weight.path if isinstance(weight, _TracedWeight) else None
     if path is not None and axis % len(x.shape) in (1, len(x.shape) - 1):
         run.evaluation.normed(x, path, axis)
     return x
 
 
-def _pixel_shuffle(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x, block = run.tensor(given[0]), node.get("blocksize")
-    count, channels, high, wide = x.shape
-    crd = node.get("mode", b"DCR") == b"CRD"
-
-    def move(entries: Any) -> Any:
-        if node.op == "SpaceToDepth":
-            made = entries.reshape(count, channels, high // block, block, wide // block, block)
-            return made.transpose(0, 3, 5, 1, 2, 4).reshape(count, -1, high // block, wide // block)
-        lead = (channels // block**2, block, block) if crd else (block, block, channels // block**2)
-        axes = (0, 1, 4, 2, 5, 3) if crd else (0, 3, 4, 1, 5, 2)
-        made = entries.reshape(count, *lead, high, wide).transpose(axes)
-        return made.reshape(count, -1, high * block, wide * block)
-
-    return run.evaluation.shuffled(x, move, up=node.op == "DepthToSpace")
+def _pixel_shuffle(
+    run: _RecordedOrderReader,
+    node: OperatorNode,
+    given: _Given,
+    shape: Shape | None,  # noqa: ARG001  # as of any rule
+) -> TracedActivation:
+    return run.evaluation.shuffled(
+        run.tensor(given[0]),
+        lambda entries: compute_node(node, [entries])[0],
+        up=node.op == "DepthToSpace",
+    )
 
 
-def _recurrent(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
-    x, weight = run.tensor(given[0]), given[1]
-    if not isinstance(weight, _OnnxOrderWeight) or node.get("layout", 0):
+def _recurrent(
+    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
+) -> _Activation:
+    weight = given[1]
+    if not isinstance(weight, _TracedWeight) or weight.path is None or node.attributes.get("layout", 0):
         return UntracedActivation()
-    run.evaluation.takes(weight.path, x)
-    hidden, ways = node.get("hidden_size"), weight.shape[0]
-    return run.evaluation.fresh((x.shape[0], ways, x.shape[1], hidden))
+    run.evaluation.takes(weight.path, run.tensor(given[0]))
+    return run.evaluation.fresh(shape) if shape is not None else UntracedActivation()
 
 
-# Operators that may reorder an image's axes.
-_REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
-_UNARY = frozenset(
-    [
-        *("Identity", "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Tanh", "Sigmoid", "Softplus", "Softsign"),
-        *("HardSigmoid", "HardSwish", "Gelu", "Erf", "Exp", "Log", "Sqrt", "Neg", "Abs", "Cast", "Dropout"),
-        *("Clip", "Softmax", "LogSoftmax", "Sin", "Cos", "Reciprocal", "Floor", "Round", "Sign", "Mish"),
-        *("InstanceNormalization", "GroupNormalization", "ThresholdedRelu", "Not", "LpNormalization"),
-    ]
-)
-_ENTRIES = frozenset(
-    [
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Pow",
-            "Max",
-            "Min",
-            "Where",
-            "Greater",
-            "Less",
-            "Equal",
-            "Sum",
-            "Mean",
-        ),
-        *("And", "Or", "GreaterOrEqual", "LessOrEqual", "PRelu"),
-        *_UNARY,
-    ]
-)
-_OPERATIONS: dict[str, _Operation] = {
-    **dict.fromkeys(_ENTRIES, _elementwise),
-    **dict.fromkeys(_UNARY, _identity),
-    "Conv": _conv,
-    "ConvTranspose": _conv,
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
-    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), _global_pool),
-    **dict.fromkeys(("Resize", "Upsample"), _resize),
-    **dict.fromkeys(("Gemm", "MatMul"), _product),
-    "Einsum": lambda run, node, given: run.evaluation.einsum(
-        (node.get("equation") or b"").decode("latin-1"), [run.tensor(each) for each in given]
+_ORDERS: dict[str, _OrderRule] = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), _convolution),
+    **dict.fromkeys(
+        ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "Resize"), _pool
     ),
-    "Transpose": _transpose,
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Concat": _concat,
-    "Shape": _shape,
+    **dict.fromkeys(("MatMul", "Gemm"), _product),
+    "Einsum": _einsum,
     "Gather": _gather,
-    "Slice": _slice,
-    "Split": _split,
-    "Pad": _pad,
-    "Expand": _expand,
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), _reduce),
-    **dict.fromkeys(("BatchNormalization", "LayerNormalization"), _norm),
+    **dict.fromkeys(_NORMS, _norm),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _pixel_shuffle),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }
-
-
-# The operations of an ONNX model in order, for pictures of its layers.
-
-_FREE_OF_PRODUCTS = frozenset(_OPERATIONS) - {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
-_FREE_OF_PRODUCTS -= {"LSTM", "GRU", "RNN"}
-
-
-class TracedCall(NamedTuple):
-    """One operation of a model's graph or code; `output` and `macs` are None if unknown.
-
-    `inputs` are the positions of the operations whose results it takes, -1 for an input of the model;
-    `weights` are the constants that it is the first one to use.
-    """
-
-    name: str
-    kind: str
-    output: Shape | None
-    macs: int | None
-    inputs: tuple[int, ...]
-    weights: tuple[Path, ...] = ()
-
-
-class TracedModel(NamedTuple):
-    """The operations of a model for inputs of these shapes; `assumed` is set if an extent was not fixed.
-
-    `outputs` are the shapes of the model's outputs, None if unknown.
-    """
-
-    inputs: tuple[tuple[str, Shape], ...]
-    outputs: tuple[Shape | None, ...]
-    calls: tuple[TracedCall, ...]
-    assumed: bool = False
-
-
-def trace_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> TracedModel | None:
-    """Return the operations of an ONNX model; None if an input has no shape.
-
-    `shapes` are those of inputs by name, with the batch; extents that are not fixed are taken as 1.
-    """
-    from ckpttool.formats import onnx
-
-    graph = onnx.read_model(checkpoint.files[0]).graph
-    if len(graph.nodes) > _MOST_CALLS:
-        return None
-    reader = _OnnxOrderEvaluator(OrderTracer(checkpoint.tree, _CHANNEL, shapes_only=True))
-    known = {tensor.name for tensor in graph.initializers}
-    inputs, assumed = [], False
-    for value in graph.inputs:
-        if value.name in known:
-            continue
-        if value.name not in shapes and value.shape is None:
-            return None
-        listed = shapes.get(value.name, value.shape) or ()
-        shape = tuple(extent if isinstance(extent, int) and extent > 0 else 1 for extent in listed)
-        assumed = assumed or shape != tuple(listed)
-        inputs.append((value.name, shape))
-        reader.values[value.name] = reader.evaluation.given(shape)
-    calls = _OnnxCalls(reader, {name: -1 for name, _ in inputs})
-    for node in graph.nodes:
-        calls.add(node)
-    outputs = tuple(_value_shape(reader.values.get(each.name)) for each in graph.outputs)
-    return TracedModel(tuple(inputs), outputs, tuple(calls.found), assumed)
-
-
-_MOST_CALLS = 20_000
-
-
-@dataclass
-class _OnnxCalls:
-    """The operations so far; `makers` are their positions by the names of results."""
-
-    reader: _OnnxOrderEvaluator
-    makers: dict[str, int]
-    found: list[TracedCall] = field(default_factory=list)
-    used: set[Path] = field(default_factory=set)
-
-    def add(self, node: OnnxNode) -> None:
-        """Evaluate a node; constants and shapes are not operations of the model."""
-        reader = self.reader
-        try:
-            reader.evaluation.step()
-            given = [reader.value(name) for name in node.inputs]
-            outputs = reader.outputs(node)
-        except (UntraceableError, TrackingLimitError, CkpttoolError):
-            given, outputs = [], []
-        rest = [UntracedActivation()] * len(node.outputs)
-        values = list(zip(node.outputs, [*outputs, *rest], strict=False))
-        reader.values.update(values)
-        if not values or isinstance(values[0][1], _OnnxOrderConstant):
-            return
-        made = values[0][1]
-        shape = made.shape if isinstance(made, TracedActivation) else None
-        inputs = dict.fromkeys(self.makers[name] for name in node.inputs if name in self.makers)
-        weights = [each.path for each in given if getattr(each, "path", None) is not None]
-        own = tuple(dict.fromkeys(path for path in weights if path not in self.used))
-        self.used.update(own)
-        macs = _count_products(node, given, shape)
-        self.makers.update((name, len(self.found)) for name in node.outputs if name)
-        name = node.name or next(iter(node.outputs), "")
-        self.found.append(TracedCall(name, node.title, shape, macs, tuple(inputs), own))
-
-
-def _count_products(node: OnnxNode, given: _Given, made: Shape | None) -> int | None:
-    """Return the multiply-accumulate operations of a node, None if unknown."""
-    if node.title in _FREE_OF_PRODUCTS:
-        return 0
-    shapes = [_value_shape(each) for each in given]
-    first, second = (*shapes, None, None)[:2]
-    if made is None or first is None or second is None:
-        return None
-    if node.title == "Conv":
-        return math.prod(made) * math.prod(second[1:])
-    if node.title == "ConvTranspose":
-        return math.prod(first) * math.prod(second[1:])
-    if node.title in ("MatMul", "Gemm"):
-        return math.prod(made) * first[-2 if node.get("transA", 0) else -1]
-    if node.title in ("LSTM", "GRU", "RNN") and len(shapes) > 2 and shapes[2] is not None:
-        return math.prod(first[:2]) * (math.prod(second) + math.prod(shapes[2]))
-    return None
-
-
-def _value_shape(value: Any) -> Shape | None:
-    if isinstance(value, _OnnxOrderConstant):
-        return tuple(value.array.shape)
-    if isinstance(value, _OnnxOrderWeight):
-        return value.shape[::-1] if value.turned else value.shape
-    return value.shape if isinstance(value, TracedActivation) else None

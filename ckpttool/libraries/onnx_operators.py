@@ -1,4 +1,4 @@
-"""ONNX operators: their results for constants, and their program steps for observations.
+"""ONNX operators: their program steps for observations.
 
 Sources: onnx/docs/Operators.md (every operator by version), and the patterns of small operators
 that exporters write for layer norms, GELU and SiLU (torch/onnx/symbolic_opset9.py,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-_ELEMENTS = 1 << 24  # computed from other constants
 FLOATS = {1: "float32", 11: "float64"}
 _ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus"}
 _SAME = frozenset(("Identity", "Dropout", "StopGradient"))
@@ -110,139 +109,11 @@ class ProgramRecorder:
         return self.operations[flow.number - self.first] if flow.number >= self.first else None
 
 
-# Computed constants.
-
-
-def fold_constants(
-    node: OnnxNode, arrays: list[np.ndarray | None], first: AnyValue | None
-) -> ProgramConstant:
-    """Return the result of an operator on constants; raise ValueError if it cannot be computed."""
-    import numpy as np
-
-    whole = [array for array in arrays if array is not None]
-    shape = (
-        np.broadcast_shapes(*(array.shape for array in whole)) if node.op in _ELEMENTWISE else whole[0].shape
-    )
-    if math.prod(shape) > _ELEMENTS:
-        raise ValueError
-    if not isinstance(first, ProgramConstant):
-        raise ValueError  # noqa: TRY004  # an input that is left out
-    if node.op == "Identity":
-        return first
-    if node.op == "Transpose":
-        axes = tuple(node.get("perm", tuple(reversed(range(whole[0].ndim)))))
-        path = first.path if axes == (1, 0) else None
-        return ProgramConstant(whole[0].transpose(axes), path, not first.turned and path is not None)
-    with np.errstate(all="ignore"):
-        made = FOLDED[node.op](node, *arrays)
-    if made is None:
-        raise ValueError
-    return ProgramConstant(np.asarray(made))
-
-
 def _axes(node: OnnxNode, array: np.ndarray | None) -> tuple[int, ...] | None:
     found = node.get("axes")
     if found is not None:
         return tuple(int(each) for each in found)
     return None if array is None else tuple(int(each) for each in array.reshape(-1))
-
-
-def _fold_unsqueeze(node: OnnxNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    import numpy as np
-
-    return np.expand_dims(x, _axes(node, axes) or ())
-
-
-def _fold_squeeze(node: OnnxNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    return x.squeeze(_axes(node, axes))
-
-
-def _fold_reshape(node: OnnxNode, x: np.ndarray, to: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    extents = [x.shape[n] if e == 0 else int(e) for n, e in enumerate(to.reshape(-1))]
-    return x.reshape(extents)
-
-
-def _cast(node: OnnxNode, x: np.ndarray) -> np.ndarray | None:
-    names = {1: "float32", 11: "float64", 6: "int32", 7: "int64", 9: "bool"}
-    name = names.get(node.get("to", 0))
-    return None if name is None else x.astype(name)
-
-
-def _fold_expand(node: OnnxNode, x: np.ndarray, to: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    import numpy as np
-
-    shape = np.broadcast_shapes(x.shape, tuple(int(e) for e in to.reshape(-1)))
-    if math.prod(shape) > _ELEMENTS:
-        raise ValueError
-    return np.broadcast_to(x, shape)
-
-
-def _divide(_node: OnnxNode, a: np.ndarray, b: np.ndarray) -> Any:
-    if a.dtype.kind == "f":
-        return a / b
-    # For integers the operator truncates, regardless of sign.
-    return (abs(a) // abs(b)) * ((a > 0) * 2 - 1) * ((b > 0) * 2 - 1) if (b != 0).all() else None
-
-
-def _fold_gather(node: OnnxNode, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return x.take(indices, axis=node.get("axis", 0))
-
-
-def _fold_shape(_node: OnnxNode, x: np.ndarray) -> np.ndarray:
-    import numpy as np
-
-    return np.asarray(x.shape, np.int64)
-
-
-def _fold_fill(node: OnnxNode, to: np.ndarray) -> np.ndarray:
-    import numpy as np
-
-    shape = tuple(int(extent) for extent in to.reshape(-1))
-    if node.get("value") is not None or math.prod(shape) > _ELEMENTS:
-        raise ValueError
-    return np.zeros(shape, np.float32)
-
-
-def _fold_binary(name: str) -> Callable[..., Any]:
-    def made(_node: OnnxNode, a: np.ndarray, b: np.ndarray) -> Any:
-        import numpy as np
-
-        return getattr(np, name)(a, b)
-
-    return made
-
-
-def _fold_unary(name: str) -> Callable[..., Any]:
-    def made(_node: OnnxNode, a: np.ndarray) -> Any:
-        import numpy as np
-
-        return getattr(np, name)(a)
-
-    return made
-
-
-_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Pow"))
-FOLDED: dict[str, Callable[..., Any]] = {
-    "Identity": lambda _node, x: x,
-    "Transpose": lambda _node, x: x,
-    "Cast": _cast,
-    "Unsqueeze": _fold_unsqueeze,
-    "Squeeze": _fold_squeeze,
-    "Reshape": _fold_reshape,
-    "Expand": _fold_expand,
-    "Add": _fold_binary("add"),
-    "Sub": _fold_binary("subtract"),
-    "Mul": _fold_binary("multiply"),
-    "Div": _divide,
-    "Sqrt": _fold_unary("sqrt"),
-    "Neg": _fold_unary("negative"),
-    "Exp": _fold_unary("exp"),
-    "Gather": _fold_gather,
-    "Shape": _fold_shape,
-    "ConstantOfShape": _fold_fill,
-    "Reciprocal": lambda _node, x: 1 / x,
-    "Concat": lambda node, *xs: __import__("numpy").concatenate(xs, node.get("axis", 0)),
-}
 
 
 # Operators on values that depend on the observation.

@@ -12,16 +12,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    LimitError,
+    MappingError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+)
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import OnnxFunction, OnnxModel, OnnxNode, OnnxTensor, OnnxValue, OperatorKey
+from ckpttool.graphs.onnx import evaluate_node, module_of_node, split_scope
 from ckpttool.libraries.activation_orders import read_orders, with_orders
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.onnx_operators import (
     FLOATS,
-    FOLDED,
     OPERATORS,
     PARTIAL,
     AnyValue,
@@ -29,7 +37,6 @@ from ckpttool.libraries.onnx_operators import (
     ProgramRecorder,
     ProgramValue,
     UnsupportedOperator,
-    fold_constants,
 )
 from ckpttool.libraries.schema import Choices, Program, ProgramOperation
 from ckpttool.mapping.layer_kinds import LayerFacts
@@ -69,6 +76,12 @@ _ACTS = (
 _ACTS_NOT = re.compile(
     r"val|critic|std|sigma|log|prob|entropy|hidden|cell|state|version|memory|shape|^(v|h|c)$|[hc]_?out|q\d*$"
 )
+
+
+# onnxruntime multiplies such weights with observations that it quantizes, too: errors of 1e-3 and more.
+_QUANTIZED = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"))
+# A constant that cannot be computed: the node is named if the action depends on it.
+_UNCOMPUTED = (FormatError, UnsupportedError, LimitError)
 
 
 class OnnxComputation(NamedTuple):
@@ -433,19 +446,32 @@ class _OnnxProgramReader(ProgramRecorder):
         try:
             if node.title != node.op:
                 return [title]
-            if (
-                all(value is None or isinstance(value, ProgramConstant) for value in given)
-                and node.op in FOLDED
-            ):
-                arrays = [value.array if isinstance(value, ProgramConstant) else None for value in given]
-                return [fold_constants(node, arrays, given[0] if given else None)]
+            if given and all(value is None or isinstance(value, ProgramConstant) for value in given):
+                return self._folded(node, given)
             rule = OPERATORS.get(node.op)
             found = rule(self, node, given) if rule is not None else None
-        except (ValueError, TypeError, IndexError, OverflowError, AttributeError):
+        except (ValueError, TypeError, IndexError, OverflowError, AttributeError, *_UNCOMPUTED):
             found = None
         if found is None:
             return [title] * max(1, len(node.outputs))
         return found if isinstance(found, list) else [found]
+
+    def _folded(self, node: OnnxNode, given: Sequence[AnyValue | None]) -> list[AnyValue]:
+        """Return the results of an operator on constants; a transposed tensor keeps its path."""
+        first = given[0]
+        if node.op == "Identity" and isinstance(first, ProgramConstant):
+            return [first]
+        if node.op in _QUANTIZED:
+            raise UnsupportedError("a quantized weight", found=node.title)
+        arrays = [value.array if isinstance(value, ProgramConstant) else None for value in given]
+        outputs = evaluate_node(node, arrays, self.model.opsets, self.checkpoint.tree)
+        if any(array.dtype.name not in _TYPES for array in outputs):
+            raise UnsupportedError("a computed constant of an unsupported type", found=node.title)
+        if node.op == "Transpose" and isinstance(first, ProgramConstant) and first.array.ndim == 2:
+            turned = tuple(node.get("perm", (1, 0))) == (1, 0)
+            path = first.path if turned else None
+            return [ProgramConstant(outputs[0], path, path is not None and not first.turned)]
+        return [ProgramConstant(array) for array in outputs]
 
     def _called(
         self,
@@ -456,6 +482,8 @@ class _OnnxProgramReader(ProgramRecorder):
         title: UnsupportedOperator,
     ) -> list[AnyValue]:
         if depth > _DEEP or function.attributes or len(node.inputs) > len(function.inputs):
+            return [title]
+        if any(function.opsets.get(name, opset) != opset for name, opset in self.model.opsets.items()):
             return [title]
         inner = {
             name: scope[given]
@@ -933,7 +961,7 @@ def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[s
         stored = [_module_of_tensor(str(use.path[0].value)) for use in layer.uses]
         name = next((each for each in stored if each), None)
         if name is None:
-            name = _module_of_node(layer.node) or ("layers", str(number))
+            name = module_of_node(layer.node.name) or ("layers", str(number))
             given.append(f"{tree.names[layer.uses[0].path]} is {'.'.join((*name, layer.uses[0].name))}")
         taken_[name] += 1
         if taken_[name] > 1:
@@ -951,23 +979,7 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
     found = _TORCH.fullmatch(stored) or _PARTS.fullmatch(stored)
     if found is None or not found[1]:
         return None
-    return _split_scope(found[1])
-
-
-def _module_of_node(node: OnnxNode) -> tuple[str, ...] | None:
-    """Return the module in a node's name: `/actor/actor.0/Gemm` is in actor.0."""
-    scope, slash, _ = node.name.rpartition("/")
-    return _split_scope(scope) if slash and scope.strip("/") else None
-
-
-def _split_scope(scope: str) -> tuple[str, ...]:
-    steps: list[str] = []
-    for step in re.split(r"/+", scope.strip("/")):
-        # For parts of a Sequential the exporter writes the full name after the Sequential's own.
-        if steps and step.startswith(f"{steps[-1]}."):
-            step = step[len(steps[-1]) + 1 :]
-        steps += [part for part in step.replace(":", "_").split(".") if part]
-    return tuple(steps) or ("model",)
+    return split_scope(found[1])
 
 
 # Constants outside layers.

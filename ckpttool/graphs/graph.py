@@ -1,0 +1,133 @@
+"""Graph: what a model computes, in ONNX's operators, whatever language its file is written in.
+
+A front end (one module per language, `FRONT_ENDS`) translates a file's computation to a `Graph`. Names,
+attributes and meaning of operators are those of ONNX's operator set 28 (onnx/docs/Operators.md); a front
+end translates older versions and other languages. An operator without a row in the table
+(graphs/operators.py) is opaque: it is listed by its name and attributes, and refused by what needs to
+understand it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.source import Inline, Shape
+from ckpttool.core.tree import Leaf, Path, ValueLeaf
+from ckpttool.mapping.rules import KEEP, Rule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The version of ONNX's default operator set that gives operators their meaning.
+OPSET = 28
+# Modules that read a language of computation, by the format of the checkpoint: `read(checkpoint)`.
+FRONT_ENDS = {"onnx": "ckpttool.graphs.onnx"}
+
+# An open extent is a name, or "" if it has none.
+OpenShape = tuple[int | str, ...]
+
+
+class Value(NamedTuple):
+    """An input or output of a graph; `dtype` and `shape` are None if unknown.
+
+    An extent is a number, the name of an open one, or "" for an open one without a name.
+    """
+
+    name: str
+    dtype: str | None = None
+    shape: OpenShape | None = None
+
+
+class Constant(NamedTuple):
+    """A tensor that the graph uses: a leaf of the checkpoint's tree, or a value of the program itself.
+
+    `path` is the leaf's path in the tree, None for a value of the program. `rule` changes the stored
+    tensor to the one that the graph uses. The leaf is read by `read`, not before.
+    """
+
+    leaf: Leaf | ValueLeaf
+    path: Path | None = None
+    rule: Rule = KEEP
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape that the graph uses; None for a tensor that is listed but not read."""
+        leaf = self.rule.leaf(self.leaf) if isinstance(self.leaf, Leaf) else self.leaf
+        return leaf.shape if isinstance(leaf, Leaf) else None
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the values that the graph uses; raise UnsupportedError if the tensor cannot be read."""
+        leaf = self.rule.leaf(self.leaf) if isinstance(self.leaf, Leaf) else self.leaf
+        if not isinstance(leaf, Leaf):
+            raise UnsupportedError(
+                "a constant of the graph is listed but not read", path=name, found=str(leaf.value)
+            )
+        try:
+            return leaf.array()
+        except CkpttoolError as error:
+            raise error.located(path=error.path or name) from error.__cause__
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorNode:
+    """One operation: its operator, the names of its inputs and outputs ("" if omitted), and attributes.
+
+    An attribute is a number, a string, a tuple of these, a `Leaf` (a tensor) or a `Graph` (a branch or a
+    loop's body). Element types are attributes by their name in core/dtypes ("float32"). `name` is the
+    node's name in its file, `scope` the module that it belongs to (("actor", "0")), `place` where the
+    file contains it.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    name: str = ""
+    scope: tuple[str, ...] = ()
+    place: str = ""
+
+    @property
+    def title(self) -> str:
+        """The node's name, otherwise the name of its first output."""
+        return self.name or next(filter(None, self.outputs), "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A computation: nodes in the order of execution, and the tensors that they use, by name.
+
+    Each name has one meaning: an input, a constant, or an output of one node. A graph that is an
+    attribute may also use names of the graph around it.
+    """
+
+    nodes: tuple[OperatorNode, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    constants: Mapping[str, Constant]
+    name: str = ""
+
+
+def inline_constant(array: np.ndarray) -> Constant:
+    """Return a constant with these values, which the checkpoint's tree does not contain."""
+    import numpy as np
+
+    dense = np.ascontiguousarray(array).reshape(array.shape)
+    return Constant(Leaf(dense.dtype.name, dense.shape, Inline(dense.tobytes()), "", "other"))
+
+
+def read_graph(checkpoint: Checkpoint) -> Graph | None:
+    """Return what a checkpoint computes, None if its format records no computation.
+
+    No tensor is read. Raise FormatError for a graph that violates its format, and UnsupportedError if
+    what it computes cannot be listed.
+    """
+    module = FRONT_ENDS.get(checkpoint.format)
+    if module is None:
+        return None
+    graph: Graph | None = import_module(module).read(checkpoint)
+    return graph

@@ -1,0 +1,435 @@
+"""Graphs of ONNX models: older operator sets are translated to the table's, local functions are inlined.
+
+Sources: onnx/onnx.proto (graphs, functions), onnx/docs/Changelog.md (every version of every operator),
+onnx/version_converter (how versions differ).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, key
+from ckpttool.formats import onnx
+from ckpttool.formats.onnx import (
+    OnnxAttribute,
+    OnnxFunction,
+    OnnxGraph,
+    OnnxNode,
+    OnnxSparseTensor,
+    OnnxTensor,
+    OnnxValue,
+    OperatorKey,
+)
+from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant
+from ckpttool.graphs.interpreter import evaluate
+from ckpttool.graphs.operators import is_known, list_operators
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_DOMAINS = ("", "ai.onnx")
+_DEEPEST = 20  # functions that call each other
+# Attributes whose value is the number of an element type.
+_TYPES = frozenset(
+    ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "precision", "softmax_precision")
+)
+
+
+def read(checkpoint: Checkpoint) -> Graph:
+    """Return the graph of an ONNX model, with the constants of the checkpoint's tree."""
+    model = onnx.read_model(checkpoint.files[0])
+    reader = _ModelReader(
+        checkpoint.tree,
+        {(part.domain, part.name, part.overload): part for part in model.functions},
+    )
+    try:
+        return reader.graph(model.graph, _Frame((), dict(model.opsets)))
+    except CkpttoolError as error:
+        raise error.located(file=checkpoint.path) from error.__cause__
+
+
+def evaluate_node(
+    node: OnnxNode, arrays: Sequence[np.ndarray | None], opsets: Mapping[str, int], tree: Tree
+) -> list[np.ndarray]:
+    """Return the outputs of one node of a model for its inputs (None if omitted).
+
+    `opsets` are the model's operator versions by domain, `tree` has its constants.
+    """
+    reader = _ModelReader(tree, {})
+    nodes = tuple(reader.nodes([node], _Frame((), opsets)))
+    inputs = {name: array for name, array in zip(node.inputs, arrays, strict=True) if array is not None}
+    values = tuple(Value(name) for name in inputs)
+    outputs = tuple(Value(name) for name in node.outputs if name)
+    return list(evaluate(Graph(nodes, values, outputs, reader.constants), inputs).values())
+
+
+def module_of_node(name: str) -> tuple[str, ...]:
+    """Return the module in a node's name: `/actor/actor.0/Gemm` is in actor.0; () if it names none."""
+    scope, slash, _ = name.rpartition("/")
+    return split_scope(scope) if slash and scope.strip("/") else ()
+
+
+def split_scope(scope: str) -> tuple[str, ...]:
+    """Return the modules of a scope as PyTorch's exporter writes it: `/actor/actor.0` is actor, 0."""
+    steps: list[str] = []
+    for step in re.split(r"/+", scope.strip("/")):
+        # For parts of a Sequential the exporter writes the full name after the Sequential's own.
+        if steps and step.startswith(f"{steps[-1]}."):
+            step = step[len(steps[-1]) + 1 :]
+        steps += [part for part in step.replace(":", "_").split(".") if part]
+    return tuple(steps) or ("model",)
+
+
+# Versions of operators.
+
+
+class _OldNode(NamedTuple):
+    """A node of an older operator set under translation; attributes are decoded."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    opset: int
+    add: Callable[[Any, str], str]
+
+    def without(self, *names: str) -> _OldNode:
+        rest = {name: value for name, value in self.attributes.items() if name not in names}
+        return self._replace(attributes=rest)
+
+    def as_input(self, name: str, position: int, dtype: str) -> _OldNode:
+        """Return the node with an attribute as a constant input."""
+        value = self.attributes.get(name)
+        if value is None:
+            return self
+        inputs = [*self.inputs, *[""] * (position + 1 - len(self.inputs))]
+        inputs[position] = self.add(value, dtype)
+        return self.without(name)._replace(inputs=tuple(inputs))
+
+
+def _to_inputs(*attributes: tuple[str, int, str]) -> Callable[[_OldNode], Iterable[_OldNode]]:
+    def translate(node: _OldNode) -> Iterable[_OldNode]:
+        for name, position, dtype in attributes:
+            node = node.as_input(name, position, dtype)
+        return (node,)
+
+    return translate
+
+
+def _flattened(node: _OldNode) -> Iterable[_OldNode]:
+    """Translate a softmax that treats its input as a matrix, with all axes from `axis` on as columns."""
+    axis = node.attributes.get("axis", 1)
+    if axis == -1:
+        return (node,)
+    (x, *_), (y, *_) = node.inputs, node.outputs
+    shape, matrix, rows = (f"{y}/{part}" for part in ("shape", "matrix", "rows"))
+    return (
+        node._replace(op="Shape", inputs=(x,), outputs=(shape,), attributes={}),
+        node._replace(op="Flatten", inputs=(x,), outputs=(matrix,), attributes={"axis": axis}),
+        node._replace(inputs=(matrix,), outputs=(rows,), attributes={"axis": -1}),
+        node._replace(op="Reshape", inputs=(rows, shape), outputs=(y,), attributes={}),
+    )
+
+
+def _dropped(*names: str) -> Callable[[_OldNode], Iterable[_OldNode]]:
+    """Translate by leaving out attributes that never changed a result."""
+    return lambda node: (node.without(*names),)
+
+
+def _inference_only(node: _OldNode) -> Iterable[_OldNode]:
+    """Translate a norm that trains if it has more than one output, and else does not."""
+    if len(node.outputs) > 1 or node.attributes.get("spatial", 1) != 1:
+        raise UnsupportedError("batch norm in training", found=node.op)
+    return (node.without("spatial"),)
+
+
+def _upsample(node: _OldNode) -> Iterable[_OldNode]:
+    """Translate Upsample to Resize as onnxruntime computes it."""
+    mode = node.attributes.get("mode", "nearest")
+    old = node.as_input("scales", 1, "float32")
+    settings = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return (old._replace(op="Resize", inputs=(old.inputs[0], "", old.inputs[1]), attributes=settings),)
+
+
+def _grid_modes(node: _OldNode) -> Iterable[_OldNode]:
+    mode = {"bilinear": "linear", "bicubic": "cubic"}
+    old = node.attributes.get("mode", "bilinear")
+    return (node._replace(attributes={**node.attributes, "mode": mode.get(old, old)}),)
+
+
+def _default(name: str, value: Any) -> Callable[[_OldNode], Iterable[_OldNode]]:
+    """Translate by stating a default that a later version changed."""
+    return lambda node: (node._replace(attributes={name: value, **node.attributes}),)
+
+
+def _pow_of_norm(node: _OldNode) -> Iterable[_OldNode]:
+    p = node.attributes.get("p", 2)
+    return (node._replace(attributes={**node.attributes, "p": int(p)}),)
+
+
+def _transform_axis(node: _OldNode) -> Iterable[_OldNode]:
+    return (node._replace(attributes={"axis": 1, **node.attributes}).as_input("axis", 2, "int64"),)
+
+
+def _renamed(op: str) -> Callable[[_OldNode], Iterable[_OldNode]]:
+    return lambda node: (node._replace(op=op),)
+
+
+_REDUCTIONS = [
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+    *("ReduceMin", "ReduceProd", "ReduceSumSquare"),
+]
+_AXES = _to_inputs(("axes", 1, "int64"))
+# Translations from versions before the first number, by operator; the next older one is applied first.
+_TRANSLATIONS: dict[str, tuple[int, Callable[[_OldNode], Iterable[_OldNode]]]] = {
+    **dict.fromkeys(_REDUCTIONS, (18, _AXES)),
+    **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), (13, _AXES)),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13, _flattened)),
+    "BatchNormalization": (14, _inference_only),
+    "Clip": (11, _to_inputs(("min", 1, "float32"), ("max", 2, "float32"))),
+    "DFT": (20, _transform_axis),
+    "Dropout": (12, _dropped("ratio")),
+    "GridSample": (20, _grid_modes),
+    "LpPool": (2, _pow_of_norm),
+    "Pad": (11, _to_inputs(("pads", 1, "int64"), ("value", 2, "float32"))),
+    "RoiAlign": (16, _default("coordinate_transformation_mode", "output_half_pixel")),
+    "Scatter": (OPSET + 1, _renamed("ScatterElements")),
+    "Slice": (10, _to_inputs(("starts", 1, "int64"), ("ends", 2, "int64"), ("axes", 3, "int64"))),
+    "Split": (13, _to_inputs(("split", 1, "int64"))),
+    "TopK": (10, _to_inputs(("k", 1, "int64"))),
+    "Upsample": (OPSET + 1, _upsample),
+}
+# Versions from which translated or unchanged operators have the table's meaning, where that is not the first.
+_OLDEST = {"Resize": 10, "Scan": 9, "Upsample": 7}
+
+
+def _translate(node: _OldNode) -> Iterable[_OldNode]:
+    """Return the nodes of the table that compute what a node of an older version computes."""
+    before, translation = _TRANSLATIONS.get(node.op, (0, None))
+    if node.op == "Resize" and node.opset == 10:
+        scaled = node._replace(inputs=(node.inputs[0], "", *node.inputs[1:]))
+        settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return (scaled._replace(attributes={**settings, **node.attributes}),)
+    if translation is not None and node.opset < before:
+        return translation(node)
+    return (node,)
+
+
+# Graphs.
+
+
+class _Frame(NamedTuple):
+    """Where a list of nodes is: its path in the tree, operator sets, and the names of its caller.
+
+    `names` are the graph's names for those of a function's body, `prefix` goes before the others.
+    `arguments` are the attributes of a function's call.
+    """
+
+    path: Path
+    opsets: Mapping[str, int]
+    names: Mapping[str, str] = {}
+    prefix: str = ""
+    arguments: Mapping[str, OnnxAttribute] = {}
+    scope: tuple[str, ...] = ()
+    depth: int = 0
+
+    def name(self, name: str) -> str:
+        """Return the graph's name for a name of this frame."""
+        if not name:
+            return ""
+        return self.names.get(name, f"{self.prefix}{name}" if self.prefix else name)
+
+
+@dataclass
+class _ModelReader:
+    """Translates graphs and functions to one graph with the table's operators."""
+
+    tree: Tree
+    functions: Mapping[OperatorKey, OnnxFunction]
+    constants: dict[str, Constant] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    count: int = 0
+
+    def graph(self, graph: OnnxGraph, frame: _Frame) -> Graph:
+        """Return a graph; that of a branch or loop has its own constants."""
+        (outer, self.constants), (names, self.names) = (self.constants, {}), (self.names, set())
+        for tensor in graph.initializers:
+            self.constants[frame.name(tensor.name)] = self._stored((*frame.path, key(tensor.name)))
+        for sparse in graph.sparse:
+            if sparse.values is not None:
+                self.constants[frame.name(sparse.values.name)] = self._stored(
+                    (*frame.path, key(sparse.values.name))
+                )
+        initializers = {tensor.name for tensor in graph.initializers}
+        nodes = tuple(self.nodes(graph.nodes, frame))
+        # Up to version 3 of the format, constants are listed among the inputs as well.
+        inputs = tuple(_value(part, frame) for part in graph.inputs if part.name not in initializers)
+        outputs = tuple(_value(part, frame) for part in graph.outputs)
+        constants, self.constants, self.names = self.constants, outer, names
+        return Graph(nodes, inputs, outputs, constants, graph.name)
+
+    def nodes(self, nodes: Sequence[OnnxNode], frame: _Frame) -> Iterator[OperatorNode]:
+        """Yield the nodes of the table for those of a graph or function."""
+        for number, node in enumerate(nodes):
+            self.count += 1
+            if self.count > limits.current().graph_parts:
+                raise limits.limit_error("graph_parts", "the graph has too many nodes", self.count)
+            if frame.depth > _DEEPEST:
+                raise UnsupportedError("the functions of the model are nested too deeply", found=node.title)
+            function = self.functions.get((node.domain, node.op, node.overload))
+            if function is not None:
+                yield from self._inlined(function, node, frame)
+            elif node.op == "Constant" and node.domain in _DOMAINS and len(node.outputs) == 1:
+                self._add_constant(node, frame)
+            else:
+                yield from self._node(node, frame, number)
+
+    def _stored(self, path: Path) -> Constant:
+        leaf = self.tree.get(path)
+        if leaf is None:
+            raise FormatError("a constant of the graph is not listed", found=str(path[-1].value)[:200])
+        return Constant(leaf, path)
+
+    def _add_constant(self, node: OnnxNode, frame: _Frame) -> None:
+        name = frame.name(node.outputs[0])
+        if isinstance(node.get("value", node.get("sparse_value")), OnnxTensor | OnnxSparseTensor):
+            self.constants[name] = self._stored((*frame.path, key(node.outputs[0])))
+            return
+        dtypes = {
+            "value_float": "float32",
+            "value_floats": "float32",
+            "value_int": "int64",
+            "value_ints": "int64",
+        }
+        for attribute, stored in node.attributes.items():
+            value = self._argument(stored, frame)
+            if attribute in dtypes and value is not None:
+                self.constants[name] = _number_constant(value.value, dtypes[attribute])
+                return
+        # Strings, or a tensor that the call of a function passes as an attribute.
+        self.constants[name] = Constant(ValueLeaf(Record("onnx.Constant")))
+
+    def _argument(self, attribute: OnnxAttribute, frame: _Frame) -> OnnxAttribute | None:
+        """Return an attribute, or the value that the call of a function gives it; None if it gives none."""
+        return frame.arguments.get(attribute.ref) if attribute.ref else attribute
+
+    def _inlined(self, function: OnnxFunction, node: OnnxNode, frame: _Frame) -> Iterator[OperatorNode]:
+        """Yield the nodes of a function's body for one call."""
+        inputs = [frame.name(name) for name in node.inputs]
+        inputs += [""] * (len(function.inputs) - len(inputs))
+        outputs = [frame.name(name) for name in node.outputs]
+        names = dict(zip(function.inputs, inputs, strict=False)) | {
+            inner: outer for inner, outer in zip(function.outputs, outputs, strict=False) if outer
+        }
+        passed = {
+            name: value for name, part in node.attributes.items() if (value := self._argument(part, frame))
+        }
+        # Names of nodes may be repeated, those of results may not.
+        title = next(filter(None, outputs), node.op)
+        inner = _Frame(
+            (key(f"{function.domain}.{function.name}"),),
+            {**frame.opsets, **function.opsets},
+            names,
+            f"{title}/",
+            {**function.defaults, **passed},
+            frame.scope or module_of_node(node.name),
+            frame.depth + 1,
+        )
+        yield from self.nodes(function.nodes, inner)
+
+    def _node(self, node: OnnxNode, frame: _Frame, number: int) -> Iterator[OperatorNode]:
+        attributes = {}
+        for name, attribute in node.attributes.items():
+            value = self._argument(attribute, frame)
+            if value is not None:
+                attributes[name] = self._attribute(node, name, value, frame)
+        opset = max((frame.opsets.get(domain, 0) for domain in _DOMAINS), default=0)
+        inputs, outputs = (tuple(frame.name(name) for name in names) for names in (node.inputs, node.outputs))
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+
+        def add(value: Any, dtype: str) -> str:
+            name = f"{frame.prefix}{next(filter(None, node.outputs), node.op)}/constant_{len(self.constants)}"
+            self.constants[name] = _number_constant(value, dtype)
+            return name
+
+        old = _OldNode(node.op, inputs, outputs, attributes, opset, add)
+        for part in self._known(node, old):
+            for name in filter(None, part.outputs):
+                if name in self.names or name in self.constants:
+                    raise FormatError("two values of the graph have the same name", found=repr(name[:200]))
+                self.names.add(name)
+            yield OperatorNode(
+                part.op,
+                part.inputs,
+                part.outputs,
+                part.attributes,
+                node.name,
+                frame.scope or module_of_node(node.name),
+                f"node {number}" if frame.depth == 0 else f"{frame.prefix}node {number}",
+            )
+
+    def _known(self, node: OnnxNode, old: _OldNode) -> Iterable[_OldNode]:
+        """Return the nodes of the table, or the node under a name that the table does not have."""
+        if node.domain not in _DOMAINS:
+            return (old._replace(op=node.title),)
+        opaque = (old._replace(op=f"{old.op}-{old.opset}" if is_known(old.op) else old.op),)
+        if not old.opset or old.opset > OPSET or old.opset < _OLDEST.get(old.op, 0):
+            return opaque
+        if any(isinstance(value, ValueLeaf) for value in old.attributes.values()):
+            return opaque
+        try:
+            nodes = tuple(_translate(old.without("consumed_inputs") if old.opset < 6 else old))
+        except UnsupportedError:
+            return opaque
+        for part in nodes:
+            row = list_operators().get(part.op)
+            accepted = None if row is None else row.defaults.keys()
+            if row is not None and old.opset < row.since:
+                return opaque
+            if accepted is not None and not {name.lower() for name in part.attributes} <= accepted:
+                return opaque
+        return nodes
+
+    def _attribute(self, node: OnnxNode, name: str, attribute: OnnxAttribute, frame: _Frame) -> Any:
+        """Return an attribute's value as the graph has it."""
+        value = attribute.value
+        if isinstance(value, OnnxGraph):
+            title = node.name or next(filter(None, node.outputs), node.op)
+            path = onnx.nested_path(frame.path, title, name)
+            return self.graph(value, frame._replace(path=path))
+        if isinstance(value, OnnxTensor | OnnxSparseTensor):
+            title = node.name or next(filter(None, node.outputs), node.op)
+            return self._stored((*frame.path, key(title), key(name))).leaf
+        if name in _TYPES and isinstance(value, int):
+            row = onnx.TYPES.get(value)
+            # An element type that cannot be read, or one of a later version, is refused where it is used.
+            return row.name or row.title.lower() if row is not None else f"type {value}"
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if isinstance(value, tuple):
+            return tuple(
+                part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in value
+            )
+        return value
+
+
+def _value(value: OnnxValue, frame: _Frame) -> Value:
+    row = onnx.TYPES.get(value.code)
+    name = None if row is None else row.name or row.title.lower()
+    shape = value.shape
+    if shape is not None:
+        shape = tuple(extent if isinstance(extent, str) or extent > 0 else "" for extent in shape)
+    return Value(frame.name(value.name), name, shape)
+
+
+def _number_constant(value: Any, dtype: str) -> Constant:
+    import numpy as np
+
+    return inline_constant(np.asarray(value, dtype))

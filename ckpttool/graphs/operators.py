@@ -1,0 +1,203 @@
+"""The table of operators: shapes, multiply-accumulate operations and values, by ONNX's names.
+
+Source: onnx/docs/Operators.md and onnx/docs/Changelog.md (all versions of every operator), operator set 28.
+A row is added by the decorator `operator` in the module of its subject.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckpttool.core import limits
+from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.source import Shape
+from ckpttool.graphs.graph import OperatorNode
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Modules of this package whose import adds rows.
+MODULES = (
+    *("elementwise", "indexing", "reductions", "products", "windows", "normalization"),
+    *("recurrent", "quantization", "images", "attention", "signals"),
+)
+# Operators that run graphs (graphs/interpreter.py).
+CONTROL = frozenset(("If", "Loop", "Scan"))
+Kind = Literal["elementwise", "movement", "other"]
+
+
+class UnknownValueError(LookupError):
+    """A shape depends on a value that is not constant."""
+
+
+class OperatorCall(NamedTuple):
+    """A node with the shapes of its inputs (None if omitted or unknown) and the values that are known.
+
+    `value` returns an input's value, and raises UnknownValueError if it is not constant.
+    """
+
+    node: OperatorNode
+    shapes: Sequence[Shape | None]
+    value: Callable[[int], Any]
+
+    def shape(self, number: int) -> Shape:
+        """Return the shape of an input; raise UnknownValueError if it is unknown."""
+        shape = self.shapes[number] if number < len(self.shapes) else None
+        if shape is None:
+            raise UnknownValueError
+        return shape
+
+    def has(self, number: int) -> bool:
+        """Return whether an optional input is there."""
+        return number < len(self.node.inputs) and bool(self.node.inputs[number])
+
+    def get(self, name: str) -> Any:
+        """Return an attribute, its default if the node does not set it."""
+        defaults = find_operator(self.node.op).defaults
+        return self.node.attributes.get(name, defaults.get(name.lower()))
+
+
+ShapeRule = Callable[[OperatorCall], Sequence[Shape]]
+
+
+class Operator(NamedTuple):
+    """One operator.
+
+    `compute` takes the inputs (None if omitted) and, by keyword, the attributes, and returns an array, or
+    a tuple of them for several outputs. `shapes` returns the outputs' shapes. `macs` returns the number of
+    multiply-accumulate operations; it is None if they are not counted. `kind` is "elementwise" for
+    operators that combine the entries of broadcast inputs, and "movement" for those that only move entries
+    of inputs 0 to `data` - 1; the other inputs of these are positions and sizes. `since` is the first
+    version of the operator set with this meaning.
+    """
+
+    name: str
+    compute: Callable[..., Any]
+    shapes: ShapeRule | None
+    macs: Callable[[OperatorCall, Sequence[Shape]], int] | None
+    kind: Kind
+    data: int
+    since: int
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The attributes by lowercase name, with their default values."""
+        return getattr(self.compute, "__kwdefaults__", None) or {}
+
+
+_TABLE: dict[str, Operator] = {}
+
+
+def operator(
+    *names: str,
+    shapes: ShapeRule | None = None,
+    macs: Callable[[OperatorCall, Sequence[Shape]], int] | None = None,
+    kind: Kind = "other",
+    data: int = 1,
+    since: int = 1,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add rows for the operators with these names, computed by the decorated function."""
+
+    def add(compute: Callable[..., Any]) -> Callable[..., Any]:
+        cost = macs or (no_products if shapes is not None or kind != "other" else None)
+        for name in names:
+            _TABLE[name] = Operator(name, compute, shapes, cost, kind, data, since)
+        return compute
+
+    return add
+
+
+def no_products(_call: OperatorCall, _outputs: Sequence[Shape]) -> int:
+    """Return 0, the cost of operators without products."""
+    return 0
+
+
+@functools.cache
+def list_operators() -> Mapping[str, Operator]:
+    """Return the whole table by name."""
+    for module in MODULES:
+        import_module(f"{__package__}.{module}")
+    return _TABLE
+
+
+def find_operator(name: str) -> Operator:
+    """Return an operator; raise UnsupportedError with its name if the table does not have it."""
+    row = list_operators().get(name)
+    if row is None:
+        raise UnsupportedError("an operator of the graph is not supported", found=name)
+    return row
+
+
+def is_known(name: str) -> bool:
+    """Return whether an operator can be evaluated."""
+    return name in CONTROL or name in list_operators()
+
+
+def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
+    """Return the outputs of a node for its inputs (None if omitted).
+
+    Raise UnsupportedError for an operator, type or attribute that is not supported, FormatError for inputs
+    that do not fit the operator, and LimitError for a result that is too large.
+    """
+    import numpy as np
+
+    row = find_operator(node.op)
+    attributes = {name.lower(): value for name, value in node.attributes.items()}
+    if strange := attributes.keys() - row.defaults.keys():
+        raise UnsupportedError(
+            f"an attribute of the operator {node.op} is not supported",
+            path=node.title or None,
+            found=", ".join(sorted(strange)),
+        )
+    shapes = [None if array is None else array.shape for array in arrays]
+    try:
+        if row.shapes is not None:
+            for shape in row.shapes(OperatorCall(node, shapes, lambda number: _input_value(arrays, number))):
+                require_size(shape)
+        if "outputs" in row.defaults:
+            attributes["outputs"] = len(node.outputs)
+        with np.errstate(all="ignore"):
+            computed = row.compute(*arrays, **attributes)
+    except (ValueError, TypeError, IndexError, AttributeError, KeyError, UnknownValueError) as error:
+        raise FormatError(
+            f"the inputs of a node do not fit its operator {node.op}",
+            path=node.title or None,
+            found=", ".join(
+                "-" if array is None else f"{array.dtype}{list(array.shape)}" for array in arrays
+            ),
+        ) from error
+    return tuple(computed) if isinstance(computed, tuple) else (np.asarray(computed),)
+
+
+def _input_value(arrays: Sequence[np.ndarray | None], number: int) -> Any:
+    array = arrays[number] if number < len(arrays) else None
+    if array is None:
+        raise UnknownValueError
+    return array
+
+
+def require_size(shape: Sequence[int], times: int = 1) -> None:
+    """Raise LimitError for more entries than so many values may have, ValueError for a negative extent."""
+    if min(shape, default=0) < 0:
+        raise ValueError(shape)
+    if math.prod(shape) > times * limits.current().value_entries:
+        raise limits.limit_error("value_entries", "a value of the graph is too large", math.prod(shape))
+
+
+# Shapes that several operators share.
+
+
+def same_shape(call: OperatorCall) -> Sequence[Shape]:
+    """Return the shape of the first input."""
+    return [call.shape(0)]
+
+
+def broadcast_shape(call: OperatorCall) -> Sequence[Shape]:
+    """Return the shape to which all inputs are broadcast."""
+    import numpy as np
+
+    return [np.broadcast_shapes(*(call.shape(n) for n in range(len(call.node.inputs)) if call.has(n)))]

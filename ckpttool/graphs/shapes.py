@@ -1,0 +1,303 @@
+"""Shapes and costs of a graph's values, for shapes of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from ckpttool.core import limits
+from ckpttool.core.errors import CkpttoolError, LimitError
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Path
+from ckpttool.graphs.graph import Graph, OpenShape, OperatorNode
+from ckpttool.graphs.operators import (
+    Operator,
+    OperatorCall,
+    UnknownValueError,
+    compute_node,
+    list_operators,
+    no_products,
+)
+
+# Entries of a constant that shapes may depend on; larger ones are weights.
+SMALL = 4096
+
+
+class NodeShapes(NamedTuple):
+    """Output shapes of a node (None if unknown) and its multiply-accumulate operations (None if unknown)."""
+
+    outputs: tuple[Shape | None, ...]
+    macs: int | None
+
+
+class ShapeTracer:
+    """Shapes of a graph's values, for shapes of its inputs; reads the constants that shapes depend on.
+
+    `known` are values that depend on constants and shapes alone, by name.
+    """
+
+    def __init__(self, graph: Graph, shapes: Mapping[str, Shape]) -> None:
+        self.graph = graph
+        self.shapes: dict[str, Shape | None] = dict(shapes)
+        self.known: dict[str, np.ndarray] = {}
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a value, None if it is unknown."""
+        if name in self.graph.constants and name not in self.shapes:
+            self.shapes[name] = self.graph.constants[name].shape
+        return self.shapes.get(name)
+
+    def value(self, name: str) -> np.ndarray:
+        """Return a value that is constant; raise UnknownValueError for another one."""
+        if name not in self.known and name in self.graph.constants:
+            self.known[name] = self.graph.constants[name].read(name)
+        if name not in self.known:
+            raise UnknownValueError
+        return self.known[name]
+
+    def is_constant(self, name: str) -> bool:
+        """Return whether a value depends on constants and shapes alone."""
+        return name in self.known or name in self.graph.constants
+
+    def add(self, node: OperatorNode) -> NodeShapes:
+        """Return the shapes of a node's outputs, from those of its inputs, and store them."""
+        result = self._infer(node)
+        rest = (None,) * (len(node.outputs) - len(result.outputs))
+        for name, shape in zip(node.outputs, (*result.outputs, *rest), strict=False):
+            self.shapes[name] = shape
+        return result
+
+    def _infer(self, node: OperatorNode) -> NodeShapes:
+        row = list_operators().get(node.op)
+        if row is None:
+            return NodeShapes((), None)
+        try:
+            if self._fold(node):
+                return NodeShapes(tuple(self.known[name].shape for name in node.outputs if name), 0)
+            call = self._call(node)
+            outputs = row.shapes(call) if row.shapes is not None else self._move(node, row)
+            macs = None if row.macs is None else row.macs(call, outputs)
+        except (
+            CkpttoolError,
+            UnknownValueError,
+            ValueError,
+            TypeError,
+            IndexError,
+            KeyError,
+            ZeroDivisionError,
+        ):
+            return NodeShapes((), 0 if row.macs is no_products else None)
+        return NodeShapes(tuple(tuple(int(extent) for extent in shape) for shape in outputs), macs)
+
+    def _call(self, node: OperatorNode) -> OperatorCall:
+        shapes = [self.shape(name) if name else None for name in node.inputs]
+        return OperatorCall(node, shapes, lambda number: self.value(node.inputs[number]))
+
+    def _fold(self, node: OperatorNode) -> bool:
+        """Compute a node of small constants, or of a shape; return whether its outputs are known."""
+        if node.op in ("Shape", "Size") and self.shape(node.inputs[0]) is not None:
+            arrays: list[np.ndarray | None] = [np.broadcast_to(np.int8(0), self.shape(node.inputs[0]) or ())]
+        elif node.inputs and all(not name or self._is_small(name) for name in node.inputs):
+            arrays = [self.value(name) if name else None for name in node.inputs]
+        else:
+            return False
+        # What is computed here decides shapes; the values of weights are not computed.
+        small = replace(limits.current(), value_entries=min(SMALL, limits.current().value_entries))
+        try:
+            with limits.using(small):
+                computed = compute_node(node, arrays)
+        except LimitError:
+            return False
+        self.known.update((name, array) for name, array in zip(node.outputs, computed, strict=False) if name)
+        return all(name in self.known for name in node.outputs if name)
+
+    def _is_small(self, name: str) -> bool:
+        """Return whether a value is constant and so small that shapes may depend on it."""
+        shape = self.shape(name)
+        return self.is_constant(name) and shape is not None and int(np.prod(shape, dtype=object)) <= SMALL
+
+    def _move(self, node: OperatorNode, row: Operator) -> list[Shape]:
+        """Return the shapes of an operator that moves entries, by moving placeholders."""
+        if row.kind != "movement":
+            raise UnknownValueError
+        arrays: list[np.ndarray | None] = []
+        for number, name in enumerate(node.inputs):
+            if not name:
+                arrays.append(None)
+            elif number >= row.data:
+                arrays.append(self._position(node, name))
+            else:
+                shape = self.shape(name)
+                if shape is None:
+                    raise UnknownValueError
+                arrays.append(np.broadcast_to(np.int8(0), shape))
+        return [array.shape for array in compute_node(node, arrays)]
+
+    def _position(self, node: OperatorNode, name: str) -> np.ndarray:
+        """Return positions; of an index that is not constant only the shape matters."""
+        shape = self.shape(name)
+        if not self.is_constant(name) and node.op.startswith("Gather") and shape is not None:
+            return np.zeros(shape, np.int64)
+        return self.value(name)
+
+
+def infer_shapes(graph: Graph, shapes: Mapping[str, OpenShape] | None = None) -> dict[str, OpenShape | None]:
+    """Return the shape of every value of a graph by name, None if it is unknown.
+
+    `shapes` are those of inputs, instead of the file's. Open extents are names, or "" without a name. They
+    are followed by computing the shapes for two numbers in their place: an extent that is the same for
+    both is fixed, one that is always the number of a name has that name, another one is "".
+    """
+    stated = {value.name: value.shape for value in graph.inputs} | dict(shapes or {})
+    names = dict.fromkeys(e for shape in stated.values() for e in shape or () if isinstance(e, str))
+    if not names:
+        return dict(_shapes_for(graph, stated, {}))
+    # Prime numbers, so that no product or quotient of extents is another extent.
+    trials = [dict(zip(names, primes, strict=False)) for primes in _primes(len(names))]
+    one, two = (_shapes_for(graph, stated, trial) for trial in trials)
+    return {name: _merge_shapes(one[name], two.get(name), trials) for name in one}
+
+
+def _primes(count: int) -> tuple[list[int], list[int]]:
+    """Return two lists of this many different prime numbers above 100."""
+    result: list[int] = []
+    candidate = 101
+    while len(result) < 2 * count:
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            result.append(candidate)
+        candidate += 2
+    return result[::2], result[1::2]
+
+
+def _shapes_for(
+    graph: Graph, stated: Mapping[str, OpenShape | None], trial: Mapping[str, int]
+) -> dict[str, Shape | None]:
+    fixed = {
+        name: tuple(trial[extent] if isinstance(extent, str) else extent for extent in shape)
+        for name, shape in stated.items()
+        if shape is not None
+    }
+    tracer = ShapeTracer(graph, fixed)
+    for node in graph.nodes:
+        tracer.add(node)
+    return {name: tracer.shape(name) for name in (*stated, *_value_names(graph.nodes))}
+
+
+def _value_names(nodes: Iterable[OperatorNode]) -> Iterator[str]:
+    return (name for node in nodes for name in node.outputs if name)
+
+
+def _merge_shapes(
+    one: Shape | None, two: Shape | None, trials: Sequence[Mapping[str, int]]
+) -> OpenShape | None:
+    if one is None or two is None or len(one) != len(two):
+        return None
+    by_extents = {(trials[0][name], trials[1][name]): name for name in trials[0]}
+    return tuple(a if a == b else by_extents.get((a, b), "") for a, b in zip(one, two, strict=True))
+
+
+# The operations of a graph in order, for pictures of its layers.
+
+_MOST_OPERATIONS = 20_000
+
+
+class TracedCall(NamedTuple):
+    """One operation of a graph; `output` and `macs` are None if unknown.
+
+    `inputs` are the positions of the operations whose results it takes, -1 for an input of the model;
+    `weights` are the constants that it is the first one to use.
+    """
+
+    name: str
+    kind: str
+    output: Shape | None
+    macs: int | None
+    inputs: tuple[int, ...]
+    weights: tuple[Path, ...] = ()
+
+
+class TracedModel(NamedTuple):
+    """The operations of a graph for inputs of these shapes; `assumed` is set if an extent was not fixed.
+
+    `outputs` are the shapes of the graph's outputs, None if unknown.
+    """
+
+    inputs: tuple[tuple[str, Shape], ...]
+    outputs: tuple[Shape | None, ...]
+    calls: tuple[TracedCall, ...]
+    assumed: bool = False
+
+
+def trace_graph(graph: Graph, shapes: Mapping[str, Shape]) -> TracedModel | None:
+    """Return the operations of a graph; None if an input has no shape, or there are too many.
+
+    `shapes` are those of inputs by name; extents that are not fixed are taken as 1.
+    """
+    stated = {value.name: shapes.get(value.name, value.shape) for value in graph.inputs}
+    if None in stated.values() or len(graph.nodes) > _MOST_OPERATIONS:
+        return None
+    inputs = {
+        name: tuple(extent if isinstance(extent, int) and extent > 0 else 1 for extent in shape or ())
+        for name, shape in stated.items()
+    }
+    tracer = ShapeTracer(graph, inputs)
+    lister = _CallLister(tracer, dict.fromkeys(inputs, -1))
+    for _, nodes in groupby(graph.nodes, lambda node: node.place or id(node)):
+        lister.add(list(nodes))
+    outputs = tuple(tracer.shape(value.name) for value in graph.outputs)
+    assumed = any(shape != stated[name] for name, shape in inputs.items())
+    return TracedModel(tuple(inputs.items()), outputs, tuple(lister.calls), assumed)
+
+
+@dataclass
+class _CallLister:
+    """The operations so far; `positions` are those of results, `paths` the leaves of constants."""
+
+    tracer: ShapeTracer
+    positions: dict[str, int]
+    paths: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    calls: list[TracedCall] = field(default_factory=list)
+    used: set[Path] = field(default_factory=set)
+
+    def add(self, nodes: Sequence[OperatorNode]) -> None:
+        """Add the nodes of one place in the source; constants and shapes are not operations of the model."""
+        macs: int | None = 0
+        inputs: dict[int, None] = {}
+        weights: dict[Path, None] = {}
+        computed: list[OperatorNode] = []
+        for node in nodes:
+            result = self.tracer.add(node)
+            paths = tuple(dict.fromkeys(path for name in node.inputs for path in self._origins(name)))
+            if node.inputs and all(not name or self._is_constant(name) for name in node.inputs):
+                self.paths.update((name, paths) for name in node.outputs)
+                continue
+            if all(self.tracer.is_constant(name) for name in node.outputs if name):
+                continue
+            macs = None if macs is None or result.macs is None else macs + result.macs
+            inputs.update((self.positions[name], None) for name in node.inputs if name in self.positions)
+            weights.update((path, None) for path in paths if path not in self.used)
+            self.positions.update((name, len(self.calls)) for name in node.outputs if name)
+            computed.append(node)
+        if not computed:
+            return
+        self.used.update(weights)
+        # A translated operator is named by the part that is not a change of shape.
+        table = list_operators()
+        kinds = [node.op for node in computed if node.op not in table or table[node.op].kind != "movement"]
+        kind = (kinds or [computed[-1].op])[0]
+        own = tuple(number for number in inputs if number != len(self.calls))
+        output = self.tracer.shape(computed[-1].outputs[0])
+        self.calls.append(TracedCall(computed[-1].title, kind, output, macs, own, tuple(weights)))
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self.tracer.graph.constants or name in self.paths
+
+    def _origins(self, name: str) -> tuple[Path, ...]:
+        constant = self.tracer.graph.constants.get(name)
+        if constant is None or constant.path is None:
+            return self.paths.get(name, ())
+        return (constant.path,)

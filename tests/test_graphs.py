@@ -1,0 +1,490 @@
+"""Graphs: ONNX's own tests of operators, older versions, functions, opaque nodes, shapes and limits."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
+from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
+from ckpttool.graphs.graph import OPSET
+from ckpttool.graphs.shapes import ShapeTracer, trace_graph
+from tests.conftest import ROOT
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+N = onnx.helper.make_node
+RANDOM = np.random.default_rng(0)
+PAGE = ROOT / "docs" / "formats" / "onnx.md"
+
+
+def f(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def load(model: Any, path: Path) -> Graph:
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    graph = read_graph(ckpttool.open(str(path)))
+    assert graph is not None
+    return graph
+
+
+def make_model(
+    nodes: Sequence[Any],
+    inputs: dict[str, np.ndarray],
+    constants: dict[str, Any] | None = None,
+    opset: int = 18,
+    outputs: Sequence[str] = ("y",),
+    **more: Any,
+) -> Any:
+    helper = onnx.helper
+    tensors = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    ]
+    made = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
+    graph = helper.make_graph(list(nodes), "g", values, made, tensors)
+    imports = [helper.make_opsetid("", opset), *more.pop("imports", [])]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8, **more)
+
+
+def run_onnxruntime(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(each) for each in session.run(None, inputs)]
+
+
+def assert_same_numbers(
+    found: np.ndarray, expected: np.ndarray, rtol: float = 1e-3, atol: float = 1e-7
+) -> None:
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    if expected.dtype.kind in "fcV":
+        # The last bit of a half or smaller number depends on the order of rounding.
+        rtol = max(rtol, {2: 2e-3, 1: 0.0}.get(expected.dtype.itemsize, 0))
+        rtol = 1.6e-2 if expected.dtype.name == "bfloat16" else rtol
+        wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+        np.testing.assert_allclose(found.astype(wide), expected.astype(wide), rtol, atol)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+# ONNX's own tests of every operator.
+
+
+def collect_node_tests(skip: Callable[[str], bool]) -> Iterator[Any]:
+    """Yield ONNX's tests of operators, without the exports whose names are skipped."""
+    from onnx.backend.test.case import base
+
+    def create(cls: Any, name: str, bases: tuple[Any, ...], members: dict[str, Any]) -> None:
+        for member in members:
+            if member.startswith("export") and not skip(member):
+                np.random.seed(seed=0)
+                getattr(cls, member)()
+
+    # The tests are created by importing their modules.
+    for name in [name for name in sys.modules if name.startswith("onnx.backend.test.case.node")]:
+        del sys.modules[name]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(base._Exporter, "__init__", create)
+        yield from importlib.import_module("onnx.backend.test.case.node").collect_testcases(None)
+
+
+def to_array(value: Any) -> np.ndarray:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
+def has_tensors_only(case: Any) -> bool:
+    return all(
+        value.type.HasField("tensor_type") and value.type.tensor_type.elem_type != onnx.TensorProto.STRING
+        for value in (*case.model.graph.input, *case.model.graph.output)
+    )
+
+
+def check_shapes(graph: Graph, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+    """Compare the shapes that the table's rules give; the inputs after the first one are known."""
+    tracer = ShapeTracer(graph, {name: array.shape for name, array in inputs.items()})
+    tracer.known.update(list(inputs.items())[1:])
+    for node in graph.nodes:
+        tracer.add(node)
+    for name, array in outputs.items():
+        assert tracer.shape(name) in (None, array.shape), name
+
+
+def run_node_tests(cases: Iterator[Any], folder: Path) -> tuple[int, Counter[str], dict[str, str]]:
+    """Return the number of tests that pass, the reasons of those left out, and the failures."""
+    passed, left, failures = 0, Counter[str](), dict[str, str]()
+    for case in cases:
+        if not has_tensors_only(case):
+            left["values that are no tensors of numbers"] += 1
+            continue
+        ((given, wanted),) = case.data_sets
+        try:
+            graph = load(case.model, folder / "model.onnx")
+            names = [value.name for value in graph.inputs]
+            inputs = dict(zip(names, map(to_array, given), strict=True))
+            found = evaluate(graph, inputs)
+            for array, expected in zip(found.values(), map(to_array, wanted), strict=True):
+                assert_same_numbers(array, expected, case.rtol)
+            check_shapes(graph, inputs, found)
+        except UnsupportedError as error:
+            left[error.found or "FLOAT4E2M1"] += 1
+        except Exception as error:  # noqa: BLE001  # all failures are listed together
+            failures[case.name] = f"{type(error).__name__}: {error}"
+        else:
+            passed += 1
+    return passed, left, failures
+
+
+def left_out_by_page() -> set[str]:
+    """Return the names in the page's table of operators that are left out."""
+    section = PAGE.read_text().partition("## Operators")[2].partition("\n## ")[0]
+    return {
+        name
+        for row in re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(.+?)`", row)
+    }
+
+
+def test_the_table_passes_onnx_tests_of_its_operators(tmp_path: Path) -> None:
+    # Without the pooling of three axes, whose expected values take a reference evaluator 8 s.
+    cases = collect_node_tests(lambda name: "pool_3d" in name)
+    plain = (case for case in cases if "_expanded" not in case.name)
+    passed, left, failures = run_node_tests(plain, tmp_path)
+    assert failures == {}
+    assert passed > 1200
+    assert set(left) - {"values that are no tensors of numbers"} <= left_out_by_page()
+
+
+@pytest.mark.slow
+def test_the_page_states_how_many_onnx_tests_pass(tmp_path: Path) -> None:
+    passed, left, failures = run_node_tests(collect_node_tests(lambda _: False), tmp_path)
+    assert failures == {}
+    total = passed + left.total()
+    assert f"{passed:,} of the {total:,} node tests" in " ".join(PAGE.read_text().split())
+
+
+def test_the_page_states_the_operators_of_the_table() -> None:
+    text = " ".join(PAGE.read_text().split())
+    assert f"{len(list_operators())} operators" in text
+    assert f"operator set {OPSET}" in text
+    names = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
+    deprecated = {"Scatter", "Upsample"}
+    control = {"Constant", "If", "Loop", "Scan"}
+    assert names - set(list_operators()) - deprecated - control == {
+        name for name in left_out_by_page() if name in names and name not in list_operators()
+    }
+
+
+# Older versions of operators, against onnxruntime.
+
+X, IMAGE = f(2, 3, 4), f(1, 2, 4, 4)
+OLD: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
+    "softmax of a matrix": (11, [N("Softmax", ["x"], ["y"], axis=1)], {}),
+    "softmax by default": (12, [N("LogSoftmax", ["x"], ["y"])], {}),
+    "hardmax": (11, [N("Hardmax", ["x"], ["y"])], {}),
+    "softmax last": (11, [N("Softmax", ["x"], ["y"], axis=-1)], {}),
+    "clip": (10, [N("Clip", ["x"], ["y"], min=-0.5, max=0.25)], {}),
+    "clip below": (7, [N("Clip", ["x"], ["y"], min=-0.5)], {}),
+    "pad": (10, [N("Pad", ["x"], ["y"], pads=[0, 1, 0, 0, 0, 2], value=1.5)], {}),
+    "pad reflected": (10, [N("Pad", ["x"], ["y"], pads=[0, 1, 0, 0, 0, 2], mode="reflect")], {}),
+    "slice": (9, [N("Slice", ["x"], ["y"], starts=[1], ends=[-1], axes=[2])], {}),
+    "squeeze": (11, [N("Unsqueeze", ["x"], ["z"], axes=[0]), N("Squeeze", ["z"], ["y"], axes=[0])], {}),
+    "sum": (11, [N("ReduceSum", ["x"], ["y"], axes=[1], keepdims=0)], {}),
+    "mean": (17, [N("ReduceMean", ["x"], ["y"], axes=[-1])], {}),
+    "maximum": (11, [N("ReduceMax", ["x"], ["y"])], {}),
+    "dropout": (10, [N("Dropout", ["x"], ["y"], ratio=0.7)], {}),
+    "split": (11, [N("Split", ["x"], ["y", "z"], axis=2, split=[1, 3])], {}),
+    "top": (9, [N("TopK", ["x"], ["y", "z"], axis=-1, k=2)], {}),
+    "upsample": (9, [N("Upsample", ["i", "s"], ["y"], mode="nearest")], {"s": np.float32([1, 1, 2, 1.5])}),
+    "upsample by attribute": (7, [N("Upsample", ["i"], ["y"], scales=[1.0, 1.0, 2.0, 2.0])], {}),
+    "resize": (10, [N("Resize", ["i", "s"], ["y"], mode="linear")], {"s": np.float32([1, 1, 1.5, 2])}),
+    "resize 11": (
+        11,
+        [N("Resize", ["i", "r", "s"], ["y"], mode="cubic", coordinate_transformation_mode="half_pixel")],
+        {"r": np.zeros(0, np.float32), "s": np.float32([1, 1, 1.5, 2])},
+    ),
+    "batch norm": (
+        9,
+        [N("BatchNormalization", ["i", "a", "b", "m", "v"], ["y"], epsilon=0.1)],
+        {"a": f(2), "b": f(2), "m": f(2), "v": np.abs(f(2))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_older_versions_compute_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
+    opset, nodes, constants = OLD[name]
+    used = {each for node in nodes for each in node.input}
+    inputs = {key: value for key, value in {"x": X, "i": IMAGE}.items() if key in used}
+    model = make_model(nodes, inputs, constants, opset)
+    graph = load(model, tmp_path / "m.onnx")
+    (expected,) = run_onnxruntime(tmp_path / "m.onnx", inputs)
+    found = evaluate(graph, inputs)["y"]
+    assert_same_numbers(found, expected, 1e-5, 1e-6)
+    assert infer_shapes(graph)["y"] in (None, found.shape)
+
+
+@pytest.mark.parametrize(
+    ("node", "opset", "name"),
+    [
+        (N("Add", ["x", "x"], ["y"], broadcast=1, axis=0), 6, "Add-6"),
+        (N("Dropout", ["x"], ["y"], is_test=0), 6, "Dropout-6"),
+        (N("PRelu", ["x", "x"], ["y"]), 6, "PRelu-6"),
+        (N("Softmax", ["x"], ["y"]), OPSET + 1, f"Softmax-{OPSET + 1}"),
+        (N("Relu", ["x"], ["y"], slope=0.5), 18, "Relu-18"),
+        (N("FusedConv", ["x"], ["y"], domain="com.microsoft"), 18, "com.microsoft.FusedConv"),
+        (N("Bernoulli", ["x"], ["y"]), 18, "Bernoulli"),
+    ],
+)
+def test_nodes_without_a_row_are_listed_and_refused_by_name(
+    node: Any, opset: int, name: str, tmp_path: Path
+) -> None:
+    graph = load(make_model([node, N("Neg", ["y"], ["z"])], {"x": X}, opset=opset), tmp_path / "m.onnx")
+    assert graph.nodes[0].op == name
+    assert infer_shapes(graph)["y"] is None
+    with pytest.raises(UnsupportedError) as refused:
+        evaluate(graph, {"x": X})
+    assert refused.value.found == name
+
+
+# Functions, branches, constants.
+
+
+def test_functions_are_inlined_with_their_attributes_and_versions(tmp_path: Path) -> None:
+    helper = onnx.helper
+    leaky = N("LeakyRelu", ["a"], ["b"])
+    kind = onnx.AttributeProto.FLOAT
+    leaky.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=kind))
+    inner = helper.make_function(
+        "own", "Leak", ["a"], ["b"], [leaky], [helper.make_opsetid("", 18)], attributes=["slope"]
+    )
+    outer = helper.make_function(
+        *("own", "Layer", ["x", "w"], ["y"]),
+        [
+            N("Constant", [], ["two"], value=onnx.numpy_helper.from_array(np.float32(2))),
+            N("MatMul", ["x", "w"], ["h"]),
+            N("Leak", ["h"], ["k"], domain="own", slope=0.25),
+            N("Mul", ["k", "two"], ["y"]),
+        ],
+        [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)],
+    )
+    nodes = [
+        N("Layer", ["x", "w"], ["h"], domain="own", name="/actor/actor.0/Layer"),
+        N("Layer", ["h", "v"], ["y"], domain="own", name="/actor/actor.1/Layer"),
+    ]
+    model = make_model(
+        nodes,
+        {"x": f(2, 3)},
+        {"w": f(3, 4), "v": f(4, 2)},
+        functions=[inner, outer],
+        imports=[helper.make_opsetid("own", 1)],
+    )
+    graph = load(model, tmp_path / "m.onnx")
+    inputs = {"x": f(2, 3)}
+    assert_same_numbers(evaluate(graph, inputs)["y"], run_onnxruntime(tmp_path / "m.onnx", inputs)[0], 1e-5)
+    assert [node.op for node in graph.nodes] == ["MatMul", "LeakyRelu", "Mul"] * 2
+    assert [node.scope for node in graph.nodes] == [("actor", "0")] * 3 + [("actor", "1")] * 3
+    # Constants of a function are leaves of the tree, too.
+    tree = ckpttool.open(str(tmp_path / "m.onnx")).tree
+    assert all(each.path in tree for each in graph.constants.values() if each.path is not None)
+    assert len([each for each in graph.constants.values() if each.path is not None]) == 4
+
+
+def test_a_function_that_calls_itself_is_refused(tmp_path: Path) -> None:
+    helper = onnx.helper
+    own = helper.make_opsetid("own", 1)
+    function = helper.make_function(
+        "own", "F", ["a"], ["b"], [N("F", ["a"], ["b"], domain="own")], [helper.make_opsetid("", 18), own]
+    )
+    model = make_model([N("F", ["x"], ["y"], domain="own")], {"x": X}, functions=[function], imports=[own])
+    with pytest.raises(UnsupportedError):
+        load(model, tmp_path / "m.onnx")
+
+
+def test_names_with_two_meanings_are_refused(tmp_path: Path) -> None:
+    nodes = [N("Neg", ["x"], ["y/shape"]), N("Softmax", ["y/shape"], ["y"], axis=1)]
+    with pytest.raises(FormatError):
+        load(make_model(nodes, {"x": X}, opset=11), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branches_use_values_around_them(flag: bool, tmp_path: Path) -> None:
+    helper = onnx.helper
+    value = helper.make_tensor_value_info("out", 1, None)
+    weight = onnx.numpy_helper.from_array(f(2, 3, 4), "w")
+    one = helper.make_graph([N("Mul", ["h", "w"], ["out"])], "one", [], [value], [weight])
+    two = helper.make_graph([N("Neg", ["h"], ["out"])], "two", [], [value])
+    nodes = [
+        N("Relu", ["x"], ["h"]),
+        N("If", ["c"], ["y"], name="branch", then_branch=one, else_branch=two),
+    ]
+    inputs = {"x": X, "c": np.asarray(flag)}
+    graph = load(make_model(nodes, inputs), tmp_path / "m.onnx")
+    assert_same_numbers(evaluate(graph, inputs)["y"], run_onnxruntime(tmp_path / "m.onnx", inputs)[0], 1e-6)
+
+
+def test_constants_stay_unread_until_they_are_used(tmp_path: Path) -> None:
+    nodes = [N("MatMul", ["x", "w"], ["y"]), N("Shape", ["big"], ["s"])]
+    path = tmp_path / "m.onnx"
+    graph = load(make_model(nodes, {"x": f(2, 3)}, {"w": f(3, 4), "big": f(100, 100)}), path)
+    path.write_bytes(path.read_bytes())
+    # The file was replaced: every read of a tensor is an error from now on.
+    assert infer_shapes(graph)["y"] == (2, 4)
+    assert infer_shapes(graph)["s"] == (2,)
+    with pytest.raises(ckpttool.CkpttoolError):
+        evaluate(graph, {"x": f(2, 3)})
+
+
+def test_wrong_inputs_are_named(tmp_path: Path) -> None:
+    graph = load(
+        make_model([N("MatMul", ["x", "w"], ["y"])], {"x": f(2, 3)}, {"w": f(3, 4)}), tmp_path / "m.onnx"
+    )
+    with pytest.raises(UsageError) as refused:
+        evaluate(graph, {"z": X})
+    assert (refused.value.expected, refused.value.found) == ("x", "z")
+    with pytest.raises(FormatError) as unfit:
+        evaluate(graph, {"x": f(2, 5)})
+    assert unfit.value.found == "float32[2, 5], float32[3, 4]"
+
+
+# Shapes and sizes.
+
+
+def test_open_extents_keep_their_names(tmp_path: Path) -> None:
+    nodes = [
+        N("Shape", ["x"], ["s"]),
+        N("Gather", ["s", "zero"], ["n"]),
+        N("Unsqueeze", ["n", "zeros"], ["ns"]),
+        N("Concat", ["ns", "minus"], ["to"], axis=0),
+        N("Reshape", ["x", "to"], ["flat"]),
+        N("Gemm", ["flat", "w"], ["g"]),
+        N("Concat", ["g", "g"], ["both"], axis=0),
+        N("Conv", ["x", "k"], ["c"]),
+        N("Sum", ["g", "b"], ["y"]),
+    ]
+    constants = {
+        "zero": np.int64(0),
+        "zeros": np.int64([0]),
+        "minus": np.int64([-1]),
+        "w": f(2 * 5 * 5, 3),
+        "k": f(4, 2, 3, 3),
+        "b": f(3),
+    }
+    model = make_model(nodes, {"x": f(1, 2, 5, 5)}, constants)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    shapes = infer_shapes(load(model, tmp_path / "m.onnx"))
+    assert shapes["flat"] == ("batch", 50)
+    assert shapes["y"] == ("batch", 3)
+    assert shapes["both"] == ("", 3)
+    assert shapes["c"] == ("batch", 4, 3, 3)
+    wide = infer_shapes(load(model, tmp_path / "m.onnx"), {"x": (7, 2, 5, "w")})
+    assert wide["c"] == (7, 4, 3, "")
+
+
+HUGE = np.int64([1 << 20, 1 << 20])
+MANY = [f"t{n}" for n in range(12)]
+HOSTILE: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "expand": ([N("Expand", ["one", "huge"], ["y"])], {"one": f(1)}),
+    "fill": ([N("ConstantOfShape", ["huge"], ["y"])], {}),
+    "tile": ([N("Tile", ["m", "huge"], ["y"])], {"m": f(1, 1)}),
+    "pad": ([N("Pad", ["m", "p"], ["y"])], {"m": f(1, 1), "p": np.int64([1 << 40, 0, 0, 0])}),
+    "range": (
+        [N("Range", ["a", "b", "c"], ["y"])],
+        {"a": np.int64(0), "b": np.int64(1 << 40), "c": np.int64(1)},
+    ),
+    "one hot": (
+        [N("OneHot", ["i", "d", "v"], ["y"])],
+        {"i": np.int64([1]), "d": np.int64(1 << 40), "v": f(2)},
+    ),
+    "product": (
+        [N("MatMul", ["a", "b"], ["y"])],
+        {"a": np.zeros((1 << 15, 1), np.float32), "b": np.zeros((1, 1 << 15), np.float32)},
+    ),
+    "sum": (
+        [N("Add", ["a", "b"], ["y"])],
+        {"a": np.zeros((1 << 15, 1), np.float32), "b": np.zeros((1, 1 << 15), np.float32)},
+    ),
+    "convolution": (
+        [N("Conv", ["i", "k"], ["y"], pads=[1 << 20] * 4)],
+        {"i": f(1, 1, 2, 2), "k": f(1, 1, 1, 1)},
+    ),
+    "resize": (
+        [N("Resize", ["i", "", "", "s"], ["y"])],
+        {"i": f(1, 1, 2, 2), "s": np.int64([1, 1, 1 << 20, 1 << 20])},
+    ),
+    "window": ([N("HannWindow", ["n"], ["y"])], {"n": np.int64(1 << 40)}),
+    "matrix of a resize": (
+        [N("Resize", ["i", "", "", "s"], ["y"], mode="linear")],
+        {"i": np.zeros((1, 1 << 15), np.float32), "s": np.int64([1, 1 << 16])},
+    ),
+    "many values": (
+        [
+            *(N("Tile", ["m", "r"], [f"t{n}"]) for n in range(12)),
+            N("Sum", [f"t{n}" for n in range(12)], ["y"]),
+        ],
+        {"m": f(1 << 10), "r": np.int64([1 << 10])},
+    ),
+    "gather": (
+        [N("Gather", ["a", "i"], ["y"])],
+        {"a": np.zeros((1, 1 << 15), np.float32), "i": np.zeros(1 << 15, np.int64)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_sizes_that_a_file_states_are_limited(name: str, tmp_path: Path) -> None:
+    nodes, constants = HOSTILE[name]
+    used = {each for node in nodes for each in node.input}
+    constants = constants | ({"huge": HUGE} if "huge" in used else {})
+    graph = load(make_model(nodes, {}, constants), tmp_path / "m.onnx")
+    with using(Limits(value_entries=1 << 20)), pytest.raises(LimitError):
+        evaluate(graph, {})
+
+
+def test_operations_have_costs_and_the_weights_that_they_use(tmp_path: Path) -> None:
+    nodes = [
+        N("Transpose", ["w"], ["t"], name="/net/0/Transpose"),
+        N("MatMul", ["x", "t"], ["h"], name="/net/0/MatMul"),
+        N("Softmax", ["h"], ["y"], name="/net/1/Softmax", axis=0),
+    ]
+    traced = trace_graph(load(make_model(nodes, {"x": f(2, 3)}, {"w": f(4, 3)}, 11), tmp_path / "m.onnx"), {})
+    assert traced is not None
+    # A constant is no operation, and a softmax of an older version is one.
+    assert [(call.name, call.kind, call.output, call.macs) for call in traced.calls] == [
+        ("/net/0/MatMul", "MatMul", (2, 4), 24),
+        ("/net/1/Softmax", "Softmax", (2, 4), 0),
+    ]
+    assert [[path[-1].value for path in call.weights] for call in traced.calls] == [["w"], []]
+    assert [call.inputs for call in traced.calls] == [(-1,), (0,)]
+
+
+# Real files.
+
+
+@pytest.mark.corpus
+def test_real_policies_compute_what_onnxruntime_does(corpus: Path) -> None:
+    paths = sorted((corpus / "exported" / "onnx").glob("*.onnx"))
+    assert len(paths) >= 3
+    for path in paths:
+        graph = read_graph(ckpttool.open(str(path)))
+        assert graph is not None
+        inputs = {
+            value.name: f(*(e if isinstance(e, int) else 3 for e in value.shape or ()))
+            for value in graph.inputs
+        }
+        found = list(evaluate(graph, inputs).values())
+        for array, expected in zip(found, run_onnxruntime(path, inputs), strict=True):
+            assert_same_numbers(array, expected, 1e-4, 1e-5)
