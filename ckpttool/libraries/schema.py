@@ -472,7 +472,7 @@ def _widen_bound(row: Sequence[float | None], unbounded: float) -> list[float]:
 
 
 def make_choices(counts: Sequence[int], starts: Sequence[int] = (), *, single: bool) -> Choices | None:
-    """Return the choices of a space with `n` or `nvec`; None without them, and for other starts than `counts`.
+    """Return the choices of a space with `n` or `nvec`; None without them, or with unequally many `starts`.
 
     Most libraries give the environment numbers from 0, whatever the space's `start` is, so that they have no
     `starts` (stable_baselines3/common/env_checker.py warns of others; ray/rllib has no use of it).
