@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TIMEOUT_S = 600
-# What nearly all programs for it import besides: a second, every time.
+# What nearly all programs for it import besides: seconds, every time. Optimizers of PyTorch import _dynamo.
 BESIDES = {
-    "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest")
+    "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest"),
+    "stable_baselines3": ("torch._dynamo",),
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
