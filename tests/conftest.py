@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, settings
 from ckpttool.cli import app, main
 from ckpttool.core import Sidecar
 from tests import nightly, refusals, schemas
+from tests.warm_frameworks import forked_frameworks, own_framework_process  # noqa: F401  # fixtures
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:

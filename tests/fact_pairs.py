@@ -13,8 +13,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +27,7 @@ import numpy as np
 from ckpttool.commands import model_comparison
 from ckpttool.core import CkpttoolError
 from ckpttool.networks import Network, Policy, numpy_backend
+from tests import warm
 from tests.conftest import KERAS_2, ROOT
 from tests.shared_runners import shared_runners
 
@@ -878,17 +877,12 @@ def pairs() -> Iterator[FactPair]:
 def write(folder: Path) -> None:
     """Write all files, each framework's in a process of its own."""
     for name in WRITERS:
+        program = f"from tests import fact_pairs; fact_pairs.write_{name}({str(folder)!r})"
         path = os.pathsep.join((str(ROOT), str(KERAS_2), os.environ.get("PYTHONPATH", "")))
-        done = subprocess.run(
-            [sys.executable, "-c", f"from tests import fact_pairs; fact_pairs.write_{name}({str(folder)!r})"],
-            check=False,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr[-4000:])
+        framework = "torch" if name == "torch" else "tensorflow"
+        status, output = warm.run(framework, program, ROOT, {**os.environ, "PYTHONPATH": path})
+        if status:
+            raise RuntimeError(output[-4000:])
 
 
 def outputs(folder: Path) -> dict[str, np.ndarray]:

@@ -39,7 +39,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     "test_cli": {
         "test_a_process_answers_as_the_command_line_in_this_one": (
             r"stats|check|textconv|report|layouts|backends"
-            r"|limits|doctor"
+            r"|limits|doctor|digest|schema"
         )
     },
     # The pages that are run in a few seconds, most of them; each page is still read for links and tags.
@@ -55,6 +55,12 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
             r"Hopper-v\d|Swimmer-v\d|Pusher-v5|Inverted(Double)?Pendulum-v4"
             r"|Reacher-v4|Humanoid-v5|Ant-v5"
         )
+    },
+    # Every agent to PyTorch and ONNX, and one of each library to all.
+    "test_discrete_agents": {
+        "test_a_converted_agent_chooses_the_same": (
+            r"(tianshou-(?!dueling-1)|skrl-ppo|rl_games-separate|d3rlpy-(?!qr)).*-(tf|safetensors)"
+        ),
     },
     # `python -m tests.everyday --check`, which `make nightly` starts, runs all cells.
     "test_everyday": {"test_a_part_of_the_matrix_has_the_recorded_states": None},
@@ -75,6 +81,18 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
             r"(adamw|sgd|adagrad|adamax|adadelta|rmsprop)-\{\}_mlp("
             r"_compiled.*|\.weights\.h5|\.h5|\.keras).*|adam-\{\}_cnn_(listed|functional)\.h5"
         ),
+    },
+    # Each end of the encoder with one kind of file, and both kinds with one end.
+    "test_film": {
+        "test_an_encoder_that_fails_leaves_no_film": r"\.mp4-(cut short|at the end)",
+    },
+    # A file of each framework and library once; test_pairs converts the other forms of these two agents.
+    "test_paired_returns": {
+        "test_a_conversion_is_paired_with_its_source": r"legacy td3 to tf|sb2 pkl to torch",
+    },
+    # Each wrapper with each algorithm, from one of two files.
+    "test_spaces": {
+        "test_rescaled_spaces_are_refused_and_the_hint_plays_as_in_training": r".*-SAC-pt|.*-(PPO|TD3)-zip",
     },
     # As in test_torch_tensors; test_object_graph has cycles and chains.
     "test_format_saved_model": {
@@ -129,8 +147,9 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     "test_library_rows": {"test_the_corpus": None},
     # `python -m tests.model_pairs --check`, which `make nightly` starts, runs all pairs.
     "test_model_twins": {"test_a_sample_of_twins_computes_the_same": None},
-    # The other nestings, before and after.
+    # The other nestings, before and after; there and back, two of those after.
     "test_nestings": {
+        "test_there_and_back_every_variable_lies_where_it_lay": r"(?!normed|twin).*-after.*",
         "test_converted_agents_compute_the_same": r"sequential-after.*|twin-before.*",
     },
     # The shapes of graphs that had been slow by themselves; these differ in the place of their edges.

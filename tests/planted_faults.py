@@ -10,8 +10,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +19,7 @@ from typing import Any
 from benchmarks import verifying
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.networks import ModelSpec
-from tests import pair_models
+from tests import pair_models, warm
 from tests.conftest import ROOT
 from tests.pair_models import SHAPES
 from tests.shared_runners import shared_runners
@@ -262,10 +260,10 @@ class Sides:
     def write(self) -> None:
         """Write the Keras models."""
         (self._folder / "keras.json").write_text(json.dumps(self._keras), encoding="utf-8")
-        command = [sys.executable, "-m", "tests.pair_keras", str(self._folder)]
-        done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-4000:])
+        program = "from pathlib import Path; from tests import pair_keras; pair_keras.write(Path.cwd())"
+        status, output = warm.run("tensorflow", program, self._folder)
+        if status:
+            raise RuntimeError(output[-4000:])
 
 
 def slug(title: str) -> str:

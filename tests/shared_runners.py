@@ -77,7 +77,7 @@ class SharedRunners:
             name = "tensorflow" if message["kind"] in TENSORFLOW else "torch"
         if name not in self._processes:
             made = ChildProcess(
-                f"{name} process", _PROGRAM, [], python=_python(), timeout=MODEL_TIMEOUT_S, threads=None
+                f"{name} process", _PROGRAM, [name], python=_python(), timeout=MODEL_TIMEOUT_S, threads=None
             )
             made.start()
             self._processes[name] = made

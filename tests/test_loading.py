@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from ckpttool.commands import save
 from ckpttool.commands.options import TARGETS
 from ckpttool.commands.save import format_loading_code
 from ckpttool.core import Tree
-from tests import tensorflow_child
+from tests import loading_keras, tensorflow_child
 from tests.conftest import ROOT, in_process
+from tests.loading_keras import observations
 
 TF_SAMPLE = ROOT / "sample_ckpts" / "td3_pendulum_tf" / "ckpt-15000"
 TORCH_SAMPLE = ROOT / "sample_ckpts" / "td3_pendulum_torch" / "ckpt-15000.pt"
@@ -33,10 +33,6 @@ class Actor(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x))))))
-
-
-def observations() -> np.ndarray:
-    return np.random.default_rng(2).normal(size=(16, 3)).astype(np.float32)
 
 
 def loaded(source: object, target: str, *options: str, cwd: Path) -> list[str]:
@@ -129,59 +125,6 @@ def test_other_targets_have_none() -> None:
 # --- TensorFlow, in a process of its own -------------------------------------------------------------
 
 
-def load_all(folder: Path) -> dict[str, Any]:
-    """Execute the lines beside models of TensorFlow and Keras; return what these give."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    import keras
-    import tensorflow as tf
-    from td3_contract import AgentSpec
-    from td3_tensorflow import TD3
-
-    dense = keras.layers.Dense
-    obs = observations()
-
-    class Model(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2, self.fc3 = dense(8, "relu"), dense(8, "relu"), dense(1, "tanh")
-
-        def call(self, x: Any) -> Any:
-            return self.fc3(self.fc2(self.fc1(x)))
-
-    def built(model: Any) -> Any:
-        model(obs)
-        return model
-
-    sequential = keras.Sequential([keras.Input((3,)), dense(8, "relu"), dense(8, "relu"), dense(1, "tanh")])
-    models = {
-        "objects": built(Model()),
-        "below": built(Model()),
-        "counted": built(Model()),
-        "weights": built(Model()),
-        "renamed": built(Model()),
-        "numbered": sequential,
-        "part": built(Model()),
-    }
-    found = {}
-    cases = json.loads((folder / "lines.json").read_text())
-    for name, model in models.items():
-        scope = {"tf": tf, "shutil": shutil, "model": model, "policy": model, "net": model}
-        scope["model_state_dict"] = model
-        exec("\n".join(cases[name]), scope)
-        found[name] = model(obs).numpy().tolist()
-    policy = TD3(AgentSpec(3, 1, 2.0, (64, 64), 1e-3, adam_epsilon=1e-8))
-    exec("\n".join(cases["agent"]), {"tf": tf, "policy": policy})
-    found["agent"] = policy.actor(obs).numpy().tolist()
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        shapes = {"fc1": (3, 8), "fc2": (8, 8), "fc3": (8, 1)}
-        for layer, shape in shapes.items():
-            tf.compat.v1.get_variable(f"{layer}/kernel", shape)
-            tf.compat.v1.get_variable(f"{layer}/bias", shape[1:])
-        exec("\n".join(cases["variables"]), {"tf": tf, "session": session})
-        found["variables"] = session.run("fc1/kernel/Read/ReadVariableOp:0").tolist()
-    return found
-
-
 @pytest.mark.tensorflow
 def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow", "keras")
@@ -208,7 +151,7 @@ def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> N
     }
     lines = {name: loaded(*case, cwd=tmp_path) for name, case in cases.items()}
     (tmp_path / "lines.json").write_text(json.dumps(lines))
-    found = tensorflow_child.run(__file__, "load_all", tmp_path)
+    found = tensorflow_child.run(loading_keras.__file__, "load_all", tmp_path)
     with torch.no_grad():
         expected = model(torch.from_numpy(observations())).numpy()
     for name in ("objects", "below", "counted", "weights", "renamed", "numbered", "part"):
@@ -286,36 +229,6 @@ def test_a_root_of_any_kind_is_converted_or_refused(name: str, target: str, tmp_
         assert ran.status == 0 or not [*folder.iterdir()], (source, ran.err, ran.out)
 
 
-def restore_beside(folder: Path) -> dict[str, str]:
-    """Restore a model by the printed lines, whatever number stands beside it in the file; return errors."""
-    import keras
-    import tensorflow as tf
-
-    dense, errors = keras.layers.Dense, {}
-
-    class Model(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2, self.fc3 = dense(8, "relu"), dense(8, "relu"), dense(1, "tanh")
-
-        def call(self, x: Any) -> Any:
-            return self.fc3(self.fc2(self.fc1(x)))
-
-    obs, outputs = observations(), []
-    for case, lines in json.loads((folder / "lines.json").read_text()).items():
-        model = Model()
-        model(obs)
-        try:
-            exec("\n".join(lines), {"tf": tf, "model": model, "objects": {"net": model}})
-        except Exception as error:  # noqa: BLE001  # TensorFlow raises whatever it meets
-            errors[case] = f"{type(error).__name__}: {error}"[:300]
-            continue
-        outputs.append(model(obs).numpy())
-        if not np.array_equal(outputs[0], outputs[-1]):
-            errors[case] = "other outputs"
-    return errors
-
-
 @pytest.mark.tensorflow
 def test_a_network_is_restored_beside_any_number(tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow", "keras")
@@ -330,7 +243,7 @@ def test_a_network_is_restored_beside_any_number(tmp_path: Path) -> None:
                 cases[f"{name} {kind}"] = json.loads(ran.out)["load"]
     (tmp_path / "lines.json").write_text(json.dumps(cases))
     assert len(cases) > 3 * len(RESERVED)
-    assert tensorflow_child.run(__file__, "restore_beside", tmp_path) == {}
+    assert tensorflow_child.run(loading_keras.__file__, "restore_beside", tmp_path) == {}
 
 
 def test_no_more_names_are_read_than_a_line_holds() -> None:

@@ -23,17 +23,14 @@ from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
 from ckpttool.libraries import programs
 from ckpttool.networks import numpy_backend
-from tests import tensorflow_child
+from tests import policy_keras, tensorflow_child
 from tests.conftest import in_process
+from tests.policy_keras import observations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 TASK = "Pendulum-v1"
 GIVEN = AgentFacts(activations="relu", head="tanh")
-
-
-def observations(n: int = 64) -> np.ndarray:
-    return np.random.default_rng(1).normal(0, 3, (n, 3)).astype(np.float32)
 
 
 class Actor(nn.Module):
@@ -987,79 +984,11 @@ def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> Non
 # --- TensorFlow -------------------------------------------------------------------------------------
 
 
-def modules(tf: Any) -> dict[str, Any]:
-    """Return modules of TensorFlow alone: a chain, two that are none, and one that is not followed."""
-
-    class Module(tf.Module):  # type: ignore[misc]
-        def __init__(self, kind: str) -> None:
-            super().__init__()
-            random = tf.random.Generator.from_seed(4)
-            self.kind = kind
-            self.w = [tf.Variable(random.normal(shape)) for shape in ((3, 8), (8, 8), (8, 1))]
-            self.b = [tf.Variable(random.normal(shape)) for shape in ((8,), (8,), (1,))]
-
-        def __call__(self, x: Any) -> Any:
-            first = tf.nn.elu(tf.matmul(x, self.w[0]) + self.b[0])
-            x = tf.nn.silu(tf.matmul(first, self.w[1]) + self.b[1])
-            if self.kind == "summed":
-                x = x + first
-            if self.kind == "hidden_scale":
-                x = 3.0 * x
-            if self.kind == "sine":
-                x = tf.sin(x)
-            return {"action": 0.5 + 1.5 * tf.tanh(tf.matmul(x, self.w[2]) + self.b[2])}["action"]
-
-    return {kind: Module(kind) for kind in ("module", "summed", "hidden_scale", "sine")}
-
-
-def keras_files(folder: Path) -> dict[str, Any]:
-    """Save policies of Keras in every form; return what each gives for the observations."""
-    import keras
-    import tensorflow as tf
-
-    layers = keras.layers
-    keras.utils.set_random_seed(3)
-
-    def dense(*, scaled: bool) -> Any:
-        after = [layers.Rescaling(2.0)] if scaled else []
-        parts = [layers.Dense(8, activation="relu"), layers.Dense(8, activation="silu")]
-        return keras.Sequential([keras.Input((3,)), *parts, layers.Dense(1, activation="tanh"), *after])
-
-    inputs = keras.Input((3,))
-    x = layers.LayerNormalization(epsilon=0.01)(layers.Dense(8)(inputs))
-    x = layers.Dropout(0.5)(layers.ReLU()(x))
-    functional = keras.Model(inputs, layers.Dense(1)(layers.Dense(6, activation="softplus")(x)))
-    skip = layers.Dense(3, activation="relu")(inputs)
-    skipping = keras.Model(inputs, layers.Dense(1)(layers.Add()([skip, inputs])))
-    leaky = keras.Sequential([keras.Input((3,)), layers.Dense(4, activation="leaky_relu"), layers.Dense(1)])
-    found = {}
-    for name, model in (("scaled", dense(scaled=True)), ("functional", functional)):
-        model.save(f"{name}.keras")
-        model.save(f"{name}.h5")
-        found[f"{name}.keras"] = found[f"{name}.h5"] = model(observations()).numpy().tolist()
-    bare = dense(scaled=False)
-    bare.save_weights("bare.weights.h5")
-    bare.save("bare.keras")
-    tf.train.Checkpoint(model=bare).write("bare")
-    tf.saved_model.save(bare, "bare_saved")
-    bare.export("bare_exported", verbose=False)
-    found["bare"] = bare(observations()).numpy().tolist()
-    for name, module in modules(tf).items():
-        call = tf.function(module, input_signature=[tf.TensorSpec((None, 3))])
-        tf.saved_model.save(module, name, signatures={"serving_default": call})
-        found[name] = module(observations()).numpy().tolist()
-    summed = keras.Model(inputs, layers.Dense(1)(layers.Softmax()(layers.Dense(4)(inputs))))
-    for name, model in (("skipping", skipping), ("leaky", leaky), ("softmax", summed)):
-        model.save(f"{name}.keras")
-        found[f"{name}.keras"] = model(observations()).numpy().tolist()
-    return found
-
-
 @pytest.fixture(scope="module")
 def keras_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     tensorflow_child.require("tensorflow", "keras")
     folder = tmp_path_factory.mktemp("keras")
-    return folder, tensorflow_child.run(__file__, "keras_files", folder)
+    return folder, tensorflow_child.run(policy_keras.__file__, "keras_files", folder)
 
 
 @pytest.mark.tensorflow

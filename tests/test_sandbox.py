@@ -24,7 +24,10 @@ from tests.attacks import Target
 from tests.conftest import ROOT
 
 LINUX = sys.platform.startswith("linux")
-pytestmark = pytest.mark.skipif(not LINUX, reason="there is no sandbox on this system")
+pytestmark = [
+    pytest.mark.skipif(not LINUX, reason="there is no sandbox on this system"),
+    pytest.mark.usefixtures("own_framework_process"),
+]
 # What a process of the user's own code may still do when it loads a file: read, as his code has to.
 READS = {"read", "dlopen"}
 

@@ -7,54 +7,77 @@ framework that is as new as after an import.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 TIMEOUT_S = 600
-# What nearly all programs for it import besides: a second, every time.
+# What nearly all programs for it import besides: seconds, every time. Optimizers of PyTorch import _dynamo.
 BESIDES = {
-    "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest")
+    "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest"),
+    "stable_baselines3": ("torch._dynamo",),
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 def run(framework: str, program: str, folder: Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a Python program as `python -c` does, in the folder; return its status and all that it printed."""
-    parent = _parent(framework)
-    assert parent.stdin is not None
-    assert parent.stdout is not None
+    requests, answers = _parent(framework)
     asked = {"program": program, "folder": str(folder), "env": dict(env or os.environ)}
-    parent.stdin.write(json.dumps(asked) + "\n")
-    parent.stdin.flush()
-    answer = parent.stdout.readline()
+    requests.sendall(json.dumps(asked).encode() + b"\n")
+    answer = answers.readline()
     assert answer, f"{framework} does not start, or its process has died"
     status, output = json.loads(answer)
     return status, output
 
 
+def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequence[int]) -> tuple[int, Any]:
+    """Begin a Python program in this folder, with these descriptors for stdin, stdout and stderr.
+
+    Return the number of its process, and the pipe on which a line with its status arrives when it has ended.
+    """
+    requests, _ = _parent(framework)
+    asked = {"program": program, "folder": os.getcwd(), "env": dict(env)}
+    ours, theirs = os.pipe()
+    socket.send_fds(requests, [json.dumps(asked).encode() + b"\n"], [*streams, theirs])
+    os.close(theirs)
+    told = open(ours, encoding="ascii")  # noqa: SIM115  # closed with the status
+    first = told.readline()
+    assert first, f"{framework} does not start, or its process has died"
+    return int(first), told
+
+
 @functools.cache
-def _parent(framework: str) -> subprocess.Popen[str]:
-    """Start the process that forks; it ends with this one, which closes its stdin."""
+def _parent(framework: str) -> tuple[socket.socket, Any]:
+    """Start the process that forks; it ends with this one, which closes the socket of its requests."""
+    ours, theirs = socket.socketpair()
     started = subprocess.Popen(
         [sys.executable, __file__, framework],
         env={**os.environ, **QUIET},
-        stdin=subprocess.PIPE,
+        stdin=theirs,
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(started.communicate)
-    return started
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        started.communicate()
+
+    atexit.register(end)
+    return ours, started.stdout
 
 
 def serve() -> None:
@@ -65,29 +88,82 @@ def serve() -> None:
         importlib.import_module(name)
     # A collection in a child would look at, and so copy, every page of what is here.
     gc.freeze()
-    for line in sys.stdin:
-        ours, theirs = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(ours)
-            for stream in (1, 2):
-                os.dup2(theirs, stream)
-            _run(**json.loads(line))
-        os.close(theirs)
-        with open(ours, encoding="utf-8", errors="replace") as pipe:
-            output = pipe.read()
-        _, status = os.waitpid(child, 0)
-        print(json.dumps([os.waitstatus_to_exitcode(status), output]), flush=True)  # noqa: T201  # the answer
+    requests = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    while True:
+        line, streams = _next_request(requests)
+        if not line:
+            break
+        asked = json.loads(line)
+        if streams:
+            if not os.fork():
+                _watch(streams, asked)
+            for each in streams:
+                os.close(each)
+        else:
+            print(json.dumps(_answer(asked)), flush=True)  # noqa: T201  # the answer
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
-def _run(program: str, folder: str, env: dict[str, str]) -> NoReturn:
+def _next_request(requests: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the next line and the descriptors that came with it; no line where the other side has ended."""
+    line, streams = b"", []
+    while not line.endswith(b"\n"):
+        part, found, *_ = socket.recv_fds(requests, 1 << 16, 4)
+        if not part:
+            return b"", []
+        line += part
+        streams += found
+    return line, streams
+
+
+def _answer(asked: Mapping[str, Any]) -> tuple[int, str]:
+    """Fork a child for a program; return its status and what it printed."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ours)
+        for stream in (1, 2):
+            os.dup2(theirs, stream)
+        _run(**asked)
+    os.close(theirs)
+    with open(ours, encoding="utf-8", errors="replace") as pipe:
+        output = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), output
+
+
+def _watch(streams: Sequence[int], asked: Mapping[str, Any]) -> NoReturn:
+    """Fork a child with these streams, and tell its number and later its status on the last of them."""
+    *streams, told = streams
+    child = os.fork()
+    if not child:
+        os.close(told)
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        _run(**asked, quiet={})
+    # Whoever reads from the child sees the end of it.
+    for stream in (*streams, 1, 2):
+        os.close(stream)
+    os.write(told, b"%d\n" % child)
+    _, status = os.waitpid(child, 0)
+    os.write(told, b"%d\n" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, str] = QUIET) -> NoReturn:
     """Run the program in this child, and end it."""
     status = 1
     signal.alarm(TIMEOUT_S)
     try:
         os.chdir(folder)
         os.environ.clear()
-        os.environ.update({**env, **QUIET})
+        os.environ.update({**env, **quiet})
         sys.path[:0] = ["", *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         sys.argv = ["-c"]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
