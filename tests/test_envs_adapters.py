@@ -208,6 +208,27 @@ def test_candidates_are_those_that_the_name_and_the_sizes_support(
 
 
 @pytest.mark.parametrize(
+    ("words", "sizes", "found"),
+    [
+        ("model.zip", (4, 2), "CartPole-v1"),
+        ("dqn-LunarLander-v2/model.zip", (8, 4), "LunarLander-v3"),
+        ("CartPole-v0/dqn.zip", (4, 2), "CartPole-v0"),
+        ("MountainCar-v0/dqn.zip", (2, 3), "MountainCar-v0"),
+        ("MiniGrid-v1/dqn.zip", (4, 2), "MiniGrid-v1"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
+def test_candidates_of_discrete_agents_exist_and_have_their_sizes(
+    words: str, sizes: tuple[int, int], found: str
+) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    assert environments.candidate_environments(words, *sizes, discrete=True) == (found,)
+    if "MiniGrid" not in found and "LunarLander" not in found:
+        with gymnasium.make(found) as task:
+            assert (task.observation_space.shape[0], task.action_space.n) == sizes
+
+
+@pytest.mark.parametrize(
     ("wanted", "named"),
     [
         ("Walker2d-v3", "Walker2d-v4"),

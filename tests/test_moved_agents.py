@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -14,10 +15,14 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.general_conversion import without_optimizers
 from ckpttool.commands.load_agent import load_agent
+from ckpttool.commands.plan import recognize_source_agent
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.formats import open_checkpoint
 from ckpttool.formats import sb3 as sb3_format
 from ckpttool.libraries import schema, tianshou
+from ckpttool.libraries.recognize import recognize_checkpoint
 from tests import sb3_files, warm_sb3
 from tests.pickles import instance
 
@@ -556,7 +561,14 @@ def test_the_quantiles_of_tianshou_are_those_that_torch_computes(number: int) ->
 
 @pytest.mark.parametrize("target", ["cleanrl", "tianshou", "skrl", "rl_games"])
 def test_actions_that_do_not_start_at_0_are_refused(target: str, tmp_path: Path) -> None:
-    source = save_choices(tmp_path / "a.zip", discrete(3, start=1), 3)
+    # Stable-Baselines3 gives numbers from 0 whatever its space says; a sidecar may state others.
+    source = str(tmp_path / "a.pt")
+    convert(save_choices(tmp_path / "a.zip", discrete(3, start=1), 3), source, to="torch")
+    sidecar = Path(f"{source}.ckpttool.json")
+    document = json.loads(sidecar.read_text())
+    assert document["choices"]["starts"] == [0]
+    document["choices"]["starts"] = [1]
+    sidecar.write_text(json.dumps(document))
     with pytest.raises(UnsupportedError) as caught:
         convert(source, str(tmp_path / "b.pt"), to=target)
     assert caught.value.found == "Discrete(3, start=1)"
@@ -583,6 +595,34 @@ def test_distributions_are_refused_where_a_library_has_values(kind: str, target:
     with pytest.raises(UnsupportedError) as caught:
         convert(save(tmp_path, kind, "tianshou"), str(tmp_path / "b.pt"), to=target)
     assert caught.value.found == {QRDQN: "quantiles_last", C51: "atoms"}[kind]
+
+
+def test_only_an_optimizer_without_a_place_has_its_own_option(tmp_path: Path) -> None:
+    target, facts = str(tmp_path / "b.cleanrl_model"), facts_of(PPO, "cleanrl")
+    source = save(tmp_path, PPO, "skrl")
+    refused = convert(source, target, facts=facts)
+    assert (refused.written, refused.report.remedy) == (False, "--optimizer none")
+    assert convert(source, target, facts=facts, optimizer=("none",)).written
+    # A target network has no place either.
+    q_network = save(tmp_path, DQN, "skrl")
+    assert convert(q_network, target, facts=facts, force=True).report.remedy == "--allow-missing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "library"),
+    [(kind, library) for kind in LAYERS for library in LAYERS[kind] if library != "cleanrl"],
+)
+def test_an_agent_is_one_without_its_optimizer(kind: str, library: str, tmp_path: Path) -> None:
+    """The state of an optimizer may be all that shows the layout."""
+    path = save(tmp_path, kind, library)
+    checkpoint = open_checkpoint(path)
+    whole = recognize_checkpoint(checkpoint)
+    reduced, _ = without_optimizers(checkpoint.tree)
+    binding, _ = recognize_source_agent(checkpoint, reduced, None, None)
+    assert whole is not None
+    assert binding is not None
+    assert (binding.layout, binding.parts) == (whole.layout, whole.parts)
+    assert all(move.source in reduced for move in binding.moves.moves)
 
 
 def test_unknown_discrete_actions_are_asked_for(tmp_path: Path) -> None:

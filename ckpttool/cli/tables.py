@@ -218,7 +218,7 @@ def _outcome_lines(done: ConversionResult, *, quiet: bool) -> list[str]:
             if done.loaded is not None and report.missing
             else ""
         )
-        option = "--allow-missing to write the mapped entries"
+        option = f"{report.remedy} to write the mapped entries"
         if done.loaded is not None and not report.missing:
             option = "--allow-unused PATTERN to leave out the unmapped tensors"
         return [f"nothing was written: use {option}{rest}"]

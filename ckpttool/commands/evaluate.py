@@ -519,7 +519,9 @@ def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action
     words = "/".join(path.rstrip("/").split("/")[-3:])
     known = agent.known
     bound = max(known.action_high) if known.action_high and known.is_read("action_high") else None
-    found = environments.candidate_environments(words, obs_dim or 0, action_dim, bound)
+    choices = schema.known_choices(known)
+    discrete = known.head == "argmax" and (choices is None or choices.single)
+    found = environments.candidate_environments(words, obs_dim or 0, action_dim, bound, discrete=discrete)
     sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
     if not found:
         return f"--env ID, where ID is an environment with {sizes}"

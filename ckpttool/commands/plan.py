@@ -403,7 +403,11 @@ def _report(
             *notes,
             f"kept in the sidecar: {format_count(len(names), 'value')} ({abbreviate_list(names, 3)})",
         )
-    return MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
+    report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
+    optimizers = general_conversion.list_optimizers(ready.tree).values()
+    stateful = {ready.names[path] for own in optimizers for path in own}
+    only = unused and not plan.missing and stateful.issuperset(unused)
+    return replace(report, remedy="--optimizer none") if only else report
 
 
 def _used_paths(plan: Plan, agent: RecognizedAgent | None) -> set[Path]:
@@ -896,6 +900,10 @@ def recognize_source_agent(
         return recognize.recognize_checkpoint(checkpoint, layout), ()
     same = known is not None and layout is None and tree is checkpoint.tree
     binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
+    if binding is None and part is None and tree.keys() < checkpoint.tree.keys():
+        # The state of an optimizer may be the evidence for the layout of the whole tree.
+        whole = recognize.recognize_tree(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+        binding = None if whole is None else whole.without_optimizers(tree)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
         binding = None  # one network of an agent is a separate model
     if binding is None:

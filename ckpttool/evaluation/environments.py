@@ -98,6 +98,20 @@ _BOUNDS = {"Pendulum": 2.0, "Humanoid": 0.4, "HumanoidStandup": 0.4, "InvertedPe
 """Action bounds of tasks that do not have -1 to 1."""
 
 
+_DISCRETE = {
+    "CartPole-v1": (4, 2),
+    "Acrobot-v1": (6, 3),
+    "MountainCar-v0": (2, 3),
+    "LunarLander-v3": (8, 4),
+    "FrozenLake-v1": (16, 4),
+    "CliffWalking-v1": (48, 4),
+}
+"""Observations (one-hot, where they are discrete) and choices of tasks with one discrete action."""
+
+_OLD_VERSIONS = frozenset(("CartPole-v0",))
+"""Versions of these tasks that Gymnasium still has beside the newest."""
+
+
 def task_family(env_id: str) -> str:
     """Return the name of a MuJoCo task of version 4 or 5, or an empty string."""
     found = re.fullmatch(r"(\w+)-v[45]", env_id)
@@ -170,31 +184,36 @@ _NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
 
 
 def candidate_environments(
-    words: str, obs_dim: int, action_dim: int, bound: float | None = None
+    words: str, obs_dim: int, action_dim: int, bound: float | None = None, *, discrete: bool = False
 ) -> tuple[str, ...]:
     """Return the environments that an agent of these sizes may have been trained in.
 
     `words` is text that may name an environment, e.g. the last parts of a path; if it names a fitting
     one, only that is returned, in the version that continues the named one. A named task of other sizes is
     not a candidate. `bound` is the largest action that the agent's files record, None without a
-    record.
+    record. With `discrete`, `action_dim` is the number of choices of one action.
     """
+    tasks = _DISCRETE if discrete else SIZES
     fitting = [
         name
-        for name, sizes in SIZES.items()
+        for name, sizes in tasks.items()
         if sizes == (obs_dim, action_dim)
-        and (bound is None or math.isclose(bound, _BOUNDS.get(name.rpartition("-v")[0], 1.0), rel_tol=1e-5))
+        and (
+            bound is None
+            or discrete
+            or math.isclose(bound, _BOUNDS.get(name.rpartition("-v")[0], 1.0), rel_tol=1e-5)
+        )
     ]
     for name, version in reversed(_NAMED.findall(words)):
-        versions = {each: sizes for each, sizes in SIZES.items() if each.rpartition("-v")[0] == name}
+        versions = {each: sizes for each, sizes in tasks.items() if each.rpartition("-v")[0] == name}
         own = [each for each in versions if each in fitting]
         older = obs_dim in LAYOUTS.get(name, {}) and any(acts == action_dim for _, acts in versions.values())
+        if not versions or (own and f"{name}-v{version}" in _OLD_VERSIONS):
+            return (f"{name}-v{version}",)
         if own or older:
             newest = int((own or list(versions))[-1].rpartition("-v")[2])
             fits = obs_dim in _VERSIONS.get(name, {}).get(4, (obs_dim,))
             return (f"{name}-v{_successor(name, int(version), newest) if fits else newest}",)
-        if not versions:
-            return (f"{name}-v{version}",)
     return tuple(fitting)
 
 

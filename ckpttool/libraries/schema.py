@@ -599,6 +599,19 @@ class RecognizedAgent:
             fronts={component: front.moved(place) for component, front in self.fronts.items()},
         )
 
+    def without_optimizers(self, tree: Tree) -> RecognizedAgent | None:
+        """Return the binding for its tree without optimizers; None for a tree with other differences."""
+        lost = [move for move in self.moves.moves if move.source not in tree]
+        gone = {move.target[0] for move in lost}
+        if not gone or gone & {attr(name) for name in OPTIMIZERS} != gone:
+            return None
+        return replace(
+            self,
+            moves=replace(self.moves, moves=tuple(m for m in self.moves.moves if m.target[0] not in gone)),
+            consumed=self.consumed & tree.keys(),
+            of={slot: owner for slot, owner in self.of.items() if slot in tree and owner in tree},
+        )
+
     def noted(self, *notes: str) -> RecognizedAgent:
         """Return the binding with further notes on the mapping."""
         return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))

@@ -788,13 +788,17 @@ class MappingEntry:
 
 @dataclass(frozen=True, slots=True)
 class MappingReport:
-    """All sources and their targets; `unused` sources and `missing` targets make a conversion fail."""
+    """All sources and their targets; `unused` sources and `missing` targets make a conversion fail.
+
+    `remedy` is the option with which what is mapped is written.
+    """
 
     mapped: tuple[MappingEntry, ...]
     unused: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    remedy: str = "--allow-missing"
 
     @property
     def complete(self) -> bool:

@@ -424,7 +424,8 @@ def _rename_path(path: Path, names_of: _DictNames) -> Path:
     new = list(path)
     for depth in names_of.depths:
         if depth < len(path) and (names := names_of.by_dict.get(path[:depth])) is not None:
-            new[depth] = key(names[str(path[depth].value)])
+            # A container without entries has no new name.
+            new[depth] = key(names.get(name := str(path[depth].value), name))
     return tuple(new)
 
 
