@@ -199,7 +199,7 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     """Bind a Q-network as it is in evaluation: the means of noisy layers are its weights."""
     sources: dict[Path, Path] = {}
     noise: set[Path] = set()
-    for path, _ in tree.tensors():
+    for path in filter(None, tree):
         module, _, name = str(path[-1].value).rpartition(".")
         if name in _NOISE:
             noise.add(path)
@@ -207,6 +207,8 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
             sources[*path[:-1], key(f"{module}.{_MEANS[name]}")] = path
     if not sources:
         return _bind_values(tree) or _refuse_other_network(tree)
+    if sources.keys() & tree.keys():  # two tensors of one name
+        return None
     places = {path: place for place, path in sources.items()}
     kept = {places.get(path, path): leaf for path, leaf in tree.items() if path not in noise}
     binding = _bind_values(Tree(kept))
