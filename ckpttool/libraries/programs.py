@@ -13,11 +13,10 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.encodings import protobuf
-from ckpttool.formats import tf_saved_model_messages
+from ckpttool.formats import keras_config, tf_saved_model_messages
 from ckpttool.formats.keras_config import config_of
 from ckpttool.formats.tf_common import format_object
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
-from ckpttool.libraries import model_steps
 from ckpttool.libraries.onnx_operators import ProgramConstant, ProgramRecorder, ProgramValue
 from ckpttool.libraries.onnx_policies import choose_action_output
 from ckpttool.libraries.schema import Program, ProgramOperation
@@ -638,7 +637,7 @@ class KerasComputation(NamedTuple):
 def read_keras_program(
     document: Mapping[str, Any], tree: Tree, file: str, network: str = "actor"
 ) -> KerasComputation:
-    """Return the program of a model with Keras's own class (see model_steps.is_described).
+    """Return the program of a model with Keras's own class (see keras_config.is_described).
 
     `network` names one of several outputs. Raise UnsupportedError for an unsupported layer, and
     UsageError if several outputs could be the action.
@@ -790,10 +789,10 @@ class _KerasProgramReader(ProgramRecorder):
         inner = config_of(layer)
         name = (*above, str(inner.name or layer.get("name") or "?"))
         cls, settings = str(inner.cls), inner.settings
-        if model_steps.is_foreign(layer):
+        if keras_config.has_foreign_class(layer):
             raise self.refused(name, f"{cls}, a class from another package")
         flows = [each for each in given if isinstance(each, ProgramValue)]
-        if cls in model_steps.MODELS:
+        if cls in keras_config.MODELS:
             return list(self.model(layer, name, flows).values())
         if settings.get("quantization_config") is not None or settings.get("data_format") == "channels_first":
             raise self.refused(name, f"an unsupported variant of {cls}")
@@ -915,7 +914,7 @@ class _LayerCall(NamedTuple):
     def applied(self, flow: ProgramValue, given: dict[str, Any]) -> ProgramValue:
         """Return the result of a serialized activation: a layer without weights, or a function of Keras."""
         inner = config_of(given)
-        if inner.cls in _ACTIVATION_LAYERS and not model_steps.is_foreign(given):
+        if inner.cls in _ACTIVATION_LAYERS and not keras_config.has_foreign_class(given):
             return _OF_ONE[inner.cls](_LayerCall(self.reader, self.name, inner.settings), flow)
         # keras/src/saving/serialization_lib.py: a name in `builtins` is first one of keras.activations.
         if given.get("module") == "builtins" and given.get("registered_name") == "function":

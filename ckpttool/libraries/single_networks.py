@@ -23,7 +23,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.formats import keras_tree, onnx
+from ckpttool.formats import keras_config, keras_tree, onnx
 from ckpttool.formats.common import Format
 from ckpttool.libraries import model_steps, onnx_policies, programs, schema, tf_graphs, tf_names
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors, RecurrentCell
@@ -190,7 +190,7 @@ def _bind_policy(
 ) -> RecognizedAgent | None:
     """Return the policy of a Keras model from its configuration, otherwise from tensor names and sizes."""
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    if document is None or not model_steps.is_described(document):
+    if document is None or not keras_config.is_described(document):
         binding = _bind_by_names(tree, checkpoint, network, module)
         own = model_steps.own_class(document) if document is not None else None
         if binding is None or own is None:
