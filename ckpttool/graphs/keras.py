@@ -20,13 +20,13 @@ from ckpttool.formats.keras_config import (
     has_foreign_class,
     is_described,
 )
-from ckpttool.formats.keras_tree import config_document
+from ckpttool.formats.keras_tree import config_document, writer_version
 from ckpttool.graphs.graph import Constant, Graph, Node, Value
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,
+    LayerOutput,
     OpaqueLayerError,
-    Place,
     find_rule,
     flatten_operand,
     is_masked,
@@ -48,13 +48,7 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     document = config_document(checkpoint.format, checkpoint.path)
     if document is None or not is_described(document):
         return None
-    return read_document(document, checkpoint.tree, checkpoint.path, _version_of(checkpoint))
-
-
-def _version_of(checkpoint: Checkpoint) -> int | None:
-    """Return the major version of Keras that wrote the file."""
-    version = str(checkpoint.details.get("keras_version") or "").partition(".")[0]
-    return int(version) if version.isdigit() else None
+    return read_document(document, checkpoint.tree, checkpoint.path, writer_version(checkpoint.details))
 
 
 def read_document(
@@ -65,7 +59,7 @@ def read_document(
     `version` is the major version of Keras that wrote it. Raise UnsupportedError for a structure of
     layers that Keras does not write.
     """
-    reader = _ModelReader(tree, version)
+    reader = _KerasModelReader(tree, version)
     try:
         return reader.graph(document)
     except UnsupportedError as error:
@@ -103,7 +97,7 @@ def _is_place(value: Any) -> bool:
     )
 
 
-def list_places(value: Any) -> Iterator[tuple[str, Place]]:
+def list_places(value: Any) -> Iterator[tuple[str, LayerOutput]]:
     """Yield a model's inputs or outputs, with the keys of a dict of them; "" without a key.
 
     One place, or a list or dict of places; Keras numbers those of a dict in the order of their keys.
@@ -112,20 +106,20 @@ def list_places(value: Any) -> Iterator[tuple[str, Place]]:
         for name in sorted(value):
             yield from ((str(name), place) for _, place in list_places(value[name]))
     elif _is_place(value):
-        yield "", Place(*value[:3])
+        yield "", LayerOutput(*value[:3])
     elif isinstance(value, list):
         for item in value:
             yield from list_places(item)
 
 
 def _operand(value: Any) -> Any:
-    """Return an argument of a call: a Place, a number or text, a slice, or a list of these."""
+    """Return an argument of a call: a LayerOutput, a number or text, a slice, or a list of these."""
     if isinstance(value, dict):
         config, cls = value.get("config"), value.get("class_name")
         if isinstance(config, dict):
             history = config.get("keras_history")
             if isinstance(history, list) and len(history) == 3:
-                return Place(str(history[0]), int(history[1]), int(history[2]))
+                return LayerOutput(str(history[0]), int(history[1]), int(history[2]))
             if cls == "__slice__":
                 return slice(*(config.get(name) for name in ("start", "stop", "step")))
             if cls in ("__numpy__", "__tensor__"):
@@ -150,22 +144,22 @@ def _read_call(node: Any) -> tuple[list[Any], dict[str, Any]]:
     items = [node] if _is_place(node) else list(node)
     if not all(_is_place(item) for item in items):
         raise ValueError(node)
-    places = [Place(*item[:3]) for item in items]
+    places = [LayerOutput(*item[:3]) for item in items]
     named = {}
     for item in items:
         named |= item[3] if len(item) > 3 and isinstance(item[3], dict) else {}
     # An argument that is a tensor is written as its place.
     resolved = {
-        name: Place(*item[:3]) if _is_place(item) else _operand(item)
+        name: LayerOutput(*item[:3]) if _is_place(item) else _operand(item)
         for name, item in named.items()
         if name not in _FLAGS
     }
     return [places[0] if len(places) == 1 else places], resolved
 
 
-def _resolve(value: Any, flows: Mapping[Place, Flow]) -> Any:
+def _resolve(value: Any, flows: Mapping[LayerOutput, Flow]) -> Any:
     """Return an argument with the values of its places."""
-    if isinstance(value, Place):
+    if isinstance(value, LayerOutput):
         return flows[value]
     if isinstance(value, list):
         return [_resolve(item, flows) for item in value]
@@ -175,7 +169,7 @@ def _resolve(value: Any, flows: Mapping[Place, Flow]) -> Any:
 
 
 @dataclass
-class _ModelReader:
+class _KerasModelReader:
     """Translates models and the calls of their layers to nodes."""
 
     tree: Tree
@@ -295,10 +289,10 @@ class _ModelReader:
 
     def _until(
         self,
-        wanted: Place,
+        wanted: LayerOutput,
         layers: _Layers,
         scope: tuple[str, ...],
-        flows: dict[Place, Flow],
+        flows: dict[LayerOutput, Flow],
         counts: Mapping[tuple[str, int], int],
     ) -> None:
         """Translate the calls up to one, iteratively, because chains may be long."""
@@ -319,7 +313,7 @@ class _ModelReader:
             missing = [
                 item
                 for item in flatten_operand([arguments, named])
-                if isinstance(item, Place) and item not in flows
+                if isinstance(item, LayerOutput) and item not in flows
             ]
             if missing:
                 waiting += missing
@@ -332,7 +326,7 @@ class _ModelReader:
                 counts.get((place.layer, place.call), 1),
             )
             for number, flow in enumerate(results):
-                flows[Place(place.layer, place.call, number)] = flow
+                flows[LayerOutput(place.layer, place.call, number)] = flow
             if place not in flows:
                 raise _damaged((*scope, place.layer), f"output {place.output} does not exist")
 
@@ -415,7 +409,7 @@ class _ModelReader:
 
 
 def _count_outputs(
-    layers: Sequence[Mapping[str, Any]], ends: Sequence[Place]
+    layers: Sequence[Mapping[str, Any]], ends: Sequence[LayerOutput]
 ) -> Mapping[tuple[str, int], int]:
     """Return how many outputs of each call the model uses at least, by layer and number of the call."""
     counts: dict[tuple[str, int], int] = {}
@@ -423,7 +417,9 @@ def _count_outputs(
     for layer in layers:
         nodes = layer.get("inbound_nodes")
         for node in nodes if isinstance(nodes, list) else ():
-            places += [item for item in flatten_operand(list(_read_call(node))) if isinstance(item, Place)]
+            places += [
+                item for item in flatten_operand(list(_read_call(node))) if isinstance(item, LayerOutput)
+            ]
     for place in places:
         key = (place.layer, place.call)
         if place.output >= 64:

@@ -20,7 +20,7 @@ from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
 if TYPE_CHECKING:
-    from ckpttool.graphs.keras import _ModelReader
+    from ckpttool.graphs.keras import _KerasModelReader
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _END = (1 << 63) - 1
@@ -44,7 +44,7 @@ class OpaqueLayerError(Exception):
     """A layer, a setting or an argument is not understood."""
 
 
-class Place(NamedTuple):
+class LayerOutput(NamedTuple):
     """An output of one call of a layer."""
 
     layer: str
@@ -89,7 +89,7 @@ class LayerCall:
 
     def __init__(
         self,
-        reader: _ModelReader,
+        reader: _KerasModelReader,
         layer: Mapping[str, Any],
         scope: tuple[str, ...],
         arguments: list[Any],
