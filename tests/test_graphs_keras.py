@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.commands.network_outputs import run_network
 from ckpttool.core import Tree, UnsupportedError
 from ckpttool.graphs import Graph, evaluate, infer_shapes, read_graph
 from ckpttool.graphs.keras import read_document
 from ckpttool.graphs.operators import is_known
+from ckpttool.libraries.graph_programs import lower_graph
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkBuilder, add_program
 from tests import tensorflow_child
 
 pytestmark = pytest.mark.tensorflow
@@ -346,6 +350,9 @@ X = [[["x", 0, 0, {}]]]
         layer("Softmax", "y", X, axis=-1, new_setting=3),
         layer("Softmax", "y", X, axis="last"),
         layer("Softmax", "y", [[["x", 0, 0, {"mask": ["x", 0, 0]}]]], axis=-1),
+        layer("Dropout", "y", [[["x", 0, 0, {"training": True}]]], rate=0.5),
+        layer("Sequential", "y", [[["x", 0, 0, {"training": True}]]], layers=[layer("ReLU", "r", [])]),
+        layer("GroupNormalization", "y", X, groups=1 << 40, axis=-1, epsilon=0.1),
         layer("Dense", "y", X, units=3, activation="relu", use_bias=True),  # no tensors
         layer("Activation", "y", X, activation="my_function"),
         layer(
@@ -428,3 +435,38 @@ def test_a_model_with_its_own_class_records_no_computation(folder: Path, tmp_pat
         for name in source.namelist():
             target.writestr(name, json.dumps(own) if name == "config.json" else source.read(name))
     assert read_graph(ckpttool.open(str(path))) is None
+
+
+# Programs of policies: what steps of one observation can compute.
+
+NO_PROGRAM = {
+    *(f"activation_{name}" for name in ("softsign", "exponential", "softmax", "log_softmax", "squareplus")),
+    *("activation_soft_shrink", "activation_hard_shrink", "activation_glu", "relu_threshold", "softmax_axes"),
+    *("layer_norm_rms", "group_norm", "rms_norm", "unit_norm", "repeat", "maximum", "minimum", "dot"),
+    *("ops_arithmetic", "ops_compare", "ops_functions", "ops_activations", "ops_reductions", "ops_shapes"),
+    *("ops_items", "ops_stack", "ops_einsum", "ops_argmax"),
+}
+
+
+@pytest.mark.parametrize("file", ["vectors.keras", "vectors.h5"])
+def test_programs_compute_what_keras_does(file: str, answers: Callable[[str], Answers]) -> None:
+    graph, _, expected = answers(file)
+    x = input_values(MODELS["vectors"].shape)
+    refused = set[tuple[str, bool]]()  # the output, and whether the error names the layer
+    for name, value in expected.items():
+        try:
+            program = lower_graph(graph, name, file).program
+        except UnsupportedError as error:
+            refused.add((name, bool(error.path)))
+            continue
+        builder = NetworkBuilder([("obs", x.shape[1])])
+        add_program(builder, program)
+        found = run_network(numpy_backend.build(builder.done()), x)
+        np.testing.assert_allclose(found, value, rtol=2e-6, atol=2e-6, err_msg=name)
+    assert refused == {(name, True) for name in NO_PROGRAM & expected.keys()}
+
+
+def test_a_program_reads_only_the_tensors_of_its_output(answers: Callable[[str], Answers]) -> None:
+    graph = answers("vectors.keras").graph
+    used = lower_graph(graph, "shared", "x.keras").used
+    assert [str(path[-1].value) for path in used] == ["kernel", "bias"]

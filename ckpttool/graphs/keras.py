@@ -37,8 +37,8 @@ from ckpttool.graphs.shapes import ShapeTracer
 # The stand-in for an open extent in shapes that are needed for their rank only.
 _OPEN = 97
 _MOST_CALLS, _DEEPEST = 100_000, 20
-# Arguments of a call that only steer training, or that Keras adds itself.
-_FLAGS = frozenset(("training", "name"))
+# Arguments of a call that Keras adds itself.
+_FLAGS = frozenset(("name",))
 
 _Layers = Mapping[str, Mapping[str, Any]]
 
@@ -59,7 +59,7 @@ def read_document(
     `version` is the major version of Keras that wrote it. Raise UnsupportedError for a structure of
     layers that Keras does not write.
     """
-    reader = _KerasModelReader(tree, version)
+    reader = _KerasGraphReader(tree, version)
     try:
         return reader.graph(document)
     except UnsupportedError as error:
@@ -169,16 +169,18 @@ def _resolve(value: Any, flows: Mapping[LayerOutput, Flow]) -> Any:
 
 
 @dataclass
-class _KerasModelReader:
+class _KerasGraphReader:
     """Translates models and the calls of their layers to nodes."""
 
     tree: Tree
     version: int | None
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
+    names: dict[str, int] = field(default_factory=dict)
     inputs: list[Value] = field(default_factory=list)
     calls: int = 0
+    # The names below each path of the tree, listed when they are first needed.
+    children: dict[Path, dict[str, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Trace shapes with the constants as they are added."""
@@ -199,10 +201,11 @@ class _KerasModelReader:
 
     def new_name(self, wanted: str) -> str:
         """Return a name of a value or constant that is not used yet."""
-        name, number = wanted, 1
-        while name in self.names or not name:
-            name, number = f"{wanted or 'value'}:{number}", number + 1
-        self.names.add(name)
+        name = wanted = wanted or "value"
+        while name in self.names:
+            name = f"{wanted}:{self.names[wanted]}"
+            self.names[wanted] += 1
+        self.names[name] = 1
         return name
 
     # Inputs.
@@ -345,7 +348,7 @@ class _KerasModelReader:
         cls, inner = str(config.cls), (*scope, _layer_name(layer))
         flows = [item for item in flatten_operand([arguments, named]) if isinstance(item, Flow)]
         foreign = has_foreign_class(layer)
-        if cls in MODELS and not foreign and isinstance(config.settings.get("layers"), list):
+        if cls in MODELS and not foreign and list_layers(layer) and not any(named.values()):
             nested = self._inputs_of_model(config.settings, arguments, inner)
             return [flow for _, flow in self.model(layer, inner, nested)]
         call = LayerCall(self, layer, inner, arguments, named)
@@ -398,14 +401,11 @@ class _KerasModelReader:
 
     def list_children(self, scope: Sequence[str]) -> list[str]:
         """Return the names below a module of the tree, in the tree's order."""
-        top = tuple(map(attr, scope))
-        return list(
-            dict.fromkeys(
-                str(path[len(top)].value)
-                for path, _ in self.tree.tensors()
-                if len(path) > len(top) and path[: len(top)] == top
-            )
-        )
+        if not self.children:
+            for path, _ in self.tree.tensors():
+                for depth, step in enumerate(path):
+                    self.children.setdefault(path[:depth], {})[str(step.value)] = None
+        return list(self.children.get(tuple(map(attr, scope)), ()))
 
 
 def _count_outputs(

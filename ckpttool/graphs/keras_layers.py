@@ -20,10 +20,12 @@ from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
 if TYPE_CHECKING:
-    from ckpttool.graphs.keras import _KerasModelReader
+    from ckpttool.graphs.keras import _KerasGraphReader
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _END = (1 << 63) - 1
+# Entries of a constant that stands for a scale or an offset that a layer does not have.
+_MOST_FILLED = 1 << 20
 # Settings that do not change what a layer computes at inference.
 _UNUSED = re.compile(
     r".*_(?:initializer|regularizer|constraint)|name|trainable|dtype|seed|autocast|momentum|synchronized"
@@ -89,7 +91,7 @@ class LayerCall:
 
     def __init__(
         self,
-        reader: _KerasModelReader,
+        reader: _KerasGraphReader,
         layer: Mapping[str, Any],
         scope: tuple[str, ...],
         arguments: list[Any],
@@ -140,7 +142,9 @@ class LayerCall:
             for name, value in self.settings.items()
             if value is not None and name not in self._read and not _UNUSED.fullmatch(name)
         }
-        _require(not rest and all(value is None for value in self.named.values()))
+        _require(
+            not rest and not any(value is not None and value is not False for value in self.named.values())
+        )
 
     def inner(self, document: Any, *part: str) -> LayerCall:
         """Return a call of a layer that is a setting of this one, with its own settings."""
@@ -259,7 +263,7 @@ class LayerCall:
         while title in constants and (constants[title].path, constants[title].rule) != (path, rule):
             title = f"{title}, {rule.name}"
         if title not in constants:
-            self.reader.names.add(title)
+            self.reader.names.setdefault(title, 1)
             constants[title] = constant
         dtype = constant.leaf.dtype if isinstance(constant.leaf, Leaf) else ""
         return title if dtype == self.compute_dtype else self.add("Cast", title, to=self.compute_dtype)
@@ -609,6 +613,7 @@ def _scale_and_offset(call: LayerCall) -> tuple[str, str]:
 
 
 def _fill(call: LayerCall, value: float, size: int) -> str:
+    _require(size <= _MOST_FILLED)
     return call.constant([value] * size, call.compute_dtype)
 
 
