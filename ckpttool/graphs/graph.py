@@ -28,6 +28,8 @@ OPSET = 28
 # Modules that read a language of computation, by the format of the checkpoint: `read(checkpoint)`.
 FRONT_ENDS = {
     "onnx": "ckpttool.graphs.onnx",
+    "pytorch": "ckpttool.graphs.torch_modules",
+    "pytorch_legacy": "ckpttool.graphs.torch_modules",
     "keras_zip": "ckpttool.graphs.keras",
     "keras_h5": "ckpttool.graphs.keras",
 }

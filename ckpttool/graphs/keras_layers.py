@@ -246,24 +246,27 @@ class LayerCall:
         """Return whether the layer has a tensor."""
         return self.path(name) is not None
 
-    def weight_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one of the layer's tensors; raise OpaqueLayerError without it."""
+    def tensor(self, name: str) -> Constant:
+        """Return one of the layer's tensors; raise OpaqueLayerError without it."""
         path = self.path(name)
         constant = None if path is None else self.reader.find_tensor(path)
-        _require(constant is not None and isinstance(constant.leaf, Leaf) and constant.leaf.dtype in _FLOATS)
-        return constant.leaf.shape  # type: ignore[union-attr]
+        if constant is None or not isinstance(constant.leaf, Leaf) or constant.leaf.dtype not in _FLOATS:
+            raise OpaqueLayerError
+        return constant
+
+    def weight_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one of the layer's tensors as it is stored."""
+        return self.tensor(name).shape or ()
 
     def weight(self, name: str, rule: Rule = KEEP) -> str:
         """Return the name of one of the layer's tensors, changed by a rule."""
-        self.weight_shape(name)
-        path = self.path(name) or ()
-        constant = Constant(self.reader.find_tensor(path).leaf, path, rule)  # type: ignore[union-attr]
-        title = "/".join(str(step.value) for step in path)
+        constant = self.tensor(name)._replace(rule=rule)
         constants = self.reader.constants
-        while title in constants and (constants[title].path, constants[title].rule) != (path, rule):
+        title = "/".join(str(step.value) for step in constant.path or ())
+        while title in constants and (constants[title].path, constants[title].rule) != (constant.path, rule):
             title = f"{title}, {rule.name}"
         if title not in constants:
-            self.reader.names.setdefault(title, 1)
+            title = self.reader.new_name(title)
             constants[title] = constant
         dtype = constant.leaf.dtype if isinstance(constant.leaf, Leaf) else ""
         return title if dtype == self.compute_dtype else self.add("Cast", title, to=self.compute_dtype)
