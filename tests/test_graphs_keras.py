@@ -19,8 +19,8 @@ from ckpttool.graphs import Graph, evaluate, infer_shapes, read_graph
 from ckpttool.graphs.keras import read_document
 from ckpttool.graphs.operators import is_known
 from ckpttool.libraries.graph_programs import lower_graph
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import NetworkBuilder, add_program
+from ckpttool.networks import NetworkBuilder, numpy_backend
+from ckpttool.networks.build import add_program
 from tests import tensorflow_child
 
 pytestmark = pytest.mark.tensorflow

@@ -292,7 +292,7 @@ def _limits(call: TorchCall, x: str) -> str:
 
 def _softplus(call: TorchCall, x: str) -> str:
     beta, threshold = call.number("beta"), call.number("threshold")
-    # Above the threshold the function is linear; from 20 on, float32 does not tell the difference.
+    # Above the threshold the function is linear; from 20 on, float32 has the same values.
     _require(threshold >= 20 and beta > 0)
     if beta == 1:
         return call.add("Softplus", x)
