@@ -362,6 +362,8 @@ X = [[["x", 0, 0, {}]]]
         layer("LayerNormalization", "y", X, axis=-1, scale=False, center=False),  # no epsilon
         layer("ReLU", "y", X, negative_slope=0.5, max_value=1.0),
         layer("ReLU", "y", X, max_value=True),
+        layer("RepeatVector", "y", X, n={"class_name": 3}),
+        layer("Bidirectional", "y", X, layer=[1], merge_mode=["sum"]),
         layer("ReLU", "y", X, dtype="int8_from_float32"),
         layer("ReLU", "y", X) | {"module": "mine.layers", "registered_name": "mine>ReLU"},
         layer("Reshape", "y", X, target_shape=[2, None]),

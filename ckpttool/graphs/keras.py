@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.errors import MappingError, UnsupportedError
 from ckpttool.core.tree import Path, Tree, attr
 from ckpttool.formats.keras_config import (
     MODELS,
@@ -40,6 +40,9 @@ _MOST_CALLS, _DEEPEST = 100_000, 20
 # Arguments of a call that Keras adds itself.
 _FLAGS = frozenset(("name",))
 
+# What settings and arguments of other types than Keras writes lead to.
+_UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, OverflowError, MappingError)
+
 _Layers = Mapping[str, Mapping[str, Any]]
 
 
@@ -64,7 +67,7 @@ def read_document(
         return reader.graph(document)
     except UnsupportedError as error:
         raise error.located(file=file or error.file) from error.__cause__
-    except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
+    except (*_UNREADABLE, RecursionError) as error:
         raise UnsupportedError(
             "the model's configuration does not have the structure that Keras writes", file=file or None
         ) from error
@@ -358,7 +361,7 @@ class _KerasGraphReader:
                 raise OpaqueLayerError
             results = find_rule(layer)(call)
             call.require_understood()
-        except (OpaqueLayerError, UnknownValueError):
+        except (OpaqueLayerError, UnknownValueError, *_UNREADABLE):
             return self._opaque(call, cls, flows, count)
         self.nodes += call.nodes
         masked = is_masked(cls, config.settings) or any(flow.masked for flow in flows)
