@@ -383,6 +383,27 @@ def test_what_is_not_understood_is_listed_and_refused_by_its_class(wrong: dict[s
     assert error.value.found == opaque.op
 
 
+@pytest.mark.parametrize(
+    ("wrong", "missing"),
+    [
+        (layer("Softmax", "y", X, axis=-1, new_setting=3), "setting new_setting"),
+        (layer("Softmax", "y", [[["x", 0, 0, {"mask": ["x", 0, 0]}]]], axis=-1), "argument mask"),
+        (layer("Dense", "y", X, units=3, activation="relu", use_bias=True), "tensor kernel"),
+        (layer("Activation", "y", X, activation="my_function"), "setting activation"),
+        (layer("Lambda", "y", X, function=["code"]), None),
+    ],
+    ids=lambda each: each["class_name"] if isinstance(each, dict) else str(each),
+)
+def test_a_program_names_what_is_not_understood(wrong: dict[str, Any], missing: str | None) -> None:
+    graph = listing(wrong)
+    (opaque,) = [node for node in graph.nodes if not is_known(node.op)]
+    assert opaque.attributes.get("not_understood") == missing
+    with pytest.raises(UnsupportedError) as error:
+        lower_graph(graph, "y", "x.keras")
+    assert (error.value.path, error.value.file) == ("y", "x.keras")
+    assert error.value.found == ", ".join(filter(None, (wrong["class_name"], missing)))
+
+
 @pytest.mark.parametrize(("version", "slope"), [(1, 0.2), (2, 0.2), (3, 1 / 6)])
 def test_the_hard_sigmoid_is_that_of_the_version(version: int, slope: float) -> None:
     graph = listing(layer("Activation", "y", X, activation="hard_sigmoid"), version=version)

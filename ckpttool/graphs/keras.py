@@ -361,8 +361,10 @@ class _KerasGraphReader:
                 raise OpaqueLayerError
             results = find_rule(layer)(call)
             call.require_understood()
-        except (OpaqueLayerError, UnknownValueError, *_UNREADABLE):
-            return self._opaque(call, cls, flows, count)
+        except OpaqueLayerError as error:
+            return self._opaque(call, flows, count, str(error))
+        except (UnknownValueError, *_UNREADABLE):
+            return self._opaque(call, flows, count)
         self.nodes += call.nodes
         masked = is_masked(cls, config.settings) or any(flow.masked for flow in flows)
         return [flow._replace(masked=masked) for flow in results]
@@ -380,8 +382,12 @@ class _KerasGraphReader:
             given = [given[name] for name in names]
         return [item for item in flatten_operand(given) if isinstance(item, Flow)]
 
-    def _opaque(self, call: LayerCall, cls: str, flows: Sequence[Flow], count: int) -> list[Flow]:
-        """Add a node that is listed by its class and settings, and return its outputs."""
+    def _opaque(self, call: LayerCall, flows: Sequence[Flow], count: int, missing: str = "") -> list[Flow]:
+        """Add a node that is listed by its class and settings, and return its outputs.
+
+        Its attribute `not_understood` names the setting, tensor or argument that is not understood.
+        """
+        cls = call.cls
         title = "/".join(call.scope)
         names = tuple(self.new_name(f"{title}/{cls}") for _ in range(count))
         plain = {
@@ -389,6 +395,8 @@ class _KerasGraphReader:
             for name, value in call.settings.items()
             if isinstance(value, str | int | float | bool) and name not in ("name", "trainable")
         }
+        if missing:
+            plain["not_understood"] = missing
         # A class of the same name as an operator is not that operator.
         op = f"keras.{cls}" if is_known(cls) else cls
         inputs = tuple(flow.name for flow in flows)

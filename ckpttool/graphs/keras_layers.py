@@ -43,7 +43,7 @@ _USE_MASK = frozenset(("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional", "Time
 
 
 class OpaqueLayerError(Exception):
-    """A layer, a setting or an argument is not understood."""
+    """A layer, a setting or an argument is not understood; the text names it, if it is known."""
 
 
 class LayerOutput(NamedTuple):
@@ -78,9 +78,9 @@ def is_masked(cls: str, settings: Mapping[str, Any]) -> bool:
     return cls == "Masking" or bool(cls == "Embedding" and settings.get("mask_zero"))
 
 
-def _require(condition: object) -> None:
+def _require(condition: object, missing: str = "") -> None:
     if not condition:
-        raise OpaqueLayerError
+        raise OpaqueLayerError(missing)
 
 
 class LayerCall:
@@ -116,19 +116,21 @@ class LayerCall:
 
     def require(self, name: str, *values: Any) -> None:
         """Raise OpaqueLayerError unless a setting has one of these values, or is not there."""
-        _require(name not in self.settings or self.get(name) in values)
+        _require(name not in self.settings or self.get(name) in values, f"setting {name}")
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a setting that is a finite number."""
         value = self.get(name, default)
-        _require(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
+        plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        _require(plain, f"setting {name}")
         return float(value)
 
     def sizes(self, name: str, rank: int, default: Any = None) -> tuple[int, ...]:
         """Return a setting as one positive number for each axis."""
         value = self.get(name, default)
         sizes = value if isinstance(value, list | tuple) else [value] * rank
-        _require(len(sizes) == rank and all(type(size) is int and 0 < size < 1 << 20 for size in sizes))
+        legal = len(sizes) == rank and all(type(size) is int and 0 < size < 1 << 20 for size in sizes)
+        _require(legal, f"setting {name}")
         return tuple(sizes)
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -142,9 +144,9 @@ class LayerCall:
             for name, value in self.settings.items()
             if value is not None and name not in self._read and not _UNUSED.fullmatch(name)
         }
-        _require(
-            not rest and not any(value is not None and value is not False for value in self.named.values())
-        )
+        named = {name for name, value in self.named.items() if value is not None and value is not False}
+        _require(not rest, f"setting {', '.join(sorted(rest))}")
+        _require(not named, f"argument {', '.join(sorted(named))}")
 
     def inner(self, document: Any, *part: str) -> LayerCall:
         """Return a call of a layer that is a setting of this one, with its own settings."""
@@ -159,14 +161,14 @@ class LayerCall:
         policy = self.settings.get("dtype") or "float32"
         name = config_of(policy).name if isinstance(policy, dict) else policy
         dtype = str(name).removeprefix("mixed_")
-        _require(dtype in _FLOATS)
+        _require(dtype in _FLOATS, "setting dtype")
         return dtype
 
     def flows(self, *, cast: bool = True) -> list[Flow]:
         """Return the values that the layer is called with, in the type in which it computes."""
         flows = [item for item in flatten_operand(self.arguments) if isinstance(item, Flow)]
         _require(flows and len(flows) == sum(item is not None for item in flatten_operand(self.arguments)))
-        _require(not (self.cls in _USE_MASK and any(flow.masked for flow in flows)))
+        _require(not (self.cls in _USE_MASK and any(flow.masked for flow in flows)), "mask")
         _require(not cast or all(flow.dtype in _FLOATS for flow in flows))
         return [self.cast(flow) if flow.dtype in _FLOATS else flow for flow in flows]
 
@@ -251,7 +253,7 @@ class LayerCall:
         path = self.path(name)
         constant = None if path is None else self.reader.find_tensor(path)
         if constant is None or not isinstance(constant.leaf, Leaf) or constant.leaf.dtype not in _FLOATS:
-            raise OpaqueLayerError
+            raise OpaqueLayerError(f"tensor {name}")
         return constant
 
     def weight_shape(self, name: str) -> tuple[int, ...]:
@@ -275,7 +277,7 @@ class LayerCall:
         """Return the name of the bias, "" if the layer has none; both facts must agree."""
         # Before Keras 1.0.4, each layer had a bias; Keras 1 named the setting `bias`.
         used = self.get(setting, self.get("bias", default=True) if setting == "use_bias" else True)
-        _require(isinstance(used, bool) and used == self.has(name))
+        _require(isinstance(used, bool) and used == self.has(name), f"tensor {name}")
         return self.weight(name, rule) if used else ""
 
 
@@ -380,7 +382,7 @@ def _activation_name(given: Any) -> str:
     if isinstance(given, dict) and given.get("registered_name") == "function":
         _require(given.get("module") == "builtins")
         given = given.get("config")
-    _require(isinstance(given, str) and given in _ACTIVATIONS)
+    _require(isinstance(given, str) and given in _ACTIVATIONS, "setting activation")
     return str(given)
 
 

@@ -112,7 +112,9 @@ def lower_graph(graph: Graph, output: str, file: str) -> GraphProgram:
                 "the model has an unsupported layer",
                 file=file,
                 path="/".join(node.scope) or None,
-                found=node.op.rpartition(".")[2],
+                found=", ".join(
+                    filter(None, (node.op.rpartition(".")[2], node.attributes.get("not_understood")))
+                ),
             ) from None
     action = builder.operand(output)
     if not isinstance(action, ProgramValue) or len(action.shape) != 1:
