@@ -414,6 +414,15 @@ def test_the_hard_sigmoid_is_that_of_the_version(version: int, slope: float) -> 
     assert next(node.op for node in unknown.nodes) == "Activation"
 
 
+@pytest.mark.parametrize(("version", "factor"), [(2, 1e6), (3, 1e12)])
+def test_short_vectors_are_normalized_as_in_the_version(version: int, factor: float) -> None:
+    # keras/src/ops/nn.py limits the factor, tf.math.l2_normalize the square of the norm.
+    graph = listing(layer("UnitNormalization", "y", X, axis=-1), version=version)
+    x = np.float32([[0, 0, 0, 1e-15], [0, 3, 4, 0]])
+    (found,) = evaluate(graph, {"x": x}).values()
+    np.testing.assert_allclose(found, [[0, 0, 0, factor * 1e-15], [0, 0.6, 0.8, 0]], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -324,7 +324,7 @@ def _hard_sigmoid(call: LayerCall, x: str) -> str:
 def _hard_sigmoid_slope(call: LayerCall) -> float:
     """Return the slope of Keras 3, 1/6, or that of Keras 1 and 2, 0.2."""
     version = call.reader.version
-    _require(version is not None)
+    _require(version is not None, "version of Keras")
     return 1 / 6 if version is None or version > 2 else 0.2
 
 
@@ -699,8 +699,17 @@ def _unit_norm(call: LayerCall, x: str) -> str:
 
 
 def _normalize(call: LayerCall, x: str, axes: Sequence[int], epsilon: float) -> str:
-    """Divide by the Euclidean norm; keras/src/ops/nn.py limits the factor to 1 / epsilon."""
+    """Divide by the Euclidean norm.
+
+    Keras 3 limits the factor to 1 / epsilon (keras/src/ops/nn.py), Keras 2 the square of the norm to 1e-12
+    (tf.math.l2_normalize).
+    """
+    version = call.reader.version
+    _require(version is not None, "version of Keras")
     total = call.add("ReduceSumSquare", x, call.integers(*axes), keepdims=1)
+    if version is not None and version < 3:
+        total = call.add("Max", total, call.constant(1e-12, call.compute_dtype))
+        return call.add("Div", x, call.add("Sqrt", total))
     factor = call.add("Reciprocal", call.add("Sqrt", total))
     return call.add("Mul", x, call.add("Min", factor, call.constant(1 / epsilon, call.compute_dtype)))
 
