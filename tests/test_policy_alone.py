@@ -21,7 +21,7 @@ from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import run_network
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
-from ckpttool.libraries import programs
+from ckpttool.libraries import graph_programs
 from ckpttool.networks import numpy_backend
 from tests import policy_keras, tensorflow_child
 from tests.conftest import in_process
@@ -1056,7 +1056,7 @@ def test_a_damaged_configuration_is_refused(change: dict[str, Any]) -> None:
     settings = {"layers": [given | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
     settings |= {"input_layers": [["input", 0, 0]], "output_layers": [["dense", 0, 0]]}
     with pytest.raises(UnsupportedError):
-        programs.read_keras_program(
+        graph_programs.read_keras_program(
             {"class_name": "Functional", "config": settings | change}, Tree({}), "x.keras"
         )
 

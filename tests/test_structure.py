@@ -404,6 +404,7 @@ REMAINING: dict[Rule, set[str]] = {
         "browser/panes.py",  # the widgets of the browser, apart from its keys and screens
         "evaluation/fast_engines.py",  # the array engines, loaded when a task has one
         "evaluation/torch_rollout.py",  # the rollout in PyTorch, loaded by the device engine alone
+        "graphs/keras_layers.py",  # one rule for each layer, apart from models and their calls
         "libraries/programs.py",  # reads programs of SavedModels and TorchScript
         "networks/tensorflow_training.py",  # loaded by `verify --train-step` alone
         "networks/tracing.py",  # Python 3.7 syntax, runs in the user's environment

@@ -32,6 +32,7 @@ from ckpttool.formats.keras_config import (
     KerasConfig,
     class_from_name,
     config_of,
+    has_foreign_class,
     list_references,
     snake_case,
 )
@@ -49,7 +50,6 @@ from ckpttool.libraries.layer_shapes import (
     require_known,
     torch_rule,
 )
-from ckpttool.libraries.model_steps import is_foreign
 from ckpttool.libraries.recognize import PICKLED_MODULES, TORCH_CLASSES
 
 if TYPE_CHECKING:
@@ -508,7 +508,9 @@ class _KerasReader:
         """Return a layer or model, and the shapes of its outputs; None for unknown ones."""
         config = config_of(dict(document))
         cls, settings = str(config.cls or "?"), config.settings
-        own = not is_foreign(document) and (_is_listed(document) or class_from_name(snake_case(cls)) == cls)
+        own = not has_foreign_class(document) and (
+            _is_listed(document) or class_from_name(snake_case(cls)) == cls
+        )
         self.count += 1
         if self.count > _MOST_LAYERS:
             raise UnsupportedError(f"a model with more than {_MOST_LAYERS} calls of layers")

@@ -383,6 +383,11 @@ VARIABLES: dict[str, tuple[KerasVariable, ...]] = {
     "RMSNormalization": (KerasVariable("scale"),),
     "Embedding": (KerasVariable("embeddings"),),
     "PReLU": (KerasVariable("alpha"),),
+    "AdditiveAttention": (KerasVariable("scale", flag="use_scale"),),
+    "Attention": (
+        KerasVariable("scale", flag="use_scale"),
+        KerasVariable("concat_score_weight", flag="concat"),
+    ),
     "Normalization": (
         KerasVariable("mean", "buffer"),
         KerasVariable("variance", "buffer"),
@@ -476,6 +481,8 @@ def _stored_variables(
 ) -> tuple[KerasVariable, ...] | None:
     if cls == "LayerNormalization" and config.get("rms_scaling"):
         row = (_GAMMA,)
+    if cls == "Attention" and "score_mode" in config:
+        config = {**config, "concat": config["score_mode"] == "concat"}
     flags = [v.flag for v in row if v.flag is not None]
     if all(isinstance(config.get(flag), bool) for flag in flags):
         found = tuple(v for v in row if v.flag is None or config[v.flag])
@@ -597,6 +604,30 @@ def child_config(config: KerasConfig, edge: str) -> KerasConfig:
             return KerasConfig(config_of(config.settings.get("layer")).cls, {})
         return found
     return config_of(config.settings.get("layer")) if edge == "forward_layer" else NOTHING
+
+
+MODELS = frozenset(("Sequential", "Functional", "Model"))
+# Packages of those class names; a custom class may have the same name.
+_KERAS_MODULES = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
+
+
+def is_described(document: Mapping[str, Any]) -> bool:
+    """Return whether a Keras model has Keras's own class: its configuration lists the computation."""
+    config = config_of(dict(document))
+    return (
+        config.cls in MODELS
+        and isinstance(config.settings.get("layers"), list)
+        and not has_foreign_class(document)
+    )
+
+
+def has_foreign_class(layer: Mapping[str, Any]) -> bool:
+    """Return whether a layer's or a model's class is custom, whatever its name."""
+    module, registered = layer.get("module"), layer.get("registered_name")
+    own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
+    # A class of a script or notebook has no module, only its name (Keras 3); Keras's classes have both.
+    own = own or ("module" in layer and module is None and isinstance(registered, str))
+    return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
 
 
 FLATTENED = "flattened"

@@ -231,6 +231,12 @@ def config_document(format_: str, location: str) -> dict[str, Any] | None:
     return parse_config(text, "the configuration")[0] or None if isinstance(text, str | bytes) else None
 
 
+def writer_version(details: Mapping[str, Any]) -> int | None:
+    """Return the major version of Keras that wrote a file with these details, None if unknown."""
+    version = str(details.get("keras_version") or "").partition(".")[0]
+    return int(version) if version.isdecimal() else None
+
+
 # The h5 files of Keras 1 and 2 (and Keras 3's `model.save("x.h5")`): attributes name layers and weights.
 #
 # Source: keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group,

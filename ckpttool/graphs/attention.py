@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpttool.core import dtypes
-from ckpttool.graphs.operators import operator, same_shape
+from ckpttool.core.source import Shape
+from ckpttool.graphs.operators import OperatorCall, operator, same_shape
 from ckpttool.graphs.reductions import softmax
 
 
@@ -53,7 +55,31 @@ def _widen_mask(mask: np.ndarray | None, scores: np.ndarray) -> Any:
     return np.pad(bias, [*[(0, 0)] * (bias.ndim - 1), (0, short)], constant_values=-np.inf)
 
 
-@operator("Attention", since=23)
+def _attention_shape(call: OperatorCall) -> Sequence[Shape]:
+    flat = len(call.shape(0)) == 3
+    queries, keys, values = (
+        (*shape[:1], heads, shape[1], shape[2] // heads) if flat and heads else shape
+        for shape, heads in (
+            (call.shape(0), call.get("q_num_heads")),
+            (call.shape(1), call.get("kv_num_heads")),
+            (call.shape(2), call.get("kv_num_heads")),
+        )
+    )
+    batch, heads, steps = queries[:3]
+    total = keys[2] + (call.shape(4)[2] if call.has(4) else 0)
+    result = (batch, steps, heads * values[3]) if flat else (batch, heads, steps, values[3])
+    present = [(*each[:2], total, each[3]) for each in (keys, values)]
+    return [result, *present, (batch, heads, steps, total)][: max(len(call.node.outputs), 1)]
+
+
+def _attention_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
+    """Return the products of queries and keys, and of weights and values."""
+    queries, keys = call.shape(0), call.shape(1)
+    steps = keys[-2] + (call.shape(4)[2] if call.has(4) else 0)
+    return steps * (math.prod(queries) + math.prod(outputs[0]))
+
+
+@operator("Attention", shapes=_attention_shape, macs=_attention_macs, since=23)
 def _attention(
     q: np.ndarray,
     k: np.ndarray,

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 # The version of ONNX's default operator set that gives operators their meaning.
 OPSET = 28
 # Modules that read a language of computation, by the format of the checkpoint: `read(checkpoint)`.
-FRONT_ENDS = {"onnx": "ckpttool.graphs.onnx"}
+FRONT_ENDS = {
+    "onnx": "ckpttool.graphs.onnx",
+    "pytorch": "ckpttool.graphs.torch_modules",
+    "pytorch_legacy": "ckpttool.graphs.torch_modules",
+    "keras_zip": "ckpttool.graphs.keras",
+    "keras_h5": "ckpttool.graphs.keras",
+}
 
 # An open extent is a name, or "" if it has none.
 OpenShape = tuple[int | str, ...]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
-from ckpttool.formats.keras_config import KerasConfig, config_of, windowed_sizes
-from ckpttool.libraries.model_steps import is_foreign
+from ckpttool.formats.keras_config import KerasConfig, config_of, has_foreign_class, windowed_sizes
 
 # Pure arithmetic: nothing is executed and no tensor is read. Operations are those of convolutions, dense and
 # recurrent layers and attention; elementwise functions and norms count as none.
@@ -507,7 +506,7 @@ def _inner_output(call: KerasCall, given: tuple[Extents, ...], name: str = "laye
 def inner_config(settings: Mapping[str, Any], name: str = "layer") -> KerasConfig | None:
     """Return the configuration of a wrapped layer; None for a custom class, whatever its name."""
     document = settings.get(name)
-    return None if not isinstance(document, dict) or is_foreign(document) else config_of(document)
+    return None if not isinstance(document, dict) or has_foreign_class(document) else config_of(document)
 
 
 def _wrapped(call: KerasCall) -> KerasOutput:

@@ -17,7 +17,7 @@ from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.encodings import archives
 from ckpttool.formats import torch_tree, torch_zip
-from ckpttool.formats.keras_config import config_of
+from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.tf_common import format_object
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
@@ -215,17 +215,6 @@ _SKIPPED = frozenset(
     ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
 )
 _LAYERS = {"ReLU": "relu", "ELU": "elu"}
-MODELS = frozenset(("Sequential", "Functional", "Model"))
-# Packages of those class names; a custom class may have the same name.
-_KERAS_MODULES = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
-
-
-def is_described(document: Mapping[str, Any]) -> bool:
-    """Return whether a Keras model has Keras's own class: its configuration lists the computation."""
-    config = config_of(dict(document))
-    return (
-        config.cls in MODELS and isinstance(config.settings.get("layers"), list) and not is_foreign(document)
-    )
 
 
 def own_class(document: Mapping[str, Any]) -> str | None:
@@ -275,21 +264,12 @@ def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep
     for layer in layers:
         inner = config_of(layer)
         name = (*above, str(inner.name or layer.get("name") or "?"))
-        if is_foreign(layer):
+        if has_foreign_class(layer):
             yield ChainStep("unknown", name, f"{inner.cls}, a class from another package")
         elif inner.cls in MODELS:
             yield from _model_steps(layer, name)
         else:
             yield from _keras_layer(str(inner.cls), name, inner.settings)
-
-
-def is_foreign(layer: Mapping[str, Any]) -> bool:
-    """Return whether a layer's or a model's class is custom, whatever its name."""
-    module, registered = layer.get("module"), layer.get("registered_name")
-    own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
-    # A class of a script or notebook has no module, only its name (Keras 3); Keras's classes have both.
-    own = own or ("module" in layer and module is None and isinstance(registered, str))
-    return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
 
 
 def _order_layers(layers: Sequence[dict[str, Any]], outputs: Any) -> list[dict[str, Any]] | None:

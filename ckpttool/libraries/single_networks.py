@@ -23,9 +23,17 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.formats import keras_tree, onnx
+from ckpttool.formats import keras_config, keras_tree, onnx
 from ckpttool.formats.common import Format
-from ckpttool.libraries import model_steps, onnx_policies, programs, schema, tf_graphs, tf_names
+from ckpttool.libraries import (
+    graph_programs,
+    model_steps,
+    onnx_policies,
+    programs,
+    schema,
+    tf_graphs,
+    tf_names,
+)
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors, RecurrentCell
 from ckpttool.libraries.recognize import ComponentLayer, NamedLeaf, PickledModule, read_pickled_module
 from ckpttool.libraries.schema import (
@@ -190,7 +198,7 @@ def _bind_policy(
 ) -> RecognizedAgent | None:
     """Return the policy of a Keras model from its configuration, otherwise from tensor names and sizes."""
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    if document is None or not model_steps.is_described(document):
+    if document is None or not keras_config.is_described(document):
         binding = _bind_by_names(tree, checkpoint, network, module)
         own = model_steps.own_class(document) if document is not None else None
         if binding is None or own is None:
@@ -223,8 +231,11 @@ def _bind_saved_model(checkpoint: Checkpoint) -> RecognizedAgent | None:
     return _bind_program(program, used, tree, origin)
 
 
-def _bind_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> RecognizedAgent:
-    found = programs.read_keras_program(document, tree, file, network)
+def _bind_keras(
+    document: Mapping[str, Any], tree: Tree, checkpoint: Checkpoint, network: str
+) -> RecognizedAgent:
+    version = keras_tree.writer_version(checkpoint.details)
+    found = graph_programs.read_keras_program(document, tree, checkpoint.path, network, version)
     return _bind_program(found.program, found.used, tree, "the model's configuration").noted(*found.notes)
 
 
@@ -237,7 +248,7 @@ def _bind_keras_program(
 ) -> RecognizedAgent:
     """Return the binding of the model's program, else its chain with facts that are not understood."""
     try:
-        return _bind_keras(document, tree, checkpoint.path, network)
+        return _bind_keras(document, tree, checkpoint, network)
     except (UnsupportedError, UsageError):
         if chain is None:
             raise

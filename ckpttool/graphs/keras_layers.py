@@ -1,0 +1,1600 @@
+"""Layers and functions of Keras as operators: one rule for each class, with its settings and weights.
+
+Sources: keras/src/layers/**, keras/src/ops/**, keras/src/activations/activations.py,
+keras/src/backend/tensorflow/{nn,rnn}.py, keras/src/backend/common/backend_utils.py (padding of transposed
+convolutions). A rule reads the settings that it understands; a layer with another setting is opaque.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core.tree import Leaf, Path, attr
+from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
+from ckpttool.graphs.graph import Constant, Node, inline_constant
+from ckpttool.graphs.operators import UnknownValueError
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
+
+if TYPE_CHECKING:
+    from ckpttool.graphs.keras import _KerasGraphReader
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_END = (1 << 63) - 1
+# Entries of a constant that stands for a scale or an offset that a layer does not have.
+_MOST_FILLED = 1 << 20
+# Settings that do not change what a layer computes at inference.
+_UNUSED = re.compile(
+    r".*_(?:initializer|regularizer|constraint)|name|trainable|dtype|seed|autocast|momentum|synchronized"
+    r"|batch_input_shape|batch_shape|input_shape|input_dim|input_length|dropout"
+    r"|recurrent_dropout|units|filters|output_dim|unroll|implementation|unit_forget_bias|zero_output_for_mask"
+    r"|lora_.*|force_generator|dropout_seed|init|W_.*|b_.*|U_.*"
+)
+# Layers whose results depend on the mask of their inputs.
+_USE_MASK = frozenset(("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional", "TimeDistributed", "Softmax")) | {
+    "GlobalAveragePooling1D",
+    "Attention",
+    "AdditiveAttention",
+    *ATTENTION,
+}
+
+
+class OpaqueLayerError(Exception):
+    """A layer, a setting or an argument is not understood; the text names it, if it is known."""
+
+
+class LayerOutput(NamedTuple):
+    """An output of one call of a layer."""
+
+    layer: str
+    call: int
+    output: int
+
+
+class Flow(NamedTuple):
+    """A value of the graph; `masked` if Keras passes a mask of its steps along with it."""
+
+    name: str
+    dtype: str
+    masked: bool = False
+
+
+def flatten_operand(value: Any) -> Iterator[Any]:
+    """Yield the items of nested lists and dicts."""
+    if isinstance(value, list):
+        for item in value:
+            yield from flatten_operand(item)
+    elif isinstance(value, dict):
+        yield from flatten_operand(list(value.values()))
+    else:
+        yield value
+
+
+def is_masked(cls: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether a layer adds a mask to its result."""
+    return cls == "Masking" or bool(cls == "Embedding" and settings.get("mask_zero"))
+
+
+def _require(condition: object, missing: str = "") -> None:
+    if not condition:
+        raise OpaqueLayerError(missing)
+
+
+class LayerCall:
+    """One call of a layer: its settings, its arguments, and the nodes that it becomes.
+
+    `part` is the path of the layer's weights below `scope`.
+    """
+
+    def __init__(
+        self,
+        reader: _KerasGraphReader,
+        layer: Mapping[str, Any],
+        scope: tuple[str, ...],
+        arguments: list[Any],
+        named: dict[str, Any],
+    ) -> None:
+        """Record the call; nothing is added to the graph yet."""
+        config = config_of(dict(layer))
+        self.reader, self.layer, self.scope = reader, layer, scope
+        self.cls, self.settings = str(config.cls), config.settings
+        self.arguments, self.named = arguments, named
+        self.part: tuple[str, ...] = ()
+        self.nodes: list[Node] = []
+        self.place = f"layer {'/'.join(scope)}"
+        self._read = set[str]()
+
+    # Settings and arguments.
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting."""
+        self._read.add(name)
+        return self.settings.get(name, default)
+
+    def require(self, name: str, *values: Any) -> None:
+        """Raise OpaqueLayerError unless a setting has one of these values, or is not there."""
+        _require(name not in self.settings or self.get(name) in values, f"setting {name}")
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a setting that is a finite number."""
+        value = self.get(name, default)
+        plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        _require(plain, f"setting {name}")
+        return float(value)
+
+    def sizes(self, name: str, rank: int, default: Any = None) -> tuple[int, ...]:
+        """Return a setting as one positive number for each axis."""
+        value = self.get(name, default)
+        sizes = value if isinstance(value, list | tuple) else [value] * rank
+        legal = len(sizes) == rank and all(type(size) is int and 0 < size < 1 << 20 for size in sizes)
+        _require(legal, f"setting {name}")
+        return tuple(sizes)
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Return and remove a keyword argument."""
+        return self.named.pop(name, default)
+
+    def require_understood(self) -> None:
+        """Raise OpaqueLayerError for a setting or keyword argument that no rule has read."""
+        rest = {
+            name
+            for name, value in self.settings.items()
+            if value is not None and name not in self._read and not _UNUSED.fullmatch(name)
+        }
+        named = {name for name, value in self.named.items() if value is not None and value is not False}
+        _require(not rest, f"setting {', '.join(sorted(rest))}")
+        _require(not named, f"argument {', '.join(sorted(named))}")
+
+    def inner(self, document: Any, *part: str) -> LayerCall:
+        """Return a call of a layer that is a setting of this one, with its own settings."""
+        _require(isinstance(document, Mapping) and not has_foreign_class(document))
+        call = LayerCall(self.reader, document, self.scope, self.arguments, {})
+        call.part, call.nodes = (*self.part, *part), self.nodes
+        return call
+
+    @property
+    def compute_dtype(self) -> str:
+        """The element type in which the layer computes; raise OpaqueLayerError for a quantized one."""
+        policy = self.settings.get("dtype") or "float32"
+        name = config_of(policy).name if isinstance(policy, dict) else policy
+        dtype = str(name).removeprefix("mixed_")
+        _require(dtype in _FLOATS, "setting dtype")
+        return dtype
+
+    def flows(self, *, cast: bool = True) -> list[Flow]:
+        """Return the values that the layer is called with, in the type in which it computes."""
+        flows = [item for item in flatten_operand(self.arguments) if isinstance(item, Flow)]
+        _require(flows and len(flows) == sum(item is not None for item in flatten_operand(self.arguments)))
+        _require(not (self.cls in _USE_MASK and any(flow.masked for flow in flows)), "mask")
+        _require(not cast or all(flow.dtype in _FLOATS for flow in flows))
+        return [self.cast(flow) if flow.dtype in _FLOATS else flow for flow in flows]
+
+    def flow(self, *, cast: bool = True) -> Flow:
+        """Return the only value that the layer is called with."""
+        flows = self.flows(cast=cast)
+        _require(len(flows) == 1)
+        return flows[0]
+
+    def cast(self, flow: Flow) -> Flow:
+        """Return a value in the type in which the layer computes."""
+        dtype = self.compute_dtype
+        return flow if flow.dtype == dtype else Flow(self.add("Cast", flow.name, to=dtype), dtype)
+
+    # The graph.
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a value; an open extent has a stand-in. Raise UnknownValueError without one."""
+        shape = self.reader.tracer.shape(name)
+        if shape is None:
+            raise UnknownValueError
+        return shape
+
+    def rank(self, name: str) -> int:
+        """Return the number of axes of a value."""
+        return len(self.shape(name))
+
+    def split(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """Add a node with several outputs and return their names."""
+        title = "/".join(self.scope)
+        names = tuple(self.reader.new_name(f"{title}/{op}") for _ in range(count))
+        inputs = tuple(inputs)
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        node = Node(op, inputs, names, attributes, title, self.scope, self.place)
+        self.nodes.append(node)
+        self.reader.tracer.add(node)
+        return list(names)
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        return self.split(op, inputs, 1, **attributes)[0]
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """Return the name of a constant with these numbers."""
+        import numpy as np
+
+        from ckpttool.core import dtypes
+
+        array = np.asarray(value, dtypes.numpy_dtype(dtype))
+        name = self.reader.new_name(f"{'/'.join(self.scope)}/constant")
+        self.reader.constants[name] = inline_constant(array)
+        return name
+
+    def integers(self, *values: int) -> str:
+        """Return the name of a constant list of integers."""
+        return self.constant(list(values), "int64")
+
+    # Weights.
+
+    def path(self, name: str) -> Path | None:
+        """Return the path of one of the layer's tensors, None if it has no such tensor.
+
+        A file names the parts of a layer by attribute (cell, layer) or by the part's own name.
+        """
+        found: list[str] = list(self.scope)
+        for part in self.part:
+            children = self.reader.list_children(found)
+            options = [child for child in children if re.fullmatch(part, child)]
+            if len(options) != 1:
+                return None
+            found.append(options[0])
+        path = tuple(map(attr, (*found, name)))
+        return path if self.reader.find_tensor(path) is not None else None
+
+    def has(self, name: str) -> bool:
+        """Return whether the layer has a tensor."""
+        return self.path(name) is not None
+
+    def tensor(self, name: str) -> Constant:
+        """Return one of the layer's tensors; raise OpaqueLayerError without it."""
+        path = self.path(name)
+        constant = None if path is None else self.reader.find_tensor(path)
+        if constant is None or not isinstance(constant.leaf, Leaf) or constant.leaf.dtype not in _FLOATS:
+            raise OpaqueLayerError(f"tensor {name}")
+        return constant
+
+    def weight_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one of the layer's tensors as it is stored."""
+        return self.tensor(name).shape or ()
+
+    def weight(self, name: str, rule: Rule = KEEP) -> str:
+        """Return the name of one of the layer's tensors, changed by a rule."""
+        constant = self.tensor(name)._replace(rule=rule)
+        constants = self.reader.constants
+        title = "/".join(str(step.value) for step in constant.path or ())
+        while title in constants and (constants[title].path, constants[title].rule) != (constant.path, rule):
+            title = f"{title}, {rule.name}"
+        if title not in constants:
+            title = self.reader.new_name(title)
+            constants[title] = constant
+        dtype = constant.leaf.dtype if isinstance(constant.leaf, Leaf) else ""
+        return title if dtype == self.compute_dtype else self.add("Cast", title, to=self.compute_dtype)
+
+    def bias(self, setting: str = "use_bias", name: str = "bias", rule: Rule = KEEP) -> str:
+        """Return the name of the bias, "" if the layer has none; both facts must agree."""
+        # Before Keras 1.0.4, each layer had a bias; Keras 1 named the setting `bias`.
+        used = self.get(setting, self.get("bias", default=True) if setting == "use_bias" else True)
+        _require(isinstance(used, bool) and used == self.has(name), f"tensor {name}")
+        return self.weight(name, rule) if used else ""
+
+
+LayerRule = Callable[[LayerCall], list[Flow]]
+_OneRule = Callable[[LayerCall, str], str]
+
+
+def _one(rule: _OneRule) -> LayerRule:
+    """Return the rule of a layer with one input and one output."""
+
+    def apply(call: LayerCall) -> list[Flow]:
+        flow = call.flow()
+        return [Flow(rule(call, flow.name), flow.dtype)]
+
+    return apply
+
+
+def _moving(rule: _OneRule) -> LayerRule:
+    """Return the rule of a layer with one input of any type, whose entries it moves."""
+
+    def apply(call: LayerCall) -> list[Flow]:
+        flow = call.flow(cast=False)
+        return [Flow(rule(call, flow.name), flow.dtype)]
+
+    return apply
+
+
+# Activations: keras/src/activations/activations.py.
+
+
+def _log_sigmoid(call: LayerCall, x: str) -> str:
+    return call.add("Neg", call.add("Softplus", call.add("Neg", x)))
+
+
+def _clip(call: LayerCall, x: str, low: float, high: float) -> str:
+    dtype = call.compute_dtype
+    return call.add("Clip", x, call.constant(low, dtype), call.constant(high, dtype))
+
+
+def _hard_sigmoid(call: LayerCall, x: str) -> str:
+    return call.add("HardSigmoid", x, alpha=_hard_sigmoid_slope(call), beta=0.5)
+
+
+def _hard_sigmoid_slope(call: LayerCall) -> float:
+    """Return the slope of Keras 3, 1/6, or that of Keras 1 and 2, 0.2."""
+    version = call.reader.version
+    _require(version is not None, "version of Keras")
+    return 1 / 6 if version is None or version > 2 else 0.2
+
+
+def _square_plus(call: LayerCall, x: str) -> str:
+    inner = call.add("Add", call.add("Mul", x, x), call.constant(4, call.compute_dtype))
+    return call.add(
+        "Mul", call.add("Add", x, call.add("Sqrt", inner)), call.constant(0.5, call.compute_dtype)
+    )
+
+
+def _gated(call: LayerCall, x: str) -> str:
+    left, right = call.split("Split", [x], 2, axis=-1, num_outputs=2)
+    return call.add("Mul", left, call.add("Sigmoid", right))
+
+
+def _plain(op: str, **attributes: Any) -> _OneRule:
+    return lambda call, x: call.add(op, x, **attributes)
+
+
+_ACTIVATIONS: dict[str, _OneRule] = {
+    "linear": lambda _call, x: x,
+    "relu": _plain("Relu"),
+    "tanh": _plain("Tanh"),
+    "sigmoid": _plain("Sigmoid"),
+    "softplus": _plain("Softplus"),
+    "softsign": _plain("Softsign"),
+    "elu": _plain("Elu"),
+    "selu": _plain("Selu"),
+    "gelu": _plain("Gelu"),
+    **dict.fromkeys(("silu", "swish"), _plain("Swish")),
+    "exponential": _plain("Exp"),
+    "leaky_relu": _plain("LeakyRelu", alpha=0.2),
+    "relu6": lambda call, x: _clip(call, x, 0, 6),
+    "celu": _plain("Celu"),
+    "mish": _plain("Mish"),
+    "hard_sigmoid": _hard_sigmoid,
+    **dict.fromkeys(("hard_silu", "hard_swish"), _plain("HardSwish")),
+    "softmax": _plain("Softmax", axis=-1),
+    "log_softmax": _plain("LogSoftmax", axis=-1),
+    "log_sigmoid": _log_sigmoid,
+    "squareplus": _square_plus,
+    "soft_shrink": _plain("Shrink", bias=0.5, lambd=0.5),
+    "hard_shrink": _plain("Shrink", bias=0.0, lambd=0.5),
+    "tanh_shrink": lambda call, x: call.add("Sub", x, call.add("Tanh", x)),
+    "hard_tanh": lambda call, x: _clip(call, x, -1, 1),
+    "glu": _gated,
+}
+
+
+def _activation_name(given: Any) -> str:
+    """Return the name of a serialized function of Keras; raise OpaqueLayerError for another one."""
+    if given is None:
+        return "linear"
+    # keras/src/saving/serialization_lib.py: a name in `builtins` is first one of keras.activations.
+    if isinstance(given, dict) and given.get("registered_name") == "function":
+        _require(given.get("module") == "builtins")
+        given = given.get("config")
+    _require(isinstance(given, str) and given in _ACTIVATIONS, "setting activation")
+    return str(given)
+
+
+def _activate(call: LayerCall, x: str, setting: str = "activation") -> str:
+    given = call.get(setting)
+    if isinstance(given, dict) and config_of(given).cls in _ACTIVATION_LAYERS:
+        inner = call.inner(given)
+        result = _ACTIVATION_LAYERS[str(inner.cls)](inner, x)
+        inner.require_understood()
+        return result
+    return _ACTIVATIONS[_activation_name(given)](call, x)
+
+
+def _relu(call: LayerCall, x: str) -> str:
+    slope, threshold = call.number("negative_slope", 0.0), call.number("threshold", 0.0)
+    most = call.get("max_value")
+    _require(not (slope and (most is not None or threshold)))
+    if slope:
+        return call.add("LeakyRelu", x, alpha=slope)
+    made = call.add("ThresholdedRelu", x, alpha=threshold) if threshold else call.add("Relu", x)
+    return made if most is None else _clip(call, made, 0, call.number("max_value"))
+
+
+def _leaky_relu(call: LayerCall, x: str) -> str:
+    name = "alpha" if "alpha" in call.settings else "negative_slope"
+    return call.add("LeakyRelu", x, alpha=call.number(name))
+
+
+def _softmax(call: LayerCall, x: str) -> str:
+    axis = call.get("axis", -1)
+    axes = axis if isinstance(axis, list) else [axis]
+    _require(all(type(each) is int for each in axes) and axes)
+    if len(axes) == 1:
+        return call.add("Softmax", x, axis=axes[0])
+    total = call.add("ReduceLogSumExp", x, call.integers(*axes), keepdims=1)
+    return call.add("Exp", call.add("Sub", x, total))
+
+
+def _prelu(call: LayerCall, x: str) -> str:
+    shared = call.get("shared_axes")
+    shape = call.weight_shape("alpha")
+    _require(shared is None or len(shape) == call.rank(x) - 1)
+    return call.add("PRelu", x, call.weight("alpha"))
+
+
+_ACTIVATION_LAYERS: dict[str, _OneRule] = {
+    "ReLU": _relu,
+    "LeakyReLU": _leaky_relu,
+    "ELU": lambda call, x: call.add("Elu", x, alpha=call.number("alpha", 1.0)),
+    "Softmax": _softmax,
+    "ThresholdedReLU": lambda call, x: call.add("ThresholdedRelu", x, alpha=call.number("theta")),
+}
+
+
+# Dense layers.
+
+
+def _add_bias(call: LayerCall, x: str, bias: str) -> str:
+    return call.add("Add", x, bias) if bias else x
+
+
+def _dense(call: LayerCall, x: str) -> str:
+    shape = call.weight_shape("kernel")
+    _require(len(shape) == 2)
+    made = _add_bias(call, call.add("MatMul", x, call.weight("kernel")), call.bias())
+    return _activate(call, made)
+
+
+def _einsum_dense(call: LayerCall, x: str) -> str:
+    equation, axes = call.get("equation"), call.get("bias_axes")
+    call.get("output_shape")
+    _require(isinstance(equation, str) and (axes is None or isinstance(axes, str)))
+    equation = str(equation).replace(" ", "")
+    result = equation.rpartition("->")[2]
+    made = call.add("Einsum", x, call.weight("kernel"), equation=equation)
+    _require((axes is not None) == call.has("bias"))
+    if axes is not None:
+        # The bias has the extents of its axes in the order of the result, and 1 elsewhere after the first.
+        letters = [letter for letter in result if letter in axes]
+        _require(len(letters) == len(axes) == len(set(axes)) and "." not in equation)
+        first = result.index(letters[0])
+        extents = dict(zip(letters, call.weight_shape("bias"), strict=False))
+        shape = tuple(extents.get(letter, 1) for letter in result[first:])
+        rule = KEEP if len(shape) == len(letters) else Reshape(shape)
+        made = call.add("Add", made, call.weight("bias", rule))
+    return _activate(call, made)
+
+
+def _embedding(call: LayerCall) -> list[Flow]:
+    flow = call.flow(cast=False)
+    call.get("mask_zero")
+    places = flow.name
+    if flow.dtype not in ("int32", "int64"):
+        places = call.add("Cast", places, to="int32")
+    call.weight_shape("embeddings")
+    return [Flow(call.add("Gather", call.weight("embeddings"), places, axis=0), call.compute_dtype)]
+
+
+# Shapes.
+
+
+def _is_first(call: LayerCall, rank: int) -> bool:
+    """Return whether channels are the first axis of an image with `rank` spatial axes."""
+    # Layers for sequences had no such setting before Keras 2.2: channels are last.
+    layout = call.get("data_format", "channels_last" if rank < 2 else None)
+    _require(layout in ("channels_first", "channels_last"))
+    return bool(layout == "channels_first")
+
+
+def _to_first(call: LayerCall, x: str, rank: int) -> str:
+    return call.add("Transpose", x, perm=(0, rank + 1, *range(1, rank + 1)))
+
+
+def _to_last(call: LayerCall, x: str, rank: int) -> str:
+    return call.add("Transpose", x, perm=(0, *range(2, rank + 2), 1))
+
+
+def _on_image(call: LayerCall, x: str, rank: int, rule: Callable[[str], str]) -> str:
+    """Apply an operator for images with channels on axis 1."""
+    if _is_first(call, rank):
+        return rule(x)
+    return _to_last(call, rule(_to_first(call, x, rank)), rank)
+
+
+def _image_axes(call: LayerCall, rank: int) -> list[int]:
+    first = _is_first(call, rank)
+    return list(range(2, rank + 2) if first else range(1, rank + 1))
+
+
+def _class_rank(call: LayerCall) -> int:
+    found = re.search(r"([123])D", call.cls)
+    _require(found)
+    return int(found[1]) if found else 0
+
+
+def _flatten(call: LayerCall, x: str) -> str:
+    call.require("data_format", "channels_first", "channels_last", None)
+    if call.get("data_format") == "channels_first" and call.rank(x) > 2:
+        x = _to_last(call, x, call.rank(x) - 2)
+    return call.add("Reshape", x, call.integers(0, -1))
+
+
+def _whole_numbers(value: Any) -> list[int]:
+    values = value if isinstance(value, list | tuple) else [value]
+    _require(all(type(each) is int for each in values))
+    return list(values)
+
+
+def _reshape(call: LayerCall, x: str) -> str:
+    shape = _whole_numbers(call.get("target_shape"))
+    _require(all(extent > 0 or extent == -1 for extent in shape) and shape.count(-1) < 2)
+    return call.add("Reshape", x, call.integers(0, *shape))
+
+
+def _permute(call: LayerCall, x: str) -> str:
+    axes = _whole_numbers(call.get("dims"))
+    _require(sorted(axes) == list(range(1, len(axes) + 1)))
+    return call.add("Transpose", x, perm=(0, *axes))
+
+
+def _repeat(call: LayerCall, x: str) -> str:
+    (count,) = call.sizes("n", 1)
+    return call.add("Tile", call.add("Unsqueeze", x, call.integers(1)), call.integers(1, count, 1))
+
+
+def _pairs(call: LayerCall, name: str, rank: int) -> list[tuple[int, int]]:
+    """Return what is added or removed before and after each axis."""
+    value = call.get(name)
+    if rank == 1 and isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value):
+        value = [value]
+    items = value if isinstance(value, list) else [value] * rank
+    pairs = [tuple(item) if isinstance(item, list) else (item, item) for item in items]
+    _require(len(pairs) == rank and all(len(pair) == 2 for pair in pairs))
+    _require(all(type(n) is int and n >= 0 for pair in pairs for n in pair))
+    return [(before, after) for before, after in pairs]
+
+
+def _pad(call: LayerCall, x: str) -> str:
+    rank = _class_rank(call)
+    pairs, axes = _pairs(call, "padding", rank), _image_axes(call, rank)
+    pads = [before for before, _ in pairs] + [after for _, after in pairs]
+    return call.add("Pad", x, call.integers(*pads), "", call.integers(*axes), mode="constant")
+
+
+def _crop(call: LayerCall, x: str) -> str:
+    rank = _class_rank(call)
+    pairs, axes = _pairs(call, "cropping", rank), _image_axes(call, rank)
+    ends = [-after or _END for _, after in pairs]
+    starts = [before for before, _ in pairs]
+    return call.add("Slice", x, *(call.integers(*each) for each in (starts, ends, axes)))
+
+
+def _upsample(call: LayerCall, x: str) -> str:
+    rank = _class_rank(call)
+    sizes, axes = call.sizes("size", rank), _image_axes(call, rank)
+    mode = call.get("interpolation", "nearest")
+    _require(mode in ("nearest", "bilinear"))
+    scales = [1.0] * (rank + 2)
+    for axis, size in zip(axes, sizes, strict=True):
+        scales[axis] = float(size)
+    settings = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    if mode == "nearest":
+        settings = {
+            "mode": "nearest",
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "floor",
+        }
+    return call.add("Resize", x, "", call.constant(scales, "float32"), **settings)
+
+
+def _masking(call: LayerCall, x: str) -> str:
+    value = call.constant(call.number("mask_value", 0.0), call.compute_dtype)
+    other = call.add("Cast", call.add("Not", call.add("Equal", x, value)), to=call.compute_dtype)
+    seen = call.add("ReduceMax", other, call.integers(-1), keepdims=1)
+    zero = call.constant(0, call.compute_dtype)
+    return call.add("Where", call.add("Cast", seen, to="bool"), x, zero)
+
+
+# Normalization.
+
+
+def _axes_of(call: LayerCall, x: str) -> tuple[int, ...]:
+    """Return the setting `axis` as axes counted from the first one, in ascending order."""
+    rank = call.rank(x)
+    axes = [axis % rank if -rank <= axis < rank else rank for axis in _whole_numbers(call.get("axis", -1))]
+    _require(axes and max(axes) < rank and axes == sorted(set(axes)))
+    return tuple(axes)
+
+
+def _scale_and_offset(call: LayerCall) -> tuple[str, str]:
+    """Return the names of gamma and beta, "" for one that the layer does not have."""
+    return call.bias("scale", "gamma"), call.bias("center", "beta")
+
+
+def _fill(call: LayerCall, value: float, size: int) -> str:
+    _require(size <= _MOST_FILLED)
+    return call.constant([value] * size, call.compute_dtype)
+
+
+def _batch_norm(call: LayerCall, x: str) -> str:
+    rank = call.rank(x)
+    axes = _axes_of(call, x)
+    (size,) = call.weight_shape("moving_mean")
+    call.require("renorm", False)
+    for name in ("renorm_clipping", "renorm_momentum"):  # of renorm alone
+        call.get(name)
+    call.require("mode", 0)
+    scale, offset = _scale_and_offset(call)
+    inputs = [scale or _fill(call, 1, size), offset or _fill(call, 0, size)]
+    inputs += [call.weight("moving_mean"), call.weight("moving_variance")]
+    epsilon = call.number("epsilon")
+    _require(len(axes) == 1 and axes[0] in (1, rank - 1))
+    if axes[0] == 1:
+        return call.add("BatchNormalization", x, *inputs, epsilon=epsilon)
+    made = call.add("BatchNormalization", _to_first(call, x, rank - 2), *inputs, epsilon=epsilon)
+    return _to_last(call, made, rank - 2)
+
+
+def _center(call: LayerCall, x: str, axes: Sequence[int]) -> tuple[str, str]:
+    """Return a value without its mean, and its variance."""
+    mean = call.add("ReduceMean", x, call.integers(*axes), keepdims=1)
+    centered = call.add("Sub", x, mean)
+    square = call.add("Mul", centered, centered)
+    return centered, call.add("ReduceMean", square, call.integers(*axes), keepdims=1)
+
+
+def _layer_norm(call: LayerCall, x: str) -> str:
+    axes, rank, epsilon = _axes_of(call, x), call.rank(x), call.number("epsilon")
+    shape = [call.shape(x)[axis] for axis in axes]
+    if call.get("rms_scaling"):
+        call.get("center")
+        _require(len(axes) == 1 and axes[0] == rank - 1 and not call.has("beta"))
+        scale = call.bias("scale", "gamma")
+        variance = call.add("Add", _center(call, x, axes)[1], call.constant(epsilon, call.compute_dtype))
+        made = call.add("Div", x, call.add("Sqrt", variance))
+        return call.add("Mul", made, scale) if scale else made
+    scale, offset = _scale_and_offset(call)
+    if axes == tuple(range(rank - len(axes), rank)):
+        scale = scale or call.add("Reshape", _fill(call, 1, math.prod(shape)), call.integers(*shape))
+        return call.add("LayerNormalization", x, scale, offset, axis=axes[0] - rank, epsilon=epsilon)
+    # The scale's extents stand on the normalized axes.
+    spread = Reshape(tuple(call.shape(x)[axis] if axis in axes else 1 for axis in range(1, rank)))
+    centered, variance = _center(call, x, axes)
+    variance = call.add("Add", variance, call.constant(epsilon, call.compute_dtype))
+    made = call.add("Div", centered, call.add("Sqrt", variance))
+    made = call.add("Mul", made, call.weight("gamma", spread)) if scale else made
+    return call.add("Add", made, call.weight("beta", spread)) if offset else made
+
+
+def _group_norm(call: LayerCall, x: str) -> str:
+    rank = call.rank(x)
+    axes, groups = _axes_of(call, x), call.get("groups")
+    _require(len(axes) == 1 and axes[0] in (1, rank - 1) and type(groups) is int)
+    size = call.shape(x)[axes[0]]
+    scale, offset = _scale_and_offset(call)
+    inputs = [scale or _fill(call, 1, size), offset or _fill(call, 0, size)]
+    settings = {"epsilon": call.number("epsilon"), "num_groups": size if groups == -1 else groups}
+    _require(0 < settings["num_groups"] <= size)
+    if axes[0] == 1:
+        return call.add("GroupNormalization", x, *inputs, **settings)
+    made = call.add("GroupNormalization", _to_first(call, x, rank - 2), *inputs, **settings)
+    return _to_last(call, made, rank - 2)
+
+
+def _root_mean_square_norm(call: LayerCall, x: str) -> str:
+    axes, rank = _axes_of(call, x), call.rank(x)
+    _require(axes == (rank - 1,))
+    return call.add("RMSNormalization", x, call.weight("scale"), epsilon=call.number("epsilon"))
+
+
+def _unit_norm(call: LayerCall, x: str) -> str:
+    axes = _axes_of(call, x)
+    return _normalize(call, x, axes, 1e-12)
+
+
+def _normalize(call: LayerCall, x: str, axes: Sequence[int], epsilon: float) -> str:
+    """Divide by the Euclidean norm.
+
+    Keras 3 limits the factor to 1 / epsilon (keras/src/ops/nn.py), Keras 2 the square of the norm to 1e-12
+    (tf.math.l2_normalize).
+    """
+    version = call.reader.version
+    _require(version is not None, "version of Keras")
+    total = call.add("ReduceSumSquare", x, call.integers(*axes), keepdims=1)
+    if version is not None and version < 3:
+        total = call.add("Max", total, call.constant(1e-12, call.compute_dtype))
+        return call.add("Div", x, call.add("Sqrt", total))
+    factor = call.add("Reciprocal", call.add("Sqrt", total))
+    return call.add("Mul", x, call.add("Min", factor, call.constant(1 / epsilon, call.compute_dtype)))
+
+
+def _numbers(value: Any) -> Any:
+    """Return numbers of a setting: nested lists, also of a serialized array."""
+    if isinstance(value, dict) and isinstance(value.get("config"), dict):
+        value = value["config"].get("value")
+    flat = list(flatten_operand(value if isinstance(value, list) else [value]))
+    _require(flat and all(type(each) in (int, float) for each in flat))
+    return value
+
+
+def _normalization(call: LayerCall) -> list[Flow]:
+    flow = call.flow(cast=False)
+    x = call.cast(flow).name
+    rank, axis = call.rank(x), call.get("axis", -1)
+    axes = () if axis is None or axis == [] else _axes_of(call, x)
+    # The statistics stand on the last axes, or there is one for all.
+    _require(axes == tuple(range(rank - len(axes), rank)))
+    mean, variance = call.get("mean"), call.get("variance")
+    invert = call.get("invert", default=False)
+    _require(isinstance(invert, bool) and (mean is None) == (variance is None))
+    if mean is None:
+        mean, variance = call.weight("mean"), call.weight("variance")
+    else:
+        mean, variance = (call.constant(_numbers(each), call.compute_dtype) for each in (mean, variance))
+        _require(call.rank(mean) <= max(len(axes), 1) and call.rank(variance) <= max(len(axes), 1))
+    # keras/src/layers/preprocessing/normalization.py: epsilon is the minimum of the standard deviation.
+    least = call.constant(1e-7, call.compute_dtype)
+    deviation = call.add("Max", call.add("Sqrt", variance), least)
+    if invert:
+        made = call.add("Add", mean, call.add("Mul", x, deviation))
+    else:
+        made = call.add("Div", call.add("Sub", x, mean), deviation)
+    return [Flow(made, call.compute_dtype)]
+
+
+def _rescaling(call: LayerCall) -> list[Flow]:
+    x = call.cast(call.flow(cast=False)).name
+    scale, offset = (call.constant(_numbers(call.get(n, d)), call.compute_dtype) for n, d in _RESCALING)
+    return [Flow(call.add("Add", call.add("Mul", x, scale), offset), call.compute_dtype)]
+
+
+_RESCALING = (("scale", None), ("offset", 0.0))
+
+
+# Convolutions and pooling.
+
+
+def _padding(call: LayerCall) -> str:
+    # Keras 1: border_mode. An unknown one is not read, and so not understood.
+    padding = call.get("padding", "valid")
+    _require(padding in ("same", "valid", "causal"))
+    return str(padding)
+
+
+def _windows(call: LayerCall, rank: int) -> dict[str, Any]:
+    """Return the attributes of a convolution's window, but for its padding."""
+    return {
+        "strides": call.sizes("strides", rank, 1),
+        "dilations": call.sizes("dilation_rate", rank, 1),
+    }
+
+
+def _kernel_size(call: LayerCall, rank: int, name: str = "kernel") -> tuple[int, ...]:
+    shape = call.weight_shape(name)
+    sizes = call.sizes("kernel_size", rank)
+    _require(len(shape) == rank + 2 and shape[:rank] == sizes)
+    return sizes
+
+
+_AUTO = {"same": "SAME_UPPER", "valid": "VALID", "causal": "VALID"}
+
+
+def _convolve(call: LayerCall, x: str, weight: str, bias: str, group: int) -> str:
+    """Add a convolution of an image with channels on axis 1."""
+    rank = _class_rank(call)
+    padding, window = _padding(call), _windows(call, rank)
+    if padding == "causal":
+        _require(rank == 1)
+        (size,), (dilation,) = call.sizes("kernel_size", 1), window["dilations"]
+        x = call.add("Pad", x, call.integers((size - 1) * dilation, 0), "", call.integers(2), mode="constant")
+    return call.add("Conv", x, weight, bias, auto_pad=_AUTO[padding], group=group, **window)
+
+
+def _conv(call: LayerCall, x: str) -> str:
+    rank = _class_rank(call)
+    _kernel_size(call, rank)
+    groups = call.get("groups", 1)
+    _require(type(groups) is int and groups > 0)
+    weight = call.weight("kernel", Permute((rank + 1, rank, *range(rank))))
+    bias = call.bias()
+    return _activate(
+        call, _on_image(call, x, rank, lambda image: _convolve(call, image, weight, bias, groups))
+    )
+
+
+def _depthwise_weight(call: LayerCall, rank: int) -> tuple[str, int]:
+    """Return the weight of a convolution with a group for each channel, and the number of channels."""
+    name = "depthwise_kernel" if call.has("depthwise_kernel") else "kernel"
+    sizes = _kernel_size(call, rank, name)
+    channels, multiplier = call.weight_shape(name)[rank:]
+    _require(call.get("depth_multiplier", 1) == multiplier)
+    rule = chain_rules(Permute((rank, rank + 1, *range(rank))), Reshape((channels * multiplier, 1, *sizes)))
+    return call.weight(name, rule), channels
+
+
+def _depthwise_conv(call: LayerCall, x: str) -> str:
+    rank = _class_rank(call)
+    weight, channels = _depthwise_weight(call, rank)
+    bias = call.bias()
+    return _activate(
+        call, _on_image(call, x, rank, lambda image: _convolve(call, image, weight, bias, channels))
+    )
+
+
+def _separable_conv(call: LayerCall, x: str) -> str:
+    rank = _class_rank(call)
+    weight, channels = _depthwise_weight(call, rank)
+    second = call.weight("pointwise_kernel", Permute((rank + 1, rank, *range(rank))))
+    bias = call.bias()
+
+    def apply(image: str) -> str:
+        return call.add("Conv", _convolve(call, image, weight, "", channels), second, bias)
+
+    return _activate(call, _on_image(call, x, rank, apply))
+
+
+def _transposed_conv(call: LayerCall, x: str) -> str:
+    """Add a transposed convolution with the output shape of Keras."""
+    rank = _class_rank(call)
+    sizes, window, padding = _kernel_size(call, rank), _windows(call, rank), _padding(call)
+    _require(set(window["dilations"]) == {1} and padding != "causal")
+    call.require("groups", 1)
+    wanted = call.get("output_padding")
+    added = None if wanted is None else call.sizes("output_padding", rank)
+    pads: list[tuple[int, int]] = []
+    more: list[int] = []
+    for axis, (size, stride) in enumerate(zip(sizes, window["strides"], strict=True)):
+        # What the result lacks of the whole, (extent - 1) * stride + size; negative if it is longer.
+        if added is not None:
+            lacking = (2 * (size // 2) if padding == "same" else 0) - added[axis]
+        else:
+            lacking = size - stride if padding == "same" else min(size - stride, 0)
+        cut = max(lacking, 0)
+        _require(padding == "same" or not cut)
+        pads.append((cut // 2, cut - cut // 2))
+        more.append(max(-lacking, 0))
+    weight = call.weight("kernel", Permute((rank + 1, rank, *range(rank))))
+    bias = call.bias()
+    settings = {
+        "strides": window["strides"],
+        "pads": (*(before for before, _ in pads), *(after for _, after in pads)),
+        "output_padding": tuple(more),
+    }
+    made = _on_image(call, x, rank, lambda image: call.add("ConvTranspose", image, weight, bias, **settings))
+    return _activate(call, made)
+
+
+def _pool(op: str) -> _OneRule:
+    def rule(call: LayerCall, x: str) -> str:
+        rank = _class_rank(call)
+        window = call.sizes("pool_size", rank)
+        strides = call.get("strides")
+        steps = window if strides is None else call.sizes("strides", rank)
+        padding = _padding(call)
+        _require(padding != "causal")
+        settings = {"kernel_shape": window, "strides": steps, "auto_pad": _AUTO[padding]}
+        return _on_image(call, x, rank, lambda image: call.add(op, image, **settings))
+
+    return rule
+
+
+def _global_pool(op: str) -> _OneRule:
+    def rule(call: LayerCall, x: str) -> str:
+        axes = _image_axes(call, _class_rank(call))
+        keep = call.get("keepdims", default=False)
+        _require(isinstance(keep, bool))
+        return call.add(op, x, call.integers(*axes), keepdims=int(keep))
+
+    return rule
+
+
+# Layers that merge several inputs.
+
+
+def _merge(op: str) -> LayerRule:
+    def rule(call: LayerCall) -> list[Flow]:
+        flows = call.flows(cast=False)
+        _require(len({flow.dtype for flow in flows}) == 1 and len(flows) > 1)
+        # Keras broadcasts inputs of fewer axes from the second axis on.
+        _require(len({call.rank(flow.name) for flow in flows}) == 1)
+        _require(flows[0].dtype in _FLOATS or op not in ("Mean", "Sub"))
+        _require(op != "Sub" or len(flows) == 2)
+        names = [flow.name for flow in flows]
+        if op in ("Sub", "Mean", "Max", "Min", "Sum"):
+            return [Flow(call.add(op, *names), flows[0].dtype)]
+        total = names[0]
+        for name in names[1:]:
+            total = call.add(op, total, name)
+        return [Flow(total, flows[0].dtype)]
+
+    return rule
+
+
+def _concatenate(call: LayerCall) -> list[Flow]:
+    flows = call.flows(cast=False)
+    axis = call.get("axis", -1)
+    _require(type(axis) is int and len({flow.dtype for flow in flows}) == 1)
+    if len(flows) == 1:
+        return flows
+    return [Flow(call.add("Concat", *(flow.name for flow in flows), axis=axis), flows[0].dtype)]
+
+
+def _dot(call: LayerCall) -> list[Flow]:
+    flows = call.flows()
+    _require(len(flows) == 2)
+    names = [flow.name for flow in flows]
+    axes = call.get("axes")
+    pair = axes if isinstance(axes, list) else [axes, axes]
+    _require(len(pair) == 2 and all(type(axis) is int for axis in pair))
+    ranks = [call.rank(name) for name in names]
+    axis = [each % rank for each, rank in zip(pair, ranks, strict=True)]
+    _require(min(axis) > 0)
+    normalize = call.get("normalize", default=False)
+    if normalize:
+        names = [_normalize(call, name, [n], 1e-7) for name, n in zip(names, axis, strict=True)]
+    letters = ("abcdefg"[: ranks[0]], "a" + "hijklmn"[: ranks[1] - 1])
+    left = letters[0].replace(letters[0][axis[0]], "z")
+    right = letters[1].replace(letters[1][axis[1]], "z")
+    result = (left + right[1:]).replace("z", "")
+    made = call.add("Einsum", *names, equation=f"{left},{right}->{result}")
+    if len(result) == 1:
+        made = call.add("Unsqueeze", made, call.integers(1))
+    return [Flow(made, flows[0].dtype)]
+
+
+# Recurrent layers.
+
+# Blocks of gates in the order of the operator, whose orders are those of onnx/docs/Operators.md; Keras:
+# input, forget, cell, output; update, reset, candidate.
+_CELLS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "LSTMCell": ("LSTM", (0, 3, 1, 2)),
+    "GRUCell": ("GRU", (0, 1, 2)),
+    "SimpleRNNCell": ("RNN", (0,)),
+}
+_CELL_ACTIVATIONS = {
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "relu": "Relu",
+    "softsign": "Softsign",
+    "softplus": "Softplus",
+    "linear": "Affine",
+    "elu": "Elu",
+    "hard_sigmoid": "HardSigmoid",
+}
+_CELL_NUMBERS: dict[str, tuple[list[float], list[float]]] = {"linear": ([1.0], [0.0]), "elu": ([1.0], [])}
+
+
+class _Recurrence(NamedTuple):
+    """One direction over a sequence: results of each step, and the last states."""
+
+    steps: str
+    states: list[str]
+
+
+def _cell_activations(call: LayerCall, op: str) -> dict[str, Any]:
+    names = ["activation"]
+    if op != "RNN":
+        names = ["recurrent_activation", "activation", *(["activation"] if op == "LSTM" else [])]
+    chosen = [_activation_name(call.get(name)) for name in names]
+    _require(all(name in _CELL_ACTIVATIONS for name in chosen))
+    alphas, betas = list[float](), list[float]()
+    for name in chosen:
+        numbers = _CELL_NUMBERS.get(name, ([], []))
+        if name == "hard_sigmoid":
+            numbers = ([_hard_sigmoid_slope(call)], [0.5])
+        alphas += numbers[0]
+        betas += numbers[1]
+    return {
+        "activations": tuple(_CELL_ACTIVATIONS[name] for name in chosen),
+        "activation_alpha": tuple(alphas),
+        "activation_beta": tuple(betas),
+    }
+
+
+def _run_cell(
+    call: LayerCall, cell: str, x: str, states: Sequence[str] = (), *, reverse: bool = False
+) -> _Recurrence:
+    """Add a recurrent operator; results of a reversed direction stay at the place of their step."""
+    op, order = _CELLS[cell]
+    gates, units = len(order), call.weight_shape("recurrent_kernel")[0]
+    width = gates * units
+    settings = {**_cell_activations(call, op), "layout": 1, "hidden_size": units}
+    rules: list[Rule] = [TRANSPOSE, *([BlockOrder(0, order)] if gates == 4 else [])]
+    weights = []
+    for name in ("kernel", "recurrent_kernel"):
+        shape = call.weight_shape(name)
+        _require(len(shape) == 2 and shape[1] == width)
+        weights.append(call.weight(name, chain_rules(*rules, Reshape((1, width, shape[0])))))
+    bias, after = "", call.get("reset_after") if op == "GRU" else None
+    if call.get("use_bias", default=True):
+        shape = call.weight_shape("bias")
+        after = len(shape) == 2 if op == "GRU" and after is None else after
+        _require(shape == ((2, width) if after else (width,)))
+        blocks: Rule = BlockOrder(0, order) if gates == 4 else KEEP
+        bias = call.weight("bias", chain_rules(blocks, Reshape((1, math.prod(shape)))))
+        if not after:
+            bias = call.add("Concat", bias, call.constant([[0] * width], call.compute_dtype), axis=1)
+    else:
+        _require(not call.has("bias") and (op != "GRU" or isinstance(after, bool)))
+    if op == "GRU":
+        settings["linear_before_reset"] = int(bool(after))
+    first = [call.add("Unsqueeze", state, call.integers(1)) for state in states]
+    inputs = [x, *weights, bias, *(["", *first] if first else [])]
+    count = 3 if op == "LSTM" else 2
+    _require(len(states) in (0, count - 1))
+    made = call.split(op, inputs, count, direction="reverse" if reverse else "forward", **settings)
+    steps = call.add("Squeeze", made[0], call.integers(2))
+    return _Recurrence(steps, [call.add("Squeeze", state, call.integers(1)) for state in made[1:]])
+
+
+def _reversed_steps(call: LayerCall, x: str) -> str:
+    starts, ends = call.integers(-1), call.integers(-_END)
+    return call.add("Slice", x, starts, ends, call.integers(1), call.integers(-1))
+
+
+def _apply_recurrent(call: LayerCall, x: str, states: Sequence[str]) -> list[str]:
+    """Return the outputs of a recurrent layer: its result, and its last states if it returns them."""
+    for name in ("stateful", "time_major", "return_runtime"):
+        call.require(name, False)
+    call.get("use_cudnn")
+    back, whole = call.get("go_backwards", default=False), call.get("return_sequences", default=False)
+    returned = call.get("return_state", default=False)
+    _require(all(isinstance(each, bool) for each in (back, whole, returned)))
+    if call.cls in CELLS:
+        call.part = (
+            (*call.part, f"cell|{_cell_pattern(CELLS[call.cls])}") if not call.has("kernel") else call.part
+        )
+        found = _run_cell(call, CELLS[call.cls], x, states, reverse=back)
+    else:
+        found = _run_cells(call, x, states, reverse=back)
+    steps = _reversed_steps(call, found.steps) if back and whole else found.steps
+    return [steps if whole else found.states[0], *(found.states if returned else [])]
+
+
+def _cell_pattern(cls: str) -> str:
+    """Return a pattern of the names that Keras gives a cell: lstm_cell, lstm_cell_3."""
+    return rf"{cls.removesuffix('Cell').lower().replace('simplernn', 'simple_rnn')}_cell(?:_\d+)?"
+
+
+def _run_cells(call: LayerCall, x: str, states: Sequence[str], *, reverse: bool) -> _Recurrence:
+    """Add the cell of an RNN, or its stack of cells one after the other."""
+    document = call.get("cell")
+    inner = call.inner(document, r"cell|.*_cells?(?:_\d+)?")
+    if inner.cls in _CELLS:
+        found = _run_cell(inner, inner.cls, x, states, reverse=reverse)
+        inner.require_understood()
+        return found
+    cells = inner.get("cells")
+    _require(inner.cls == "StackedRNNCells" and isinstance(cells, list) and cells and not states)
+    inner.require_understood()
+    found = _Recurrence(x, [])
+    stored = [
+        *inner.part,
+        *(["cells"] if inner.reader.list_children(_found_scope(inner)) == ["cells"] else []),
+    ]
+    for item in cells:
+        cell = call.inner(item)
+        _require(cell.cls in _CELLS)
+        cell.part = (*stored, re.escape(str(config_of(item).name)))
+        found = _run_cell(cell, cell.cls, found.steps, reverse=reverse)
+        cell.require_understood()
+    # The states of a stack are those of all cells; its result is that of the last one.
+    call.require("return_state", False)
+    return found
+
+
+def _found_scope(call: LayerCall) -> list[str]:
+    found = list(call.scope)
+    for part in call.part:
+        options = [child for child in call.reader.list_children(found) if re.fullmatch(part, child)]
+        _require(len(options) == 1)
+        found.append(options[0])
+    return found
+
+
+def _states_of(call: LayerCall, flows: list[Flow]) -> tuple[str, list[str]]:
+    """Return the input of a recurrent layer, and its first states."""
+    first = call.argument("initial_state")
+    states = [item for item in flatten_operand([first]) if item is not None]
+    _require(all(isinstance(state, Flow) for state in states) and not (states and len(flows) > 1))
+    names = [call.cast(state).name for state in states] or [flow.name for flow in flows[1:]]
+    return flows[0].name, names
+
+
+def _recurrent(call: LayerCall) -> list[Flow]:
+    flows = call.flows()
+    x, states = _states_of(call, flows)
+    return [Flow(name, flows[0].dtype) for name in _apply_recurrent(call, x, states)]
+
+
+def _bidirectional(call: LayerCall) -> list[Flow]:
+    flow = call.flow()
+    merge, document, other = call.get("merge_mode"), call.get("layer"), call.get("backward_layer")
+    inner = config_of(document)
+    _require(inner.cls in (*CELLS, "RNN") and not inner.settings.get("return_state"))
+    copied = None
+    if other is None:
+        turned = not inner.settings.get("go_backwards", False)
+        other = copied = {**document, "config": {**inner.settings, "go_backwards": turned}}
+    results = []
+    for name, part in (("forward", document), ("backward", other)):
+        # Keras renames the layer of the second direction only if it is a copy of the first.
+        own = "" if part is copied else f"|{re.escape(str(config_of(part).name))}"
+        each = call.inner(part, rf"{name}(?:_.*)?{own}")
+        (made,) = _apply_recurrent(each, flow.name, ())
+        each.require_understood()
+        results.append(made)
+    if config_of(other).settings.get("return_sequences"):
+        results[1] = _reversed_steps(call, results[1])
+    if merge is None:
+        return [Flow(name, flow.dtype) for name in results]
+    ops = {"sum": "Add", "mul": "Mul", "ave": "Mean"}
+    _require(merge in ("concat", *ops))
+    made = call.add("Concat", *results, axis=-1) if merge == "concat" else call.add(ops[merge], *results)
+    return [Flow(made, flow.dtype)]
+
+
+def _time_distributed(call: LayerCall) -> list[Flow]:
+    """Apply a layer to all steps as to a larger batch."""
+    flow = call.flow()
+    document = call.get("layer")
+    inner = call.inner(document, "layer|" + re.escape(str(config_of(document).name)))
+    shape = call.add("Shape", flow.name)
+
+    def part(name: str, start: int, end: int) -> str:
+        return call.add("Slice", name, call.integers(start), call.integers(end), call.integers(0))
+
+    rows = call.add("Concat", call.integers(-1), part(shape, 2, _END), axis=0)
+    inner.arguments = [flow._replace(name=call.add("Reshape", flow.name, rows))]
+    results = find_rule(document)(inner)
+    _require(len(results) == 1 and config_of(document).cls not in _USE_MASK)
+    inner.require_understood()
+    made = results[0].name
+    whole = call.add("Concat", part(shape, 0, 2), part(call.add("Shape", made), 1, _END), axis=0)
+    return [results[0]._replace(name=call.add("Reshape", made, whole))]
+
+
+def _wrapped(call: LayerCall) -> list[Flow]:
+    """Apply the layer of a SpectralNormalization, whose kernel is the normalized one."""
+    document = call.get("layer")
+    call.get("power_iterations")
+    inner = call.inner(document, "layer|" + re.escape(str(config_of(document).name)))
+    results = find_rule(document)(inner)
+    inner.require_understood()
+    return results
+
+
+# Attention.
+
+
+def _project(call: LayerCall, x: str, part: str, heads: int) -> str:
+    """Return the queries, keys or values of all heads next to each other."""
+    inner = call.inner({"class_name": "EinsumDense", "config": call.settings}, part)
+    shape = inner.weight_shape("kernel")
+    _require(len(shape) == 3 and shape[1] == heads)
+    width = shape[1] * shape[2]
+    made = call.add("MatMul", x, inner.weight("kernel", Reshape((shape[0], width))))
+    return _add_bias(call, made, inner.bias(rule=Reshape((width,))))
+
+
+def _multi_head_attention(call: LayerCall) -> list[Flow]:
+    grouped = call.cls != "MultiHeadAttention"
+    flows = call.flows()
+    names = [flow.name for flow in flows]
+    keyed = [call.argument("value"), call.argument("key")]
+    names += [call.cast(flow).name for flow in keyed if isinstance(flow, Flow)]
+    _require(not any(isinstance(each, Flow) and each.masked for each in keyed))
+    _require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
+    query, value, key = (*names, names[1])[:3]
+    causal = call.argument("use_causal_mask", default=False)
+    scores = call.argument("return_attention_scores", default=False)
+    _require(isinstance(causal, bool) and scores is False)
+    call.require("use_gate", False)
+    call.require("flash_attention", None)
+    call.require("attention_axes", [1], None)
+    call.get("use_bias")
+    shared = call.get("num_key_value_heads" if grouped else "num_heads")
+    heads = call.get("num_query_heads") if grouped else shared
+    width = call.get("head_dim" if grouped else "key_dim")
+    call.get("value_dim"), call.get("output_shape")
+    _require(all(type(each) is int and each > 0 for each in (heads, shared, width)))
+    projected = [
+        _project(call, name, rf"_?{part}(?:_dense)?", count)
+        for name, part, count in ((query, "query", heads), (key, "key", shared), (value, "value", shared))
+    ]
+    settings = {"q_num_heads": heads, "kv_num_heads": shared, "scale": 1 / math.sqrt(width)}
+    made = call.add("Attention", *projected, is_causal=int(causal), **settings)
+    inner = call.inner(
+        {"class_name": "EinsumDense", "config": call.settings}, "_?(?:attention_)?output(?:_dense)?"
+    )
+    shape = inner.weight_shape("kernel")
+    _require(len(shape) == 3)
+    made = call.add("MatMul", made, inner.weight("kernel", Reshape((shape[0] * shape[1], shape[2]))))
+    return [Flow(_add_bias(call, made, inner.bias()), flows[0].dtype)]
+
+
+def _attention(call: LayerCall) -> list[Flow]:
+    flows = call.flows()
+    names = [flow.name for flow in flows]
+    _require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
+    query, value, key = (*names, names[1])[:3]
+    call.require("causal", False)
+    for name in ("use_causal_mask", "return_attention_scores"):
+        _require(not call.argument(name, default=False))
+    additive = call.cls == "AdditiveAttention"
+    mode, scaled = call.get("score_mode", "dot"), call.get("use_scale", default=False)
+    _require(isinstance(scaled, bool) and scaled == call.has("scale") and mode in ("dot", "concat"))
+    if additive or mode == "concat":
+        left = call.add("Unsqueeze", query, call.integers(2))
+        total = call.add("Add", left, call.add("Unsqueeze", key, call.integers(1)))
+        if scaled and not additive:
+            total = call.add("Mul", total, call.weight("scale"))
+        total = call.add("Tanh", total)
+        if scaled and additive:
+            total = call.add("Mul", total, call.weight("scale"))
+        scores = call.add("ReduceSum", total, call.integers(-1), keepdims=0)
+        if not additive:
+            scores = call.add("Mul", scores, call.weight("concat_score_weight"))
+    else:
+        scores = call.add("MatMul", query, call.add("Transpose", key, perm=(0, 2, 1)))
+        scores = call.add("Mul", scores, call.weight("scale")) if scaled else scores
+    made = call.add("MatMul", call.add("Softmax", scores, axis=-1), value)
+    return [Flow(made, flows[0].dtype)]
+
+
+def _input(call: LayerCall) -> list[Flow]:
+    call.get("optional")
+    call.require("sparse", False)
+    call.require("ragged", False)
+    return [call.flow(cast=False)]
+
+
+def _nothing(call: LayerCall) -> list[Flow]:
+    for name in ("rate", "noise_shape", "stddev", "l1", "l2", "data_format"):
+        call.get(name)
+    flow = call.flow(cast=False)
+    return [flow]
+
+
+# Functions of keras.ops that a functional model calls: keras/src/ops/{numpy,nn,math}.py.
+
+
+class _Operands(NamedTuple):
+    """Operands of a function, as values of one type."""
+
+    names: list[str]
+    dtype: str
+
+
+def _operands(call: LayerCall, count: int | None = None) -> _Operands:
+    """Return the operands of a function; numbers become constants of the type of the values."""
+    items = list(flatten_operand(call.arguments))
+    flows = [item for item in items if isinstance(item, Flow)]
+    dtypes = {flow.dtype for flow in flows}
+    _require(len(dtypes) == 1 and (count is None or len(items) == count))
+    _require(not any(flow.masked for flow in flows))
+    (dtype,) = dtypes
+    names = []
+    for item in items:
+        if isinstance(item, Flow):
+            names.append(item.name)
+            continue
+        _require(type(item) in (int, float) and (dtype in _FLOATS or type(item) is int))
+        names.append(call.constant(item, dtype))
+    return _Operands(names, dtype)
+
+
+def _function(op: str, count: int, *, boolean: bool = False, **attributes: Any) -> LayerRule:
+    """Return the rule of a function that is one operator."""
+
+    def rule(call: LayerCall) -> list[Flow]:
+        operands = _operands(call, count)
+        _require(operands.dtype in _FLOATS or op in _ANY_TYPE)
+        made = call.add(op, *operands.names, **attributes)
+        return [Flow(made, "bool" if boolean else operands.dtype)]
+
+    return rule
+
+
+_ANY_TYPE = frozenset(("Add", "Sub", "Mul", "Max", "Min", "Abs", "Neg", "Identity"))
+_ANY_TYPE |= {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"}
+
+
+def _float_function(rule: _OneRule) -> LayerRule:
+    """Return the rule of a function of one value that is computed in its own type."""
+
+    def apply(call: LayerCall) -> list[Flow]:
+        operands = _operands(call, 1)
+        _require(operands.dtype == "float32")
+        return [Flow(rule(call, operands.names[0]), operands.dtype)]
+
+    return apply
+
+
+def _reduction(op: str) -> LayerRule:
+    def rule(call: LayerCall) -> list[Flow]:
+        operands = _operands(call, 1)
+        _require(operands.dtype in _FLOATS)
+        axis, keep = call.get("axis"), bool(call.get("keepdims", default=False))
+        # Without axes, all are reduced, also that of the batch.
+        axes = "" if axis is None else call.integers(*_whole_numbers(axis))
+        x = operands.names[0]
+        if op == "Variance":
+            _require(axes)
+            x = _center(call, x, _whole_numbers(axis))[0]
+            x = call.add("Mul", x, x)
+        made = call.add("ReduceMean" if op == "Variance" else op, x, axes, keepdims=int(keep))
+        return [Flow(made, operands.dtype)]
+
+    return rule
+
+
+def _arg(op: str) -> LayerRule:
+    def rule(call: LayerCall) -> list[Flow]:
+        operands, axis = _operands(call, 1), call.get("axis")
+        _require(type(axis) is int)
+        keep = int(bool(call.get("keepdims", default=False)))
+        made = call.add(op, operands.names[0], axis=axis, keepdims=keep)
+        return [Flow(call.add("Cast", made, to="int32"), "int32")]
+
+    return rule
+
+
+def _any(rule: Callable[[LayerCall, list[str]], str]) -> LayerRule:
+    """Return the rule of a function of values of any one type."""
+
+    def apply(call: LayerCall) -> list[Flow]:
+        operands = _operands(call)
+        return [Flow(rule(call, operands.names), operands.dtype)]
+
+    return apply
+
+
+def _ops_reshape(call: LayerCall, names: list[str]) -> str:
+    shape = [-1 if extent is None else extent for extent in call.get("newshape")]
+    _require(all(type(extent) is int and extent for extent in shape) and shape.count(-1) < 2)
+    return call.add("Reshape", names[0], call.integers(*shape))
+
+
+def _ops_transpose(call: LayerCall, names: list[str]) -> str:
+    axes = call.get("axes")
+    rank = call.rank(names[0])
+    order = range(rank)[::-1] if axes is None else [axis % rank for axis in _whole_numbers(axes)]
+    return call.add("Transpose", names[0], perm=tuple(order))
+
+
+def _ops_squeeze(call: LayerCall, names: list[str]) -> str:
+    return call.add("Squeeze", names[0], call.integers(*_whole_numbers(call.get("axis"))))
+
+
+def _ops_expand(call: LayerCall, names: list[str]) -> str:
+    return call.add("Unsqueeze", names[0], call.integers(*_whole_numbers(call.get("axis"))))
+
+
+def _ops_concat(call: LayerCall, names: list[str]) -> str:
+    return call.add("Concat", *names, axis=_whole_numbers(call.get("axis"))[0])
+
+
+def _ops_stack(call: LayerCall, names: list[str]) -> str:
+    (axis,) = _whole_numbers(call.get("axis", 0))
+    return call.add(
+        "Concat", *(call.add("Unsqueeze", name, call.integers(axis)) for name in names), axis=axis
+    )
+
+
+def _ops_split(call: LayerCall) -> list[Flow]:
+    operands, parts, axis = _operands(call, 1), call.get("indices_or_sections"), call.get("axis", 0)
+    _require(type(axis) is int)
+    if isinstance(parts, list):
+        bounds = [0, *_whole_numbers(parts), _END]
+        axes = call.integers(axis)
+        names = [
+            call.add("Slice", operands.names[0], call.integers(start), call.integers(end), axes)
+            for start, end in itertools.pairwise(bounds)
+        ]
+    else:
+        _require(type(parts) is int and parts > 0)
+        names = call.split("Split", operands.names, parts, axis=axis, num_outputs=parts)
+    return [Flow(name, operands.dtype) for name in names]
+
+
+def _ops_item(call: LayerCall) -> list[Flow]:
+    """Select entries: numbers, slices, new axes and an ellipsis."""
+    flow, *rest = call.arguments
+    _require(isinstance(flow, Flow) and not flow.masked and len(rest) == 1)
+    items = rest[0] if isinstance(rest[0], list) else [rest[0]]
+    axes, starts, ends, steps = list[int](), list[int](), list[int](), list[int]()
+    removed, added = list[int](), list[int]()
+    axis = place = 0
+    for item in items:
+        if item is None:
+            added.append(place)
+            place += 1
+        elif item is Ellipsis:
+            used = sum(each is not None and each is not Ellipsis for each in items)
+            hidden = call.rank(flow.name) - used
+            axis, place = axis + hidden, place + hidden
+        elif type(item) is int:
+            axes, starts = [*axes, axis], [*starts, item]
+            ends, steps = [*ends, item + 1 or _END], [*steps, 1]
+            removed.append(axis)
+            axis += 1
+        else:
+            _require(isinstance(item, slice))
+            step = 1 if item.step is None else item.step
+            _require(type(step) is int and step > 0)
+            _require(all(type(each) is int or each is None for each in (item.start, item.stop)))
+            axes, steps = [*axes, axis], [*steps, step]
+            starts = [*starts, item.start or 0]
+            ends = [*ends, _END if item.stop is None else item.stop]
+            axis, place = axis + 1, place + 1
+    made = flow.name
+    if axes:
+        made = call.add("Slice", made, *(call.integers(*each) for each in (starts, ends, axes, steps)))
+    made = call.add("Squeeze", made, call.integers(*removed)) if removed else made
+    made = call.add("Unsqueeze", made, call.integers(*added)) if added else made
+    return [Flow(made, flow.dtype)]
+
+
+def _ops_where(call: LayerCall) -> list[Flow]:
+    condition, *rest = call.arguments
+    _require(isinstance(condition, Flow) and condition.dtype == "bool" and len(rest) == 2)
+    call.arguments = rest
+    operands = _operands(call, 2)
+    return [Flow(call.add("Where", condition.name, *operands.names), operands.dtype)]
+
+
+def _ops_clip(call: LayerCall, names: list[str]) -> str:
+    low, high = call.number("x_min"), call.number("x_max")
+    return call.add("Clip", names[0], call.constant(low, "float32"), call.constant(high, "float32"))
+
+
+def _ops_einsum(call: LayerCall, names: list[str]) -> str:
+    return call.add("Einsum", *names, equation=str(call.get("subscripts")).replace(" ", ""))
+
+
+def _ops_softmax(op: str) -> _OneRule:
+    def rule(call: LayerCall, x: str) -> str:
+        axis = call.get("axis", -1)
+        _require(type(axis) is int)
+        return call.add(op, x, axis=axis)
+
+    return rule
+
+
+def _ops_gelu(call: LayerCall, x: str) -> str:
+    return call.add("Gelu", x, approximate="tanh" if call.get("approximate") else "none")
+
+
+_UNARY = {
+    **{name: name for name in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Erf")},
+    **{name: name for name in ("Reciprocal", "Tanh", "Sinh", "Cosh", "Identity", "Round")},
+    **{f"Arc{name}": f"A{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "Absolute": "Abs",
+    "Abs": "Abs",
+    "Negative": "Neg",
+}
+_BINARY = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", "TrueDivide": "Div"}
+_BINARY |= {"Power": "Pow", "Maximum": "Max", "Minimum": "Min", "Matmul": "MatMul"}
+_COMPARISONS = {"Greater": "Greater", "GreaterEqual": "GreaterOrEqual", "Less": "Less", "Equal": "Equal"}
+_COMPARISONS |= {"LessEqual": "LessOrEqual", "LogicalAnd": "And", "LogicalOr": "Or"}
+_SMOOTH = {
+    "Relu": "relu",
+    "Relu6": "relu6",
+    "Sigmoid": "sigmoid",
+    "Softplus": "softplus",
+    "Softsign": "softsign",
+    "Silu": "silu",
+    "LogSigmoid": "log_sigmoid",
+    "HardSigmoid": "hard_sigmoid",
+    "HardSilu": "hard_silu",
+    "HardTanh": "hard_tanh",
+    "Selu": "selu",
+    "TanhShrink": "tanh_shrink",
+    "Squareplus": "squareplus",
+    "Mish": "mish",
+}
+
+_FUNCTIONS: dict[str, LayerRule] = {
+    **{name: _function(op, 1) for name, op in _UNARY.items()},
+    **{name: _function(op, 2) for name, op in _BINARY.items()},
+    **{name: _function(op, 2, boolean=True) for name, op in _COMPARISONS.items()},
+    "LogicalNot": _function("Not", 1, boolean=True),
+    **{name: _float_function(_ACTIVATIONS[function]) for name, function in _SMOOTH.items()},
+    "Square": _float_function(lambda call, x: call.add("Mul", x, x)),
+    "Rsqrt": _float_function(lambda call, x: call.add("Reciprocal", call.add("Sqrt", x))),
+    "Elu": _float_function(lambda call, x: call.add("Elu", x, alpha=call.number("alpha"))),
+    "Celu": _float_function(lambda call, x: call.add("Celu", x, alpha=call.number("alpha"))),
+    "LeakyRelu": _float_function(
+        lambda call, x: call.add("LeakyRelu", x, alpha=call.number("negative_slope"))
+    ),
+    "Gelu": _float_function(_ops_gelu),
+    "Softmax": _float_function(_ops_softmax("Softmax")),
+    "LogSoftmax": _float_function(_ops_softmax("LogSoftmax")),
+    "Clip": _float_function(lambda call, x: _ops_clip(call, [x])),
+    "Mean": _reduction("ReduceMean"),
+    "Sum": _reduction("ReduceSum"),
+    "Max": _reduction("ReduceMax"),
+    "Min": _reduction("ReduceMin"),
+    "Prod": _reduction("ReduceProd"),
+    "Var": _reduction("Variance"),
+    "Logsumexp": _reduction("ReduceLogSumExp"),
+    "Argmax": _arg("ArgMax"),
+    "Argmin": _arg("ArgMin"),
+    "Reshape": _any(_ops_reshape),
+    "Transpose": _any(_ops_transpose),
+    "Squeeze": _any(_ops_squeeze),
+    "ExpandDims": _any(_ops_expand),
+    "Concatenate": _any(_ops_concat),
+    "Stack": _any(_ops_stack),
+    "Einsum": _any(_ops_einsum),
+    "Split": _ops_split,
+    "GetItem": _ops_item,
+    "Where": _ops_where,
+}
+
+_RANKS = ("1D", "2D", "3D")
+_RULES: dict[str, LayerRule] = {
+    **dict.fromkeys(("Identity", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout"), _nothing),
+    **{f"SpatialDropout{rank}": _nothing for rank in _RANKS},
+    "ActivityRegularization": _nothing,
+    "InputLayer": _input,
+    "Dense": _one(_dense),
+    "EinsumDense": _one(_einsum_dense),
+    "Embedding": _embedding,
+    "Activation": _one(_activate),
+    "Masking": _one(_masking),
+    "PReLU": _one(_prelu),
+    **{name: _one(rule) for name, rule in _ACTIVATION_LAYERS.items()},
+    "Flatten": _moving(_flatten),
+    "Reshape": _moving(_reshape),
+    "Permute": _moving(_permute),
+    "RepeatVector": _moving(_repeat),
+    **{f"ZeroPadding{rank}": _one(_pad) for rank in _RANKS},
+    **{f"Cropping{rank}": _moving(_crop) for rank in _RANKS},
+    **{f"UpSampling{rank}": _one(_upsample) for rank in _RANKS},
+    "BatchNormalization": _one(_batch_norm),
+    "LayerNormalization": _one(_layer_norm),
+    "GroupNormalization": _one(_group_norm),
+    "RMSNormalization": _one(_root_mean_square_norm),
+    "UnitNormalization": _one(_unit_norm),
+    "SpectralNormalization": _wrapped,
+    "Normalization": _normalization,
+    "Rescaling": _rescaling,
+    **{f"Conv{rank}": _one(_conv) for rank in _RANKS},
+    **{f"DepthwiseConv{rank}": _one(_depthwise_conv) for rank in _RANKS[:2]},
+    **{f"SeparableConv{rank}": _one(_separable_conv) for rank in _RANKS[:2]},
+    **{f"Conv{rank}Transpose": _one(_transposed_conv) for rank in _RANKS},
+    **{f"MaxPooling{rank}": _one(_pool("MaxPool")) for rank in _RANKS},
+    **{f"AveragePooling{rank}": _one(_pool("AveragePool")) for rank in _RANKS},
+    **{f"GlobalMaxPooling{rank}": _one(_global_pool("ReduceMax")) for rank in _RANKS},
+    **{f"GlobalAveragePooling{rank}": _one(_global_pool("ReduceMean")) for rank in _RANKS},
+    "Add": _merge("Add"),
+    "Subtract": _merge("Sub"),
+    "Multiply": _merge("Mul"),
+    "Average": _merge("Mean"),
+    "Maximum": _merge("Max"),
+    "Minimum": _merge("Min"),
+    "Concatenate": _concatenate,
+    "Dot": _dot,
+    **dict.fromkeys((*(cls for cls in CELLS if "Conv" not in cls), "RNN"), _recurrent),
+    "Bidirectional": _bidirectional,
+    "TimeDistributed": _time_distributed,
+    **dict.fromkeys(ATTENTION, _multi_head_attention),
+    **dict.fromkeys(("Attention", "AdditiveAttention"), _attention),
+}
+
+
+def find_rule(layer: Mapping[str, Any]) -> LayerRule:
+    """Return the rule of a layer, or of a function of keras.ops; raise OpaqueLayerError without one."""
+    functions = ".ops." in str(layer.get("module"))
+    rule = (_FUNCTIONS if functions else _RULES).get(str(config_of(dict(layer)).cls))
+    if rule is None:
+        raise OpaqueLayerError
+    return rule
