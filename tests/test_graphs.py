@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core import FormatError, Limits, LimitError, UnsupportedError, UsageError, using
+from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
 from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
 from ckpttool.graphs.graph import OPSET
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
@@ -376,8 +376,12 @@ def test_open_extents_keep_their_names(tmp_path: Path) -> None:
         N("Sum", ["g", "b"], ["y"]),
     ]
     constants = {
-        **{"zero": np.int64(0), "zeros": np.int64([0]), "minus": np.int64([-1])},
-        **{"w": f(2 * 5 * 5, 3), "k": f(4, 2, 3, 3), "b": f(3)},
+        "zero": np.int64(0),
+        "zeros": np.int64([0]),
+        "minus": np.int64([-1]),
+        "w": f(2 * 5 * 5, 3),
+        "k": f(4, 2, 3, 3),
+        "b": f(3),
     }
     model = make_model(nodes, {"x": f(1, 2, 5, 5)}, constants)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"

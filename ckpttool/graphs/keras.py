@@ -21,7 +21,7 @@ from ckpttool.formats.keras_config import (
     is_described,
 )
 from ckpttool.formats.keras_tree import config_document, writer_version
-from ckpttool.graphs.graph import Constant, Graph, Node, Value
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,
@@ -177,7 +177,7 @@ class _KerasGraphReader:
 
     tree: Tree
     version: int | None
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OperatorNode] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
     inputs: list[Value] = field(default_factory=list)
@@ -196,7 +196,7 @@ class _KerasGraphReader:
         outputs = []
         for name, flow in results:
             title = self.new_name(name)
-            self.nodes.append(Node("Identity", (flow.name,), (title,), {}, name, (), "outputs"))
+            self.nodes.append(OperatorNode("Identity", (flow.name,), (title,), {}, name, (), "outputs"))
             shape = self.tracer.shape(flow.name)
             known = None if shape is None else tuple("" if n == _OPEN else n for n in shape)
             outputs.append(Value(title, flow.dtype, known))
@@ -400,7 +400,7 @@ class _KerasGraphReader:
         # A class of the same name as an operator is not that operator.
         op = f"keras.{cls}" if is_known(cls) else cls
         inputs = tuple(flow.name for flow in flows)
-        self.nodes.append(Node(op, inputs, names, plain, title, call.scope, call.place))
+        self.nodes.append(OperatorNode(op, inputs, names, plain, title, call.scope, call.place))
         dtype = next((flow.dtype for flow in flows), "float32")
         for name in names:
             self.tracer.shapes[name] = None

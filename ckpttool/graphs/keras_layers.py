@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.graph import Constant, Node, inline_constant
+from ckpttool.graphs.graph import Constant, OperatorNode, inline_constant
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -103,7 +103,7 @@ class LayerCall:
         self.cls, self.settings = str(config.cls), config.settings
         self.arguments, self.named = arguments, named
         self.part: tuple[str, ...] = ()
-        self.nodes: list[Node] = []
+        self.nodes: list[OperatorNode] = []
         self.place = f"layer {'/'.join(scope)}"
         self._read = set[str]()
 
@@ -203,7 +203,7 @@ class LayerCall:
         inputs = tuple(inputs)
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
-        node = Node(op, inputs, names, attributes, title, self.scope, self.place)
+        node = OperatorNode(op, inputs, names, attributes, title, self.scope, self.place)
         self.nodes.append(node)
         self.reader.tracer.add(node)
         return list(names)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
-from ckpttool.graphs.graph import Constant, Graph, Node, Value, inline_constant
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant
 from ckpttool.graphs.operators import is_known
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Rule
 
@@ -54,7 +54,7 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     name = "input"
     result = reader.module((), cls, (), name)
     inputs = (Value(name, "int64" if first_class.endswith("sparse.Embedding") else dtype),)
-    reader.nodes.append(Node("Identity", (result,), ("output",), {}, "output", (), "output"))
+    reader.nodes.append(OperatorNode("Identity", (result,), ("output",), {}, "output", (), "output"))
     return Graph(tuple(reader.nodes), inputs, (Value("output"),), reader.constants, cls)
 
 
@@ -63,7 +63,7 @@ class _TorchModuleReader:
     """Translates modules to nodes."""
 
     tree: Tree
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OperatorNode] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     count: int = 0
     names: int = 0
@@ -121,7 +121,7 @@ class _TorchModuleReader:
                 if isinstance(leaf := self.tree.get((*path, step)), ValueLeaf)
                 if isinstance(leaf.value, str | int | float | bool) and step.value != "training"
             }
-            self.nodes.append(Node(op, (x,), (result,), plain, ".".join(scope), scope, call.place))
+            self.nodes.append(OperatorNode(op, (x,), (result,), plain, ".".join(scope), scope, call.place))
             return result
         self.nodes += call.nodes
         return result
@@ -139,7 +139,7 @@ class TorchCall:
         """Record the module; nothing is added to the graph yet."""
         self.reader, self.path, self.cls, self.scope = reader, path, cls, scope
         self.place = f"module {'.'.join(scope)}" if scope else "module"
-        self.nodes: list[Node] = []
+        self.nodes: list[OperatorNode] = []
         self._read = set[str]()
 
     @property
@@ -241,7 +241,7 @@ class TorchCall:
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         title = ".".join(self.scope)
-        self.nodes.append(Node(op, inputs, names, attributes, title, self.scope, self.place))
+        self.nodes.append(OperatorNode(op, inputs, names, attributes, title, self.scope, self.place))
         return names[0]
 
     def constant(self, value: Any, dtype: str = "") -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
-from ckpttool.graphs.graph import Graph, Node
+from ckpttool.graphs.graph import Graph, OperatorNode
 from ckpttool.graphs.operators import compute_node, is_known
 from ckpttool.libraries.onnx_operators import ProgramRecorder, ProgramValue
 from ckpttool.libraries.onnx_policies import choose_action_output
@@ -73,7 +73,7 @@ def prune_program(recorder: ProgramRecorder, action: ProgramValue) -> GraphProgr
     return GraphProgram(program, tuple(dict.fromkeys(paths)))
 
 
-def _list_needed(graph: Graph, output: str) -> list[Node]:
+def _list_needed(graph: Graph, output: str) -> list[OperatorNode]:
     """Return the nodes that an output depends on, in order."""
     needed, nodes = {output}, []
     for node in reversed(graph.nodes):
@@ -145,7 +145,7 @@ class _ProgramBuilder(ProgramRecorder):
             self.values[name] = _Constant(constant.read(name), paths, direct)
         return self.values[name]
 
-    def lower(self, node: Node) -> _Operand:
+    def lower(self, node: OperatorNode) -> _Operand:
         """Return the result of a node: computed if it is constant, otherwise a step."""
         _require(is_known(node.op))
         operands = [self.operand(name) if name else None for name in node.inputs]
@@ -228,7 +228,7 @@ class _ProgramBuilder(ProgramRecorder):
 
 
 _SAME = frozenset(("Identity", "Dropout", "Cast"))
-_Rule = Callable[[_ProgramBuilder, Node, list[Any]], ProgramValue]
+_Rule = Callable[[_ProgramBuilder, OperatorNode, list[Any]], ProgramValue]
 
 
 def _is_row(constant: _Constant, flow: ProgramValue) -> bool:
@@ -237,13 +237,13 @@ def _is_row(constant: _Constant, flow: ProgramValue) -> bool:
     return len(flow.shape) == 1 and (array.size == 1 or array.size == flow.shape[0] == array.shape[-1])
 
 
-def _matmul(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _matmul(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     flow, kernel = operands
     _require(isinstance(flow, ProgramValue) and isinstance(kernel, _Constant))
     return builder.dense(flow, kernel, turned=False)
 
 
-def _einsum(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _einsum(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     flow, kernel = operands
     _require(isinstance(flow, ProgramValue) and isinstance(kernel, _Constant))
     left, _, result = str(node.attributes.get("equation")).partition("->")
@@ -253,7 +253,7 @@ def _einsum(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> Progra
     return builder.dense(flow, kernel, turned=two[0] == result[1])
 
 
-def _arithmetic(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _arithmetic(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     one, two = operands
     if isinstance(one, ProgramValue) and isinstance(two, ProgramValue):
         _require(node.op != "Div")
@@ -273,7 +273,7 @@ def _arithmetic(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> Pr
     return builder.affine(flow, 1 / row, 0.0, paths)
 
 
-def _mean(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _mean(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     total = operands[0]
     for other in operands[1:]:
         _require(isinstance(total, ProgramValue) and isinstance(other, ProgramValue))
@@ -285,26 +285,26 @@ def _activation(name: str) -> _Rule:
     return lambda builder, _node, operands: builder.activation(operands[0], name)
 
 
-def _gelu(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _gelu(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     _require(node.attributes.get("approximate", "none") == "none")
     return builder.activation(operands[0], "gelu")
 
 
-def _silu(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _silu(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     _require(node.attributes.get("alpha", 1.0) == 1.0)
     return builder.activation(operands[0], "silu")
 
 
-def _selu(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _selu(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     return builder.elu(operands[0], 1.6732632423543772, 1.0507009873554805)
 
 
-def _celu(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _celu(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     _require(node.attributes.get("alpha", 1.0) == 1.0)
     return builder.elu(operands[0], 1.0)
 
 
-def _prelu(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _prelu(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     flow, slope = operands
     _require(isinstance(flow, ProgramValue) and isinstance(slope, _Constant) and _is_row(slope, flow))
     below = builder.activation(builder.affine(flow, -1.0, 0), "relu")
@@ -313,22 +313,22 @@ def _prelu(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> Progra
     )
 
 
-def _mish(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _mish(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     inner = builder.activation(builder.activation(operands[0], "softplus"), "tanh")
     return builder.merge("multiply", operands[0], inner)
 
 
-def _hard_sigmoid(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _hard_sigmoid(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     slope, offset = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
     return builder.clip(builder.affine(operands[0], slope, offset), 0, 1)
 
 
-def _hard_swish(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _hard_swish(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     gate = builder.clip(builder.affine(operands[0], 1 / 6, 0.5), 0, 1)
     return builder.merge("multiply", operands[0], gate)
 
 
-def _clip(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _clip(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     flow = operands[0]
     _require(isinstance(flow, ProgramValue) and all(isinstance(one, _Constant) for one in operands[1:]))
     limits = [-_MOST, _MOST]
@@ -340,7 +340,7 @@ def _clip(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramV
     return builder.clip(flow, *limits)
 
 
-def _batch_norm(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _batch_norm(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     import numpy as np
 
     flow, *tensors = operands
@@ -352,7 +352,7 @@ def _batch_norm(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> Pr
     return builder.affine(builder.affine(flow, 1.0, -mean), factor, shift, paths)
 
 
-def _layer_norm(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _layer_norm(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     import numpy as np
 
     flow, *tensors = operands
@@ -373,7 +373,7 @@ def _layer_norm(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> Pr
     )
 
 
-def _reshape(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> ProgramValue:
+def _reshape(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
     flow, target = operands
     _require(isinstance(flow, ProgramValue) and isinstance(target, _Constant))
     extents = [int(extent) for extent in target.array.reshape(-1)]
@@ -386,7 +386,7 @@ def _reshape(builder: _ProgramBuilder, _node: Node, operands: list[Any]) -> Prog
     return builder.add("flatten", rest, flow, image=flow.shape)
 
 
-def _concat(builder: _ProgramBuilder, node: Node, operands: list[Any]) -> ProgramValue:
+def _concat(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
     _require(all(isinstance(one, ProgramValue) and len(one.shape) == 1 for one in operands))
     _require(node.attributes.get("axis") in (-1, 1))
     return builder.add("concat", (sum(one.shape[0] for one in operands),), *operands)
