@@ -518,7 +518,7 @@ class SavedObjects:
     """The graph by object number; 0 is the root.
 
     `slots` are an optimizer's variables by optimizer, owner variable and kind; `captures` are objects
-    by name of concrete function; `kinds` counts the objects.
+    by name of concrete function; `constants` are nodes of the graph; `kinds` counts the objects.
     """
 
     children: list[dict[str, int]] = field(default_factory=list)
@@ -527,6 +527,7 @@ class SavedObjects:
     functions: dict[int, tuple[str, ...]] = field(default_factory=dict)
     slots: dict[tuple[int, int, str], int] = field(default_factory=dict)
     captures: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    constants: dict[int, str] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
 
 
@@ -577,6 +578,9 @@ def _content(found: SavedObjects, at: int, number: int, data: memoryview, meter:
         kind = found.users[at].identifier
     elif number == 7:
         found.variables[at] = _parse_variable(data, meter)
+    elif number == 9:
+        parts = iter_field(1, data, meter)
+        found.constants[at] = next((protobuf.as_text(each) for each in parts), "")
     elif number in (6, 8):
         found.functions[at] = tuple(_parse_functions(data, meter))
     if kind:

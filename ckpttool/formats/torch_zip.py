@@ -180,8 +180,8 @@ def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing
     return replace(found, code_references=(*audit_script(members, top), *found.code_references))
 
 
-def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
-    """Return the shapes of the inputs with which `forward` was traced, () if the archive has none.
+def traced_inputs(archive: TorchArchive, top: str) -> tuple[Leaf, ...]:
+    """Return the inputs with which `forward` was traced, () if the archive has none; not to be read.
 
     The archive records the inputs' types and shapes, and storages without their bytes.
     """
@@ -190,7 +190,7 @@ def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
     storages = StorageTable(lambda _, nbytes: Span(archive.file, 0, nbytes))
     found = _unpickle(archive, top, "traced_inputs", storages)
     tree = torch_tree.list_pickle(found, "").tree
-    return tuple(leaf.shape for path, leaf in tree.tensors() if path and path[0].value == "forward")
+    return tuple(leaf for path, leaf in tree.tensors() if path and path[0].value == "forward")
 
 
 def _require_small(archive: TorchArchive, top: str) -> None:

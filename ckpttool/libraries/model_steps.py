@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +12,17 @@ from typing import Any, NamedTuple
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.sidecar import NotUnderstood
-from ckpttool.core.source import File, Shape
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.encodings import archives
-from ckpttool.formats import torch_tree, torch_zip
+from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.tf_common import format_object
+from ckpttool.graphs.torchscript_code import (
+    ScriptInterpreter,
+    ScriptModule,
+    ScriptTensor,
+    UnsupportedScriptError,
+    is_number,
+    read_code,
+)
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
 
@@ -338,7 +342,7 @@ def _keras_layer_norm(name: Name, state: Mapping[str, Any]) -> ChainStep:
     epsilon = state.get("epsilon", 1e-3)
     if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
         return ChainStep("unknown", name, "a layer norm without offset or scale")
-    if not _is_number(epsilon):
+    if not is_number(epsilon):
         return ChainStep("unknown", name, f"a layer norm with epsilon {epsilon}")
     return ChainStep("layer_norm", name, float(epsilon))
 
@@ -356,7 +360,7 @@ def _keras_activation(name: Name, activation: Any) -> ChainStep:
 
 def _is_row(value: Any) -> bool:
     """Return whether a setting is a number or a list of numbers."""
-    return all(map(_is_number, value)) if isinstance(value, list) else _is_number(value)
+    return all(map(is_number, value)) if isinstance(value, list) else is_number(value)
 
 
 def _is_plain(cls: str, state: Mapping[str, Any]) -> bool:
@@ -429,39 +433,17 @@ def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
 # (torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of supported operations is
 # traced; anything else is refused.
 
-_CALLS, _DEEP, _ELEMENTS = 5_000, 40, 4096
+_CALLS, _ELEMENTS = 5_000, 4096
 _TOP = "__torch__"
 _RECURRENT = f"{_TOP}.torch.nn.modules.rnn"
 _CELL_KINDS = frozenset(("lstm", "gru"))
 _CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
 
 
-class UnsupportedScriptError(Exception):
-    """The code contains an unsupported operation."""
-
-
-class ScriptModule(NamedTuple):
-    """An object of the archive: a module, by its path."""
-
-    path: Path
-
-
-class ScriptTensor(NamedTuple):
-    """A parameter, a buffer or a constant, by its path."""
-
-    path: Path
-
-
 class _StateUpdate(NamedTuple):
     """The next value of a buffer that holds a recurrent layer's state, by its path."""
 
     path: Path
-
-
-class _ScriptFunction(NamedTuple):
-    """A function in the archive's code, by its name."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,43 +487,14 @@ def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
         ) from None
 
 
-def read_code(checkpoint: Checkpoint) -> dict[str, str] | None:
-    """Return a TorchScript archive's code by module, None if the checkpoint is not an archive."""
-    root = checkpoint.tree.containers.get(())
-    if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
-        return None
-    try:
-        opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
-        top = torch_tree.find_top_folder(opened.members, opened.file.path)
-        if not torch_zip.is_script(opened.members, top):
-            return None
-        return torch_zip.script_texts(opened.members, top, opened.source)
-    except CkpttoolError:
-        return None
-
-
-def traced_inputs(checkpoint: Checkpoint) -> tuple[Shape, ...]:
-    """Return the input shapes with which the archive's forward was traced, () if it was not traced."""
-    try:
-        opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
-        return torch_zip.traced_inputs(opened, torch_tree.find_top_folder(opened.members, opened.file.path))
-    except CkpttoolError:
-        return ()
-
-
 def _short_name(name: str) -> str:
     return name.rpartition(".")[2]
 
 
 @dataclass
-class ScriptEvaluator:
+class ScriptEvaluator(ScriptInterpreter):
     """Evaluates the code on one unknown input."""
 
-    tree: Tree
-    texts: Mapping[str, str]
-    calls: int = 0
-    depth: int = 0
-    parsed: dict[str, ast.Module] = field(default_factory=dict)
     overwritten: list[_ScriptFlow] = field(default_factory=list)
     carried: set[Path] = field(default_factory=set)
 
@@ -555,23 +508,15 @@ class ScriptEvaluator:
             raise UnsupportedScriptError("a state that is not kept between steps")
         return found.steps
 
+    def _is_overwritten(self, value: Any) -> bool:
+        return any(value is each for each in self.overwritten)
+
     def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
         container = self.tree.containers.get(module)
         where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
         if where.startswith(_RECURRENT) and cls.lower() in _CELL_KINDS and name.startswith("forward"):
             return self._cell(module, cls.lower(), given)
         return self._called(module, name, given)
-
-    def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
-        """Return the result of calling a module's method."""
-        container = self.tree.containers.get(module)
-        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
-        for node in self._module(where).body:
-            if isinstance(node, ast.ClassDef) and node.name == cls:
-                for part in node.body:
-                    if isinstance(part, ast.FunctionDef) and part.name == name:
-                        return self._run(part, [ScriptModule(module), *given])
-        raise UnsupportedScriptError
 
     def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
         """Return the result of PyTorch's own recurrent layer, whose state buffers start at zero."""
@@ -595,140 +540,6 @@ class ScriptEvaluator:
         after = [_StateUpdate(path) for path in paths]
         cell = RecurrentCell(module, tuple(paths))
         return [flow.then(kind, cell), after if isinstance(states, list) else after[0]]
-
-    def _function(self, name: str, given: Sequence[Any]) -> Any:
-        where, _, last = name.rpartition(".")
-        for node in self._module(where).body:
-            if isinstance(node, ast.FunctionDef) and node.name == last:
-                return self._run(node, given)
-        raise UnsupportedScriptError
-
-    def _module(self, name: str) -> ast.Module:
-        if name not in self.parsed:
-            text = self.texts.get(name)
-            if text is None:
-                raise UnsupportedScriptError
-            self.parsed[name] = ast.parse(text)
-        return self.parsed[name]
-
-    def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
-        self.calls += 1
-        if self.calls > _CALLS or self.depth > _DEEP:
-            raise UnsupportedScriptError
-        named = [each.arg for each in function.args.args]
-        known = [self._value(each, {}) for each in function.args.defaults]
-        if len(given) < len(named):
-            given = [*given, *known[len(known) - (len(named) - len(given)) :]]
-        if len(given) != len(named):
-            raise UnsupportedScriptError
-        self.depth += 1
-        done, value = self._block(function.body, dict(zip(named, given, strict=True)))
-        self.depth -= 1
-        if not done:
-            raise UnsupportedScriptError
-        return value
-
-    def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
-        """Return whether a return statement was reached, and its value."""
-        for node in body:
-            if isinstance(node, ast.Return) and node.value is not None:
-                return True, self._value(node.value, scope)
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                self._assign(node.targets[0], self._value(node.value, scope), scope)
-            elif isinstance(node, ast.If):
-                test = self._value(node.test, scope)
-                if not isinstance(test, bool):
-                    raise UnsupportedScriptError
-                done, value = self._block(node.body if test else node.orelse, scope)
-                if done:
-                    return True, value
-            elif not isinstance(node, ast.Pass):
-                raise UnsupportedScriptError
-        return False, None
-
-    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
-        if isinstance(target, ast.Name):
-            scope[target.id] = value
-        elif isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
-            for each, part in zip(target.elts, value, strict=True):
-                self._assign(each, part, scope)
-        else:
-            raise UnsupportedScriptError
-
-    def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name):
-            if node.id in scope and not any(scope[node.id] is each for each in self.overwritten):
-                return scope[node.id]
-            raise UnsupportedScriptError
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._value(node.operand, scope)
-            if _is_number(value):
-                return -value
-            raise UnsupportedScriptError
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(each, scope) for each in node.elts]
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node, scope)
-        if isinstance(node, ast.Call) and not node.keywords:
-            return self._call(node, scope)
-        raise UnsupportedScriptError
-
-    def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
-        if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
-            return self._of((attr("CONSTANTS"),), node.attr)
-        if (name := _dotted_name(node)) is not None and name.startswith(f"{_TOP}."):
-            return _ScriptFunction(name)
-        owner = self._value(node.value, scope)
-        if isinstance(owner, ScriptModule):
-            return self._of(owner.path, node.attr)
-        raise UnsupportedScriptError
-
-    def _of(self, module: Path, name: str) -> Any:
-        """Return an attribute of a module; `training` is False."""
-        if name == "training":
-            return False
-        path = (*module, attr(name))
-        leaf = self.tree.get(path)
-        if isinstance(leaf, Leaf):
-            return ScriptTensor(path)
-        if isinstance(leaf, ValueLeaf):
-            return leaf.value
-        for first, others in self.tree.aliases.items():
-            if any(alias.path == path for alias in others):
-                return ScriptTensor(first)
-        if path in self.tree.containers:
-            return ScriptModule(path)
-        return self._final(module, name)
-
-    def _final(self, module: Path, name: str) -> Any:
-        """Return a constant of a module's class: `eps : Final[float] = 1e-05`."""
-        container = self.tree.containers.get(module)
-        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
-        for node in self._module(where).body:
-            for part in node.body if isinstance(node, ast.ClassDef) and node.name == cls else ():
-                if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
-                    continue
-                if part.value is not None and part.target.id == name:
-                    return self._value(part.value, {})
-        raise UnsupportedScriptError
-
-    def _call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
-        called = _dotted_name(node.func)
-        if called == "annotate" and len(node.args) == 2:
-            return self._value(node.args[1], scope)
-        if called is None or called.partition(".")[0] in scope:
-            function = scope.get(called or "")
-            if isinstance(function, _ScriptFunction):
-                return self._function(function.name, [self._value(a, scope) for a in node.args])
-            if not isinstance(node.func, ast.Attribute):
-                raise UnsupportedScriptError
-            owner = self._value(node.func.value, scope)
-            if not isinstance(owner, ScriptModule):
-                raise UnsupportedScriptError
-            return self._method(owner.path, node.func.attr, [self._value(a, scope) for a in node.args])
-        return self._applied(called, [self._value(each, scope) for each in node.args])
 
     def _applied(self, called: str, given: list[Any]) -> Any:
         """Return the result of a function or an operation."""
@@ -756,7 +567,7 @@ class ScriptEvaluator:
 
     def numbers(self, value: Any) -> list[float]:
         """Return a number, or the numbers of a small tensor."""
-        if _is_number(value):
+        if is_number(value):
             return [float(value)]
         leaf = self.tree.get(value.path) if isinstance(value, ScriptTensor) else None
         if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or len(leaf.shape) > 2:
@@ -764,18 +575,6 @@ class ScriptEvaluator:
         if len(leaf.shape) == 2 and leaf.shape[0] != 1:
             raise UnsupportedScriptError
         return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
-
-
-def _dotted_name(node: ast.expr) -> str | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _require_flow(value: Any) -> _ScriptFlow:
@@ -793,7 +592,7 @@ def _linear(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
 
 def _layer_norm(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
     flow, shape, weight, bias, epsilon = given[:5]
-    ready = isinstance(weight, ScriptTensor) and isinstance(bias, ScriptTensor) and _is_number(epsilon)
+    ready = isinstance(weight, ScriptTensor) and isinstance(bias, ScriptTensor) and is_number(epsilon)
     if not ready or not isinstance(shape, list) or len(shape) != 1:
         raise UnsupportedScriptError
     return _require_flow(flow).then("layer_norm", LayerTensors(weight.path, bias.path, float(epsilon)))
@@ -909,7 +708,7 @@ def _comparison_reader(
     """Return the handler of a comparison of two numbers, e.g. the check of a probability."""
 
     def read(_: ScriptEvaluator, given: Sequence[Any]) -> bool:
-        if len(given) != 2 or not all(map(_is_number, given)):
+        if len(given) != 2 or not all(map(is_number, given)):
             raise UnsupportedScriptError
         return compare(*given)
 

@@ -12,6 +12,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.encodings import protobuf
 from ckpttool.formats import tf_saved_model_messages
+from ckpttool.formats.tf_functions import FunctionNode, is_true, parse_node, read_constant_fields
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
 from ckpttool.libraries.graph_programs import GraphProgram, prune_program
 from ckpttool.libraries.onnx_operators import ProgramConstant, ProgramRecorder, ProgramValue
@@ -19,15 +20,11 @@ from ckpttool.libraries.schema import Program
 from ckpttool.libraries.tf_graphs import (
     ACTIVATION_OPERATIONS,
     FAILURES,
-    FunctionNode,
     GraphEvaluator,
     UnsupportedGraphError,
     VariableReference,
     find_serving_function,
-    is_true,
     make_graph_error,
-    parse_node,
-    read_constant_fields,
 )
 
 if TYPE_CHECKING:

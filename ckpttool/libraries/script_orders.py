@@ -22,6 +22,13 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, attr
+from ckpttool.graphs.torchscript_code import (
+    ScriptModule,
+    ScriptTensor,
+    UnsupportedScriptError,
+    read_code,
+    traced_inputs,
+)
 from ckpttool.libraries.activation_orders import (
     OrderTracer,
     TracedActivation,
@@ -32,14 +39,7 @@ from ckpttool.libraries.activation_orders import (
     require_room,
     window_extents,
 )
-from ckpttool.libraries.model_steps import (
-    ScriptEvaluator,
-    ScriptModule,
-    ScriptTensor,
-    UnsupportedScriptError,
-    read_code,
-    traced_inputs,
-)
+from ckpttool.libraries.model_steps import ScriptEvaluator
 
 _CHANNEL = 1
 _LOOPS = 10_000
@@ -82,7 +82,7 @@ def read_script_orders(
     if texts is None:
         return None
     parsed: dict[str, ast.Module] = {}
-    traced = traced_inputs(checkpoint)
+    traced = tuple(leaf.shape for leaf in traced_inputs(checkpoint))
     for inputs in [traced] if traced else _candidates(checkpoint, shapes):
         try:
             _ScriptOrderEvaluator.of(checkpoint, texts, parsed, shapes_only=True).run(inputs)
@@ -1012,8 +1012,10 @@ def trace_script(
     `shapes` replace the input shapes with which the archive was traced.
     """
     texts = read_code(checkpoint)
-    inputs = tuple(shapes) or (traced_inputs(checkpoint) if texts is not None else ())
-    if texts is None or not inputs:
+    if texts is None:
+        return None
+    inputs = tuple(shapes) or tuple(leaf.shape for leaf in traced_inputs(checkpoint))
+    if not inputs:
         return None
     tracer = OrderTracer(checkpoint.tree, _CHANNEL, shapes_only=True)
     run = _ScriptCallRecorder(checkpoint.tree, texts, evaluation=tracer)

@@ -25,6 +25,7 @@ from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, loa
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_config, keras_tree, onnx
 from ckpttool.formats.common import Format
+from ckpttool.graphs.torchscript_code import read_code
 from ckpttool.libraries import (
     graph_programs,
     model_steps,
@@ -174,7 +175,7 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
     """Return the computation recorded in the checkpoint, None for weights alone."""
     if checkpoint.format == onnx.NAME:
         return RecordedComputation("the ONNX graph")
-    if model_steps.read_code(checkpoint) is not None:
+    if read_code(checkpoint) is not None:
         return RecordedComputation("the TorchScript code")
     if tf_graphs.has_serving_function(checkpoint):
         return RecordedComputation("the SavedModel's graph")

@@ -13,11 +13,19 @@ import numpy as np
 from ckpttool.core import limits
 from ckpttool.core.activations import FeatureOrders, TrackingLimitError
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree
-from ckpttool.encodings import protobuf
 from ckpttool.formats import tf_saved_model, tf_saved_model_messages
+from ckpttool.formats.tf_functions import (
+    FunctionNode,
+    GraphFunction,
+    get_attribute,
+    get_function_name,
+    is_true,
+    read_constant_fields,
+    read_functions,
+)
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
 from ckpttool.libraries.activation_orders import (
     OrderTracer,
@@ -35,23 +43,6 @@ from ckpttool.libraries.model_steps import ChainStep, LayerTensors
 # Sources: tensorflow/core/framework/graph.proto, function.proto, node_def.proto, attr_value.proto and
 # tensor.proto. Nothing is executed; a function that is not one chain of supported operations is refused.
 
-_TEXT = protobuf.DELIMITED
-# FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
-# input, attr.
-_FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT, 7: _TEXT}
-_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT, 3: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
-# AttrValue: f, b, tensor, func.
-_VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
-# TensorProto: dtype, tensor_shape, tensor_content, float_val, int_val, int64_val, bool_val.
-_TENSOR = {
-    1: protobuf.NUMBER,
-    2: _TEXT,
-    4: _TEXT,
-    5: protobuf.WORDS,
-    7: protobuf.NUMBERS,
-    10: protobuf.NUMBERS,
-    11: protobuf.NUMBERS,
-}
 _FLOAT, _INT32 = 1, 3
 ACTIVATION_OPERATIONS = {
     "Relu": "relu",
@@ -80,14 +71,6 @@ class VariableReference(NamedTuple):
     path: Path
 
 
-class FunctionNode(NamedTuple):
-    """One operation: its inputs' names and its attributes, not decoded."""
-
-    op: str
-    inputs: tuple[str, ...]
-    attributes: Mapping[str, memoryview]
-
-
 @dataclass(frozen=True, slots=True)
 class _GraphFlow:
     """The steps applied to the input so far."""
@@ -96,17 +79,6 @@ class _GraphFlow:
 
     def then(self, kind: str, value: Any = None) -> _GraphFlow:
         return _GraphFlow((*self.steps, ChainStep(kind, (f"step {len(self.steps)}",), value)))
-
-
-@dataclass(frozen=True, slots=True)
-class GraphFunction:
-    """A function in the graph's library."""
-
-    arguments: tuple[str, ...]
-    nodes: Mapping[str, FunctionNode]
-    results: tuple[str, ...]
-    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """the arguments' shapes, if the graph records them; an extent of -1 is not fixed"""
 
 
 class ServingFunction(NamedTuple):
@@ -184,85 +156,6 @@ def make_graph_error(checkpoint: Checkpoint, error: Exception) -> UnsupportedErr
         file=checkpoint.path,
         found=(str(error) if isinstance(error, UnsupportedGraphError) else "") or None,
     )
-
-
-def read_functions(graph: memoryview, meter: FieldMeter) -> dict[str, GraphFunction]:
-    """Return the graph's functions by name: GraphDef.library (2), FunctionDefLibrary.function (1)."""
-    found = {}
-    for held in tf_saved_model_messages.iter_field(2, graph, meter):
-        for function in tf_saved_model_messages.iter_field(1, held, meter):
-            name, made = _parse_function(function, meter)
-            found[name] = made
-    return found
-
-
-def _parse_function(data: memoryview, meter: FieldMeter) -> tuple[str, GraphFunction]:
-    name, arguments, outputs, nodes, results = "", list[str](), list[str](), {}, {}
-    shapes: dict[int, tuple[int, ...]] = {}
-    for number, value in meter.fields(data, _FUNCTION):
-        inner = protobuf.as_message(value)
-        if number == 1:
-            for part, what in meter.fields(inner, _SIGNATURE):
-                if part == 1:
-                    name = protobuf.as_text(what)
-                else:
-                    listed = arguments if part == 2 else outputs
-                    listed += [
-                        protobuf.as_text(text)
-                        for _, text in meter.fields(protobuf.as_message(what), {1: _TEXT})
-                    ]
-        elif number == 3:
-            title, node = parse_node(inner, meter)
-            nodes[title] = node
-        elif number == 7:
-            shapes |= _parse_argument(inner, meter)
-        else:
-            key, text = _parse_pair(inner, meter)
-            results[key] = text
-    order = [results[key] for key in outputs] if results.keys() == set(outputs) else [*results.values()]
-    return name, GraphFunction(tuple(arguments), nodes, tuple(order), shapes)
-
-
-def _parse_argument(data: memoryview, meter: FieldMeter) -> dict[int, tuple[int, ...]]:
-    """Return an argument's shape by its number, from its attribute `_output_shapes`, a list of one."""
-    place, found = 0, list[tuple[int, ...] | None]()
-    for number, value in meter.fields(data, {1: protobuf.NUMBER, 2: _TEXT}):
-        if number == 1:
-            place = protobuf.as_int32(value)
-            continue
-        for _, each in meter.fields(protobuf.as_message(value), {1: _TEXT}):
-            name, inner = tf_saved_model_messages.parse_map_entry(each, meter)
-            for _, listed in meter.fields(inner, {1: _TEXT}) if name == "_output_shapes" else ():
-                shapes = meter.fields(protobuf.as_message(listed), {7: _TEXT})
-                found += [
-                    tf_saved_model_messages.partial_shape(protobuf.as_message(each), meter)
-                    for _, each in shapes
-                ]
-    return {place: found[0]} if len(found) == 1 and found[0] is not None else {}
-
-
-def _parse_pair(data: memoryview, meter: FieldMeter) -> tuple[str, str]:
-    found = {number: protobuf.as_text(value) for number, value in meter.fields(data, {1: _TEXT, 2: _TEXT})}
-    return found.get(1, ""), found.get(2, "")
-
-
-def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
-    """Return a NodeDef's name, and the node."""
-    name = op = ""
-    inputs: list[str] = []
-    attributes: dict[str, memoryview] = {}
-    for number, value in meter.fields(data, _NODE):
-        if number == 5:
-            key, inner = tf_saved_model_messages.parse_map_entry(value, meter)
-            attributes[key] = inner
-        elif number == 1:
-            name = protobuf.as_text(value)
-        elif number == 2:
-            op = protobuf.as_text(value)
-        else:
-            inputs.append(protobuf.as_text(value))
-    data_inputs = tuple(each for each in inputs if not each.startswith("^"))
-    return name, FunctionNode(op, data_inputs, attributes)
 
 
 @dataclass
@@ -457,55 +350,6 @@ def _affine(flow: _GraphFlow, scale: list[float], offset: list[float]) -> _Graph
     return _GraphFlow(steps).then("affine", (scale, offset))
 
 
-def is_true(value: memoryview | None) -> bool:
-    """Return whether an attribute is true."""
-    return value is not None and any(
-        protobuf.as_int(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 5
-    )
-
-
-def get_function_name(value: memoryview) -> str:
-    """Return the function name in an attribute."""
-    for number, inner in protobuf.parse_fields(value, _VALUE):
-        if number == 10:
-            for _, text in protobuf.parse_fields(protobuf.as_message(inner), {1: _TEXT}):
-                return protobuf.as_text(text)
-    return ""
-
-
-class ConstantFields(NamedTuple):
-    """The fields of a constant tensor: numbers are in `content` or listed, ints for integer dtypes."""
-
-    dtype: int
-    shape: Shape | None
-    content: bytes
-    numbers: list[float]
-
-
-def read_constant_fields(value: memoryview, most: int) -> ConstantFields | None:
-    """Return an attribute's tensor (AttrValue.tensor), None if missing or larger than `most` bytes."""
-    tensor = next((protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 8), None)
-    if tensor is None or len(tensor) > most:
-        return None
-    found = ConstantFields(0, None, b"", [])
-    for number, part in protobuf.parse_fields(tensor, _TENSOR):
-        if number == 1:
-            found = found._replace(dtype=protobuf.as_int32(part))
-        elif number == 2:
-            shape = tf_saved_model_messages.partial_shape(protobuf.as_message(part), FieldMeter())
-            found = found._replace(shape=shape)
-        elif number == 4:
-            found = found._replace(content=bytes(protobuf.as_message(part)))
-        elif number == 5:
-            data = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
-            if len(data) % 4:
-                raise FormatError("the values of a constant are truncated")
-            found.numbers.extend(struct.unpack(f"<{len(data) // 4}f", data))
-        else:
-            found.numbers.extend(protobuf.as_ints(part))
-    return found
-
-
 def _read_small_constant(value: memoryview) -> list[float]:
     """Return the numbers of a small constant tensor of float32 or int32."""
     fields = read_constant_fields(value, 8 * _NUMBERS)
@@ -545,16 +389,6 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
 # a sequence).
 
 _CONSTANT = 1 << 20
-# AttrValue: list, s, i, b, type, shape, tensor. ListValue: s, i.
-_ORDERS_VALUE = {
-    1: _TEXT,
-    2: _TEXT,
-    3: protobuf.NUMBER,
-    5: protobuf.NUMBER,
-    6: protobuf.NUMBER,
-    8: _TEXT,
-}
-_LIST = {2: _TEXT, 3: protobuf.NUMBERS}
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?"}
 
 
@@ -696,26 +530,6 @@ class _GraphOrderEvaluator(FunctionEvaluator):
         return [each if isinstance(each, _GraphOrderWeight) else UntracedActivation() for each in given]
 
 
-# --- Attributes ---------------------------------------------------------------------------------------
-
-
-def _attribute(node: FunctionNode, name: str) -> Any:
-    """Return an attribute: a number, a text, or a list of numbers; None if the node lacks it."""
-    value = node.attributes.get(name)
-    for number, inner in protobuf.parse_fields(value, _ORDERS_VALUE) if value is not None else ():
-        if number == 2:
-            return bytes(protobuf.as_message(inner)).decode("latin-1")
-        if number in (3, 5, 6):
-            return protobuf.as_int(inner)
-        if number == 1:
-            listed: list[int] = []
-            for part, each in protobuf.parse_fields(protobuf.as_message(inner), _LIST):
-                if part == 3:
-                    listed += protobuf.as_ints(each)
-            return listed
-    return None
-
-
 def _constant(_: _GraphOrderEvaluator, node: FunctionNode, __: list[Any]) -> Any:
     fields = read_constant_fields(node.attributes.get("value", memoryview(b"")), _CONSTANT)
     if fields is None:
@@ -848,7 +662,7 @@ def _expand(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any
 
 def _squeeze(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
     rank = len(given[0].shape)
-    axes = {each % rank for each in _attribute(node, "squeeze_dims") or ()}
+    axes = {each % rank for each in get_attribute(node, "squeeze_dims") or ()}
     shape = [extent for n, extent in enumerate(given[0].shape) if extent != 1 or (axes and n not in axes)]
     return _reshape(run, node, [given[0], np.array(shape, "int64")])
 
@@ -871,7 +685,7 @@ def _rearrangement(move: Callable[..., Any]) -> _Operation:
 
 def _strided_slice(node: FunctionNode, entries: Any, begin: Any, end: Any, step: Any) -> Any:
     masks = {
-        name: _attribute(node, f"{name}_mask") or 0
+        name: get_attribute(node, f"{name}_mask") or 0
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     at: list[Any] = []
@@ -899,14 +713,14 @@ def _slice(_: FunctionNode, entries: Any, begin: Any, size: Any) -> Any:
 
 
 def _space_to_depth(node: FunctionNode, entries: Any) -> Any:
-    block = _attribute(node, "block_size")
+    block = get_attribute(node, "block_size")
     count, high, wide, channels = entries.shape
     made = entries.reshape(count, high // block, block, wide // block, block, channels)
     return made.transpose(0, 1, 3, 2, 4, 5).reshape(count, high // block, wide // block, -1)
 
 
 def _depth_to_space(node: FunctionNode, entries: Any) -> Any:
-    block = _attribute(node, "block_size")
+    block = get_attribute(node, "block_size")
     count, high, wide, channels = entries.shape
     made = entries.reshape(count, high, wide, block, block, channels // block**2)
     return made.transpose(0, 1, 3, 2, 4, 5).reshape(count, high * block, wide * block, -1)
@@ -954,7 +768,7 @@ def _concat(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> An
 
 
 def _pack(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
-    axis = _attribute(node, "axis") or 0
+    axis = get_attribute(node, "axis") or 0
     if _is_constant(*given):
         return np.stack(given, axis)
     values = [_expand(run, node, [each, np.array(axis)]) for each in given]
@@ -962,7 +776,7 @@ def _pack(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
 
 
 def _unpack(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
-    x, axis = given[0], _attribute(node, "axis") or 0
+    x, axis = given[0], get_attribute(node, "axis") or 0
     if isinstance(x, np.ndarray):
         return [np.take(x, n, axis) for n in range(x.shape[axis])]
     whole = _to_activation(run, x)
@@ -976,7 +790,7 @@ def _split(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
         ends = np.cumsum(sizes)[:-1]
     else:
         axis, x = given
-        count = _attribute(node, "num_split")
+        count = get_attribute(node, "num_split")
         ends = np.arange(1, count) * (x.shape[int(axis)] // count)
     if isinstance(x, _GraphOrderWeight):
         return [UntracedActivation()]
@@ -988,7 +802,7 @@ def _split(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
 
 def _reduce(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
     x, axes = given
-    keep = bool(_attribute(node, "keep_dims"))
+    keep = bool(get_attribute(node, "keep_dims"))
     if _is_constant(x, axes) and node.op in _COMPUTED:
         return _COMPUTED[node.op](x, axis=tuple(_numbers(axes)), keepdims=keep)
     rank = len(x.shape)
@@ -1015,7 +829,7 @@ def _product(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> An
 
 
 def _einsum(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
-    text = str(_attribute(node, "equation") or "").replace(" ", "")
+    text = str(get_attribute(node, "equation") or "").replace(" ", "")
     taken, _, made = text.partition("->")
     names = taken.split(",")
     if "." in text or len(names) != len(given) or any(isinstance(each, UntracedActivation) for each in given):
@@ -1056,7 +870,7 @@ def _spatial_values(node: FunctionNode, value: Any, default: int, rank: int) -> 
 
 
 def _is_first(node: FunctionNode) -> bool:
-    return str(_attribute(node, "data_format") or "").startswith("NC")
+    return str(get_attribute(node, "data_format") or "").startswith("NC")
 
 
 def _convolution_extents(
@@ -1066,12 +880,12 @@ def _convolution_extents(
     strides: Sequence[int],
     wide: Sequence[int],
 ) -> tuple[int, ...]:
-    padding = _attribute(node, "padding")
+    padding = get_attribute(node, "padding")
     if padding == "SAME":
         return tuple(-(-size // step) for size, step in zip(sizes, strides, strict=True))
     pads = [0] * len(sizes)
     if padding == "EXPLICIT":
-        ends = _attribute(node, "explicit_paddings") or []
+        ends = get_attribute(node, "explicit_paddings") or []
         pads = [ends[2 * n] + ends[2 * n + 1] for n in range(1, len(sizes) + 1)]
     return window_extents(sizes, kernel, strides, pads, wide)
 
@@ -1089,8 +903,8 @@ def _convolution(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -
     )
     weight = given[1].paths if plain and kernel[-2] == x.shape[-1] else ()
     channels = kernel[-1] * (kernel[-2] if node.op.startswith("Depthwise") else 1)
-    strides = _spatial_values(node, _attribute(node, "strides"), 1, rank)
-    wide = _spatial_values(node, _attribute(node, "dilations"), 1, rank)
+    strides = _spatial_values(node, get_attribute(node, "strides"), 1, rank)
+    wide = _spatial_values(node, get_attribute(node, "dilations"), 1, rank)
     sizes = _convolution_extents(node, x.shape[1:-1], kernel[:-2], strides, wide)
     return run.evaluation.convolved(x, (x.shape[0], *sizes, channels), *weight)
 
@@ -1109,8 +923,8 @@ def _pool(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
     rank = len(x.shape) - 2
     if _is_first(node):
         return UntracedActivation()
-    kernel = _spatial_values(node, _attribute(node, "ksize"), 1, rank)
-    strides = _spatial_values(node, _attribute(node, "strides"), 1, rank)
+    kernel = _spatial_values(node, get_attribute(node, "ksize"), 1, rank)
+    strides = _spatial_values(node, get_attribute(node, "strides"), 1, rank)
     sizes = _convolution_extents(node, x.shape[1:-1], kernel, strides, (1,) * rank)
     return run.evaluation.convolved(x, (x.shape[0], *sizes, x.shape[-1]))
 

@@ -1,0 +1,1980 @@
+"""Graphs of TorchScript archives: `forward` in inference, with named values in the place of tensors.
+
+Numbers, lists and modules are evaluated; tensors become values of the graph. A branch whose condition
+depends on a tensor becomes `If`. A module or function whose code cannot be translated is one opaque node.
+Buffers that `forward` overwrites are further outputs, `NAME/next`. Inputs have the types that a traced
+archive records, otherwise the type of the parameters, or int64 if they are positions of an embedding.
+
+Sources: aten/src/ATen/native/native_functions.yaml (names, order and defaults of arguments), the
+documentation of torch.* (what operations compute), torch/csrc/jit/serialization/export_module.cpp
+(`traced_inputs.pkl`). A combination of arguments that is not translated leaves the operation opaque.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.tree import Leaf
+from ckpttool.graphs.graph import Graph, inline_constant
+from ckpttool.graphs.torchscript_code import (
+    ScriptTensor,
+    UnsupportedScriptError,
+    read_code,
+    traced_inputs,
+)
+from ckpttool.graphs.torchscript_numbers import (
+    COMPARISONS,
+    CONTAINERS,
+    LAST,
+    NUMBERS,
+    SILENT,
+    apply_numbers,
+    change_list,
+    has_kind,
+    is_number_operation,
+    refuse,
+)
+from ckpttool.graphs.torchscript_translator import ScriptTranslator
+from ckpttool.graphs.torchscript_values import (
+    IndexInputError,
+    NumberValue,
+    PartsValue,
+    RaisedError,
+    ShapeRange,
+    SizesValue,
+    TensorValue,
+    UnknownValue,
+)
+from ckpttool.mapping.rules import BlockOrder, Permute, Reshape, chain_rules
+
+_Handler = Callable[[ScriptTranslator, Any], Any]
+_TENSORS = (TensorValue, ScriptTensor)
+_OPERATIONS: dict[str, tuple[str, _Handler]] = {}
+# What code of an unexpected form raises.
+UNEXPECTED = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError),
+    ValueError,
+)
+# New tensors whose values differ from call to call.
+_RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal", "empty", "empty_strided"))
+
+
+# c10/core/ScalarType.h
+TORCH_TYPES = {
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "float16",
+    6: "float32",
+    7: "float64",
+    11: "bool",
+    15: "bfloat16",
+}
+
+
+def read(checkpoint: Checkpoint) -> Graph | None:
+    """Return the graph of an archive's `forward`, None for other files of PyTorch.
+
+    Raise UnsupportedError if `forward` cannot be translated.
+    """
+    texts = read_code(checkpoint)
+    if texts is None:
+        return None
+    recorded, integers = traced_inputs(checkpoint), set[str]()
+    while True:
+        translator = ScriptTranslator(checkpoint.tree, texts, operation=apply_operation, integers=integers)
+        try:
+            return translator.graph(recorded)
+        except IndexInputError as error:
+            integers.add(str(error))
+        except (UnsupportedScriptError, RaisedError, *UNEXPECTED) as error:
+            raise UnsupportedError(
+                "the TorchScript code cannot be translated to a graph",
+                file=checkpoint.path,
+                found=str(error) or None,
+            ) from None
+
+
+def _operation(names: str, arguments: str) -> Callable[[_Handler], _Handler]:
+    """Add operations by names, with the arguments of their schema and defaults."""
+
+    def add(handler: _Handler) -> _Handler:
+        for name in names.split():
+            _OPERATIONS[name] = (arguments, handler)
+        return handler
+
+    return add
+
+
+def _bind(arguments: str, given: Sequence[Any], named: Mapping[str, Any]) -> SimpleNamespace:
+    """Return the arguments by name; raise UnsupportedScriptError if they do not fit the schema."""
+    values: dict[str, Any] = {}
+    names = []
+    for argument in arguments.split():
+        name, equals, default = argument.partition("=")
+        names.append(name)
+        if equals:
+            values[name] = ast.literal_eval(default)
+    if len(given) > len(names) or not named.keys() <= set(names):
+        raise refuse("arguments of another version of the operation")
+    values |= {**dict(zip(names, given, strict=False)), **named}
+    if values.keys() != set(names):
+        raise refuse("arguments of another version of the operation")
+    return SimpleNamespace(**values)
+
+
+def apply_operation(t: ScriptTranslator, called: str, given: list[Any], named: Mapping[str, Any]) -> Any:
+    """Return the result of an operation by its name in the code; one with tensors may be opaque."""
+    name = called.removeprefix("torch.").removeprefix("ops.prim.").removeprefix("ops.aten.")
+    if name not in CONTAINERS and has_kind(given, (UnknownValue,)):
+        raise refuse("a variable that depends on a condition")
+    if name in SILENT:
+        return "" if name in ("format", "str") else None
+    tensors = has_kind(given, _TENSORS) or has_kind([*named.values()], _TENSORS)
+    if not tensors and is_number_operation(name):
+        return apply_numbers(t, name, given, named)
+    row = _OPERATIONS.get(name)
+    overwrites = row is None and name.endswith("_") and not name.endswith("__")
+    if overwrites:
+        row = _OPERATIONS.get(name[:-1])
+    count = len(t.build.nodes)
+    try:
+        if row is None:
+            raise refuse(called)
+        result = row[1](t, _bind(row[0], given, named))
+    except (UnsupportedScriptError, *UNEXPECTED) as error:
+        if not isinstance(error, UnsupportedScriptError):
+            error = refuse(f"arguments of {called}")
+        if overwrites or not (tensors or name in _RANDOM):
+            raise error from None
+        del t.build.nodes[count:]
+        return t.opaque(f"aten::{name}", [*given, *named.values()], _settings([*given, *named.values()]))
+    if overwrites:
+        target = t.tensor(given[0])
+        return t.overwrite(given[0], _cast(t, t.tensor(result), target.dtype))
+    return result
+
+
+def _settings(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments that are no tensors, by their position, as attributes of an opaque node."""
+    plain: dict[str, Any] = {}
+    for n, value in enumerate(values):
+        if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+            plain[f"argument_{n}"] = tuple(value)
+        elif isinstance(value, bool | int | float | str):
+            plain[f"argument_{n}"] = value
+    return plain
+
+
+# Types.
+
+_CATEGORY: dict[str, int] = {"bool": 0, **dict.fromkeys(("uint8", "int8", "int16", "int32", "int64"), 1)}
+
+
+def _category(dtype: str) -> int:
+    return _CATEGORY.get(dtype, 2)
+
+
+def _promoted(t: ScriptTranslator, *values: Any) -> str | None:
+    """Return the type in which an operation computes, as torch.result_type; None if it is unknown."""
+    listed = [t.tensor(each) if isinstance(each, _TENSORS) else each for each in values]
+    tensors = [each for each in listed if isinstance(each, TensorValue) and not each.wrapped]
+    if any(each.dtype is None for each in tensors):
+        return None
+    dtype: str | None = None
+    highest = max((_category(each.dtype or "") for each in tensors), default=-1)
+    candidates = [each for each in tensors if _category(each.dtype or "") == highest]
+    kinds = {each.dtype for each in candidates}
+    if len(kinds) > 1:
+        if any(each.rank is None for each in candidates):
+            raise refuse("tensors of different types")
+        kinds = {each.dtype for each in candidates if each.rank} or kinds
+    if len(kinds) > 1:
+        dtype = _wider({each or "" for each in kinds})
+    elif kinds:
+        (dtype,) = kinds
+    for each in listed:
+        if isinstance(each, NUMBERS) or (isinstance(each, TensorValue) and each.wrapped):
+            kind = each.dtype if isinstance(each, NumberValue | TensorValue) else type(each).__name__
+            level = {"bool": 0, "int": 1, "int64": 1}.get(kind or "", 2)
+            if dtype is None or level > _category(dtype):
+                dtype = ("bool", "int64", "float32")[level]
+    return dtype
+
+
+def _wider(kinds: set[str]) -> str:
+    import numpy as np
+
+    if kinds <= {"float16", "bfloat16"}:
+        return "float32"
+    if any(kind == "bfloat16" for kind in kinds):
+        kinds = kinds - {"bfloat16"}
+    return str(np.result_type(*(np.dtype(kind) for kind in kinds)).name)
+
+
+def _name(t: ScriptTranslator, value: Any, dtype: str | None) -> str:
+    """Return the name of a tensor or number in a type; of unknown type if that is unknown."""
+    if isinstance(value, _TENSORS):
+        return _cast(t, t.tensor(value), dtype).name
+    if not isinstance(value, NUMBERS):
+        raise refuse(f"a tensor or number is expected, found {type(value).__name__}")
+    return t.number(value, dtype or "float32")
+
+
+def _cast(t: ScriptTranslator, value: TensorValue, dtype: str | None) -> TensorValue:
+    if dtype is None or value.dtype in (None, dtype):
+        return value
+    return t.new(t.build.one("Cast", value.name, to=dtype), dtype, value.rank)
+
+
+def _rank(t: ScriptTranslator, *values: Any) -> int | None:
+    """Return the rank of broadcast values, None if it is unknown."""
+    ranks = [t.tensor(each).rank for each in values if isinstance(each, _TENSORS)]
+    known = [each for each in ranks if each is not None]
+    return max(known, default=0) if len(known) == len(ranks) else None
+
+
+def _elementwise(
+    t: ScriptTranslator, op: str, *values: Any, dtype: str | None = None, **more: Any
+) -> TensorValue:
+    """Return the result of an operator on broadcast values in their common type."""
+    common = dtype or _promoted(t, *values)
+    result = "bool" if op in _BOOLEAN else common
+    return t.new(
+        t.build.one(op, *(_name(t, each, common) for each in values), **more), result, _rank(t, *values)
+    )
+
+
+_BOOLEAN = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "And", "Or", "Not", "Xor"))
+_BOOLEAN |= {"IsNaN", "IsInf"}
+
+
+def _floating(t: ScriptTranslator, value: Any) -> TensorValue:
+    """Return a tensor in a type with fractions."""
+    tensor = t.tensor(value)
+    if tensor.dtype is None or _category(tensor.dtype) == 2:
+        return tensor
+    return _cast(t, tensor, "float32")
+
+
+def _integer(t: ScriptTranslator, value: Any) -> TensorValue:
+    """Return positions; an input that is used as positions has the type int64."""
+    tensor = t.tensor(value)
+    if tensor.dtype is not None and _category(tensor.dtype) == 2 and tensor.entry is not None:
+        raise IndexInputError(tensor.entry)
+    if tensor.dtype not in ("int64", "int32", "uint8", "int16", "int8"):
+        raise refuse("positions of another type")
+    return _cast(t, tensor, "int64")
+
+
+def _ints(value: Any, count: int | None = None) -> list[int]:
+    """Return a list of plain numbers, one number repeated."""
+    values = [value] if type(value) is int else value
+    if not isinstance(values, list) or any(type(each) is not int for each in values):
+        raise refuse("a list of numbers that depends on a tensor")
+    if count is not None and len(values) == 1:
+        return values * count
+    if count is not None and len(values) != count:
+        raise refuse("a list of another length")
+    return values
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise refuse(reason)
+
+
+# Activations and functions of one tensor.
+
+for _torch, _onnx in {
+    "relu": "Relu",
+    "abs": "Abs",
+    "neg": "Neg",
+    "negative": "Neg",
+    "sign": "Sign",
+    "sgn": "Sign",
+    "floor": "Floor",
+    "ceil": "Ceil",
+}.items():
+    _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, a.x))  # type: ignore[misc]
+for _torch, _onnx in {
+    **{
+        n: n.capitalize()
+        for n in ("tanh", "sigmoid", "exp", "log", "sqrt", "sin", "cos", "tan", "erf", "mish")
+    },
+    **{n: n.capitalize() for n in ("sinh", "cosh", "reciprocal")},
+    **{f"a{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    **{f"arc{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "hardswish": "HardSwish",
+    "silu": "Swish",
+    "selu": "Selu",
+}.items():
+    _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, _floating(t, a.x)))  # type: ignore[misc]
+
+
+@_operation("elu", "x alpha=1.0 scale=1.0 input_scale=1.0")
+def _elu(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(a.scale == 1 and a.input_scale == 1, "a scaled elu")
+    return _elementwise(t, "Elu", a.x, alpha=float(a.alpha))
+
+
+@_operation("leaky_relu", "x slope=0.01")
+def _leaky_relu(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(isinstance(a.slope, int | float), "a slope that depends on a tensor")
+    return _elementwise(t, "LeakyRelu", a.x, alpha=float(a.slope))
+
+
+@_operation("rrelu", "x lower=0.125 upper=0.3333333333333333 training=False generator=None")
+def _random_relu(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(a.training is False, "a random slope")
+    return _elementwise(t, "LeakyRelu", a.x, alpha=(a.lower + a.upper) / 2)
+
+
+@_operation("softplus", "x beta=1 threshold=20")
+def _softplus(t: ScriptTranslator, a: Any) -> TensorValue:
+    scaled = _elementwise(t, "Mul", a.x, a.beta) if a.beta != 1 else t.tensor(a.x)
+    soft = _elementwise(t, "Softplus", scaled)
+    soft = _elementwise(t, "Div", soft, a.beta) if a.beta != 1 else soft
+    return _where(t, _elementwise(t, "Greater", scaled, a.threshold), a.x, soft)
+
+
+@_operation("threshold", "x threshold value")
+def _threshold(t: ScriptTranslator, a: Any) -> TensorValue:
+    above = _elementwise(t, "Greater", a.x, a.threshold)
+    return _where(t, above, a.x, a.value)
+
+
+@_operation("prelu", "x weight")
+def _prelu(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, leaf = t.tensor(a.x), t.stored_leaf(a.weight)
+    slope = t.tensor(a.weight).name
+    if leaf is None or leaf.size != 1:
+        # A slope for each channel, which is axis 1.
+        channels = t.build.number([-1], "int64")
+        if x.rank is not None:
+            shape = t.build.number([-1, *[1] * (x.rank - 2)], "int64")
+        else:
+            rest = t.build.one("Sub", _rank_name(t, x), t.build.number(2, "int64"))
+            rest = t.build.one("Reshape", rest, t.build.number([1], "int64"))
+            ones = t.build.one("ConstantOfShape", rest, value=_filled(1, "int64"))
+            shape = t.build.one("Concat", channels, ones, axis=0)
+        slope = t.build.one("Reshape", slope, shape)
+    return t.new(t.build.one("PRelu", x.name, slope), x.dtype, x.rank)
+
+
+def _rank_name(t: ScriptTranslator, x: TensorValue) -> str:
+    return t.build.one("Size", t.build.one("Shape", x.name))
+
+
+def _filled(value: Any, dtype: str) -> Leaf:
+    """Return a tensor of one entry, for an attribute."""
+    import numpy as np
+
+    from ckpttool.core import dtypes
+
+    leaf = inline_constant(np.full([1], value).astype(dtypes.numpy_dtype(dtype))).leaf
+    if not isinstance(leaf, Leaf):
+        raise refuse("a tensor of strings")
+    return leaf
+
+
+@_operation("glu", "x dim=-1")
+def _glu(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    one, two = t.build.add("Split", (x.name,), 2, axis=a.dim, num_outputs=2)
+    gate = t.build.one("Sigmoid", two)
+    return t.new(t.build.one("Mul", one, gate), x.dtype, x.rank)
+
+
+@_operation("log1p", "x")
+def _log1p(t: ScriptTranslator, a: Any) -> TensorValue:
+    # 2 artanh(x / (x + 2)) is exact for small x.
+    x = _floating(t, a.x)
+    ratio = _elementwise(t, "Div", x, _elementwise(t, "Add", x, 2.0))
+    exact = _elementwise(t, "Mul", _elementwise(t, "Atanh", ratio), 2.0)
+    small = _elementwise(t, "Less", _elementwise(t, "Abs", x), 0.5)
+    return _where(t, small, exact, _elementwise(t, "Log", _elementwise(t, "Add", x, 1.0)))
+
+
+@_operation("expm1", "x")
+def _expm1(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = _floating(t, a.x)
+    # Elu computes it exactly below zero, and exp(x) - 1 = -exp(x) * (exp(-x) - 1) above.
+    below = _elementwise(t, "Elu", _elementwise(t, "Neg", _elementwise(t, "Abs", x)))
+    above = _elementwise(t, "Neg", _elementwise(t, "Mul", _elementwise(t, "Exp", x), below))
+    return _where(t, _elementwise(t, "Less", x, 0.0), below, above)
+
+
+@_operation("trunc fix", "x")
+def _trunc(t: ScriptTranslator, a: Any) -> TensorValue:
+    whole = _elementwise(t, "Floor", _elementwise(t, "Abs", a.x))
+    return _elementwise(t, "Mul", _elementwise(t, "Sign", a.x), whole)
+
+
+@_operation("isfinite", "x")
+def _isfinite(t: ScriptTranslator, a: Any) -> TensorValue:
+    strange = _elementwise(t, "Or", _elementwise(t, "IsNaN", a.x), _elementwise(t, "IsInf", a.x))
+    return _elementwise(t, "Not", strange)
+
+
+@_operation("nan_to_num", "x nan=None posinf=None neginf=None")
+def _without_nan(t: ScriptTranslator, a: Any) -> TensorValue:
+    import numpy as np
+
+    x = t.tensor(a.x)
+    _require(x.dtype in ("float32", "float64"), "a type without infinity")
+    most = float(np.finfo(np.dtype(x.dtype)).max)
+    result = _where(t, _elementwise(t, "IsNaN", x), 0.0 if a.nan is None else a.nan, x)
+    for sign, value in ((1, a.posinf), (-1, a.neginf)):
+        infinite = _elementwise(t, "IsInf", x, detect_negative=int(sign < 0), detect_positive=int(sign > 0))
+        result = _where(t, infinite, sign * most if value is None else value, result)
+    return result
+
+
+@_operation(
+    "dropout feature_dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d",
+    "x p=0.5 train=True",
+)
+def _dropout(_t: ScriptTranslator, a: Any) -> Any:
+    _require(a.train is False or a.p == 0, "dropout in training")
+    return a.x
+
+
+@_operation("contiguous", "x memory_format=None")
+def _contiguous(t: ScriptTranslator, a: Any) -> TensorValue:
+    # It is the tensor itself or a copy, which depends on the tensor's strides.
+    x = t.tensor(a.x)
+    return t.view(x, x.name, x.rank)
+
+
+@_operation("clone", "x memory_format=None")
+def _clone(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    return t.new(x.name, x.dtype, x.rank)
+
+
+# Arithmetic.
+
+
+def _scaled(t: ScriptTranslator, value: Any, factor: Any) -> Any:
+    return value if factor == 1 else _elementwise(t, "Mul", value, factor)
+
+
+@_operation("mul multiply", "x other")
+def _mul(t: ScriptTranslator, a: Any) -> TensorValue:
+    if _promoted(t, a.x, a.other) == "bool":
+        return _elementwise(t, "And", a.x, a.other)
+    return _elementwise(t, "Mul", a.x, a.other)
+
+
+@_operation("div divide true_divide", "x other rounding_mode=None")
+def _div(t: ScriptTranslator, a: Any) -> TensorValue:
+    dtype = _promoted(t, a.x, a.other)
+    if a.rounding_mode is None:
+        whole = dtype is not None and _category(dtype) < 2
+        return _elementwise(t, "Div", a.x, a.other, dtype="float32" if whole else dtype)
+    _require(a.rounding_mode in ("floor", "trunc"), "an unknown rounding")
+    if dtype is not None and _category(dtype) < 2:
+        if a.rounding_mode == "trunc":
+            return _elementwise(t, "Div", a.x, a.other)
+        rest = _elementwise(t, "Mod", a.x, a.other)
+        return _elementwise(t, "Div", _elementwise(t, "Sub", a.x, rest), a.other)
+    quotient = _elementwise(t, "Div", a.x, a.other)
+    if a.rounding_mode == "floor":
+        return _elementwise(t, "Floor", quotient)
+    return _trunc(t, SimpleNamespace(x=quotient))
+
+
+@_operation("remainder", "x other")
+def _remainder(t: ScriptTranslator, a: Any) -> TensorValue:
+    dtype = _promoted(t, a.x, a.other)
+    if dtype is not None and _category(dtype) < 2:
+        return _elementwise(t, "Mod", a.x, a.other)
+    rest = _elementwise(t, "Mod", a.x, a.other, fmod=1)
+    other = a.other if isinstance(a.other, _TENSORS) else t.tensor(a.other)
+    signs = _elementwise(t, "Xor", _elementwise(t, "Less", rest, 0.0), _elementwise(t, "Less", other, 0.0))
+    wrong = _elementwise(t, "And", signs, _elementwise(t, "Not", _elementwise(t, "Equal", rest, 0.0)))
+    return _where(t, wrong, _elementwise(t, "Add", rest, other), rest)
+
+
+@_operation("lerp", "x end weight")
+def _lerp(t: ScriptTranslator, a: Any) -> TensorValue:
+    step = _elementwise(t, "Mul", _elementwise(t, "Sub", a.end, a.x), a.weight)
+    return _elementwise(t, "Add", a.x, step)
+
+
+def _clamped(t: ScriptTranslator, x: Any, low: Any, high: Any) -> TensorValue:
+    dtype = _promoted(t, x, *(each for each in (low, high) if each is not None))
+    result = _cast(t, t.tensor(x), dtype)
+    if all(each is None or isinstance(each, NUMBERS) for each in (low, high)):
+        bounds = ["" if each is None else t.number(each, dtype or "float32") for each in (low, high)]
+        return t.new(t.build.one("Clip", result.name, *bounds), dtype, result.rank)
+    for op, bound in (("Max", low), ("Min", high)):
+        if bound is not None:
+            result = _elementwise(t, op, result, bound)
+    return result
+
+
+# Comparison and selection.
+
+for _torch, _onnx in {
+    **COMPARISONS,
+    "less": "Less",
+    "greater": "Greater",
+    "less_equal": "LessOrEqual",
+    "greater_equal": "GreaterOrEqual",
+}.items():
+    _operation(_torch, "x other")(lambda t, a, op=_onnx: _elementwise(t, op, a.x, a.other))  # type: ignore[misc]
+
+
+def _where(t: ScriptTranslator, condition: Any, one: Any, two: Any) -> TensorValue:
+    dtype = _promoted(t, one, two)
+    names = [_name(t, condition, "bool"), _name(t, one, dtype), _name(t, two, dtype)]
+    return t.new(t.build.one("Where", *names), dtype, _rank(t, condition, one, two))
+
+
+@_operation("masked_fill", "x mask value")
+def _masked_fill(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    value = a.value if isinstance(a.value, NUMBERS) else _cast(t, t.tensor(a.value), x.dtype)
+    names = [_name(t, a.mask, "bool"), _name(t, value, x.dtype), x.name]
+    return t.new(t.build.one("Where", *names), x.dtype, _rank(t, a.mask, x))
+
+
+# Products.
+
+
+@_operation("linear", "x weight bias=None")
+def _linear(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    result = t.new(t.build.one("MatMul", x.name, _transposed(t, a.weight)), t.tensor(a.weight).dtype, x.rank)
+    return result if a.bias is None else _elementwise(t, "Add", result, a.bias)
+
+
+def _transposed(t: ScriptTranslator, weight: Any) -> str:
+    """Return the name of a transposed matrix; of a stored one as a constant."""
+    if t.stored_leaf(weight) is not None and t.tensor(weight).rank == 2:
+        return t.changed(weight, Permute((1, 0)))
+    return t.build.one("Transpose", t.tensor(weight).name, perm=(1, 0))
+
+
+@_operation("matmul mm bmm mv dot vdot __matmul__", "x other")
+def _matmul(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, other = t.tensor(a.x), t.tensor(a.other)
+    _require(x.dtype == other.dtype or None in (x.dtype, other.dtype), "a product of different types")
+    rank = None
+    if x.rank is not None and other.rank is not None:
+        rank = max(x.rank, other.rank, 2) - (x.rank == 1) - (other.rank == 1)
+    return t.new(t.build.one("MatMul", x.name, other.name), x.dtype, rank)
+
+
+@_operation("outer ger", "x other")
+def _outer(t: ScriptTranslator, a: Any) -> TensorValue:
+    column = t.new(
+        t.build.one("Unsqueeze", t.tensor(a.x).name, t.build.number([1], "int64")), t.tensor(a.x).dtype, 2
+    )
+    return _elementwise(t, "Mul", column, a.other)
+
+
+@_operation("addmm baddbmm addmv", "x one two beta=1 alpha=1")
+def _addmm(t: ScriptTranslator, a: Any) -> TensorValue:
+    product = _scaled(t, _matmul(t, SimpleNamespace(x=a.one, other=a.two)), a.alpha)
+    return _elementwise(t, "Add", _scaled(t, a.x, a.beta), product)
+
+
+@_operation("bilinear", "x other weight bias=None")
+def _bilinear(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, other, weight = (t.tensor(each) for each in (a.x, a.other, a.weight))
+    name = t.build.one("Einsum", x.name, weight.name, other.name, equation="...i,oij,...j->...o")
+    result = t.new(name, weight.dtype, x.rank)
+    return result if a.bias is None else _elementwise(t, "Add", result, a.bias)
+
+
+@_operation("einsum", "equation tensors path=None")
+def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
+    tensors = [t.tensor(each) for each in a.tensors]
+    _require(isinstance(a.equation, str) and len({each.dtype for each in tensors}) == 1, "an einsum")
+    result = a.equation.replace(" ", "").partition("->")
+    rank = len(result[2]) if result[1] and "." not in a.equation else None
+    name = t.build.one("Einsum", *(each.name for each in tensors), equation=a.equation)
+    return t.new(name, tensors[0].dtype, rank)
+
+
+@_operation(
+    "scaled_dot_product_attention",
+    "q k v mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
+)
+def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(a.dropout_p == 0 and a.enable_gqa is False, "dropout or groups in attention")
+    q, k, v = (t.tensor(each) for each in (a.q, a.k, a.v))
+    if a.scale is None:
+        extent = t.build.one("Shape", q.name, start=-1)
+        width = t.build.one("Cast", extent, to=q.dtype or "float32")
+        scaled = t.build.one("Div", q.name, t.build.one("Sqrt", width))
+    else:
+        scaled = t.build.one("Mul", q.name, t.number(a.scale, q.dtype or "float32"))
+    rank = k.rank or q.rank or v.rank
+    _require(rank is not None, "attention on a tensor with an unknown number of axes")
+    axes = [*range(rank or 0)]
+    axes[-2:] = axes[-1], axes[-2]
+    scores = t.new(
+        t.build.one("MatMul", scaled, t.build.one("Transpose", k.name, perm=tuple(axes))), q.dtype, rank
+    )
+    mask = a.mask
+    if a.is_causal:
+        _require(mask is None, "two masks")
+        shape = t.build.one("Shape", scores.name, start=-2)
+        ones = t.build.one("ConstantOfShape", shape, value=_filled(1, "int64"))
+        lower = t.build.one("Trilu", ones, upper=0)
+        mask = t.new(t.build.one("Cast", lower, to="bool"), "bool", 2)
+    if mask is not None and t.tensor(mask).dtype == "bool":
+        scores = _where(t, mask, scores, -math.inf)
+    elif mask is not None:
+        scores = _elementwise(t, "Add", scores, mask)
+    weights = t.build.one("Softmax", scores.name, axis=-1)
+    return t.new(t.build.one("MatMul", weights, v.name), v.dtype, rank)
+
+
+@_operation(
+    "_native_multi_head_attention",
+    "q k v width heads weight bias out_weight out_bias mask=None need_weights=True average=True "
+    "mask_type=None",
+)
+def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
+    _require(
+        a.mask is None and _is_same(t, a.q, a.k) and _is_same(t, a.k, a.v), "attention to another tensor"
+    )
+    _require(a.need_weights is False, "weights of attention")
+    x = _linear(t, SimpleNamespace(x=a.q, weight=a.weight, bias=a.bias))
+    heads = t.build.number([0, 0, a.heads, -1], "int64")
+    q, k, v = (
+        t.new(
+            t.build.one("Transpose", t.build.one("Reshape", each.name, heads), perm=(0, 2, 1, 3)), x.dtype, 4
+        )
+        for each in _gates(t, x, 3)
+    )
+    settings = {"mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+    mixed = _attention(t, SimpleNamespace(q=q, k=k, v=v, **settings))
+    rows = t.build.one("Transpose", mixed.name, perm=(0, 2, 1, 3))
+    joined = t.new(t.build.one("Reshape", rows, t.build.number([0, 0, -1], "int64")), x.dtype, 3)
+    result = _linear(t, SimpleNamespace(x=joined, weight=a.out_weight, bias=a.out_bias))
+    return [result, UnknownValue("weights of attention")]
+
+
+@_operation(
+    "_transformer_encoder_layer_fwd",
+    "x width heads weight bias out_weight out_bias gelu norm_first eps norm1_weight norm1_bias norm2_weight "
+    "norm2_bias ffn1_weight ffn1_bias ffn2_weight ffn2_bias mask=None mask_type=None",
+)
+def _encoder_layer(t: ScriptTranslator, a: Any) -> TensorValue:
+    def norm(x: TensorValue, weight: Any, bias: Any) -> TensorValue:
+        scale, offset = t.tensor(weight).name, t.tensor(bias).name
+        name = t.build.one("LayerNormalization", x.name, scale, offset, axis=-1, epsilon=float(a.eps))
+        return t.new(name, x.dtype, x.rank)
+
+    def attend(x: TensorValue) -> TensorValue:
+        settings = {"q": x, "k": x, "v": x, "mask": a.mask, "need_weights": False}
+        parts = {key: getattr(a, key) for key in ("heads", "weight", "bias", "out_weight", "out_bias")}
+        result: TensorValue = _fused_attention(t, SimpleNamespace(**settings, **parts))[0]
+        return result
+
+    def expand(x: TensorValue) -> TensorValue:
+        inner = _linear(t, SimpleNamespace(x=x, weight=a.ffn1_weight, bias=a.ffn1_bias))
+        active = _elementwise(t, "Gelu" if a.gelu else "Relu", inner)
+        return _linear(t, SimpleNamespace(x=active, weight=a.ffn2_weight, bias=a.ffn2_bias))
+
+    x = t.tensor(a.x)
+    for part, weight, bias in (
+        (attend, a.norm1_weight, a.norm1_bias),
+        (expand, a.norm2_weight, a.norm2_bias),
+    ):
+        if a.norm_first:
+            x = _elementwise(t, "Add", x, part(norm(x, weight, bias)))
+        else:
+            x = norm(_elementwise(t, "Add", x, part(x)), weight, bias)
+    return x
+
+
+# Shapes.
+
+
+@_operation("size", "x dim=None")
+def _size(t: ScriptTranslator, a: Any) -> Any:
+    x = t.tensor(a.x)
+    if a.dim is not None:
+        return t.extent(x, a.dim)
+    if x.rank is not None:
+        return [t.extent(x, n) for n in range(x.rank)]
+    return SizesValue((ShapeRange(x),))
+
+
+@_operation("dim ndimension", "x")
+def _dim(t: ScriptTranslator, a: Any) -> Any:
+    x = t.tensor(a.x)
+    return x.rank if x.rank is not None else NumberValue(_rank_name(t, x), "int64")
+
+
+@_operation("is_floating_point", "x")
+def _is_floating(t: ScriptTranslator, a: Any) -> bool:
+    dtype = t.tensor(a.x).dtype
+    _require(dtype is not None, "an unknown type")
+    return _category(dtype or "") == 2
+
+
+@_operation("dtype", "x")
+def _dtype(t: ScriptTranslator, a: Any) -> int | None:
+    dtype = t.tensor(a.x).dtype
+    return next((code for code, name in TORCH_TYPES.items() if name == dtype), None)
+
+
+@_operation("append", "values value")
+def _append(t: ScriptTranslator, a: Any) -> Any:
+    return change_list(t, [a.values, a.value])
+
+
+@_operation("_set_item", "values at value")
+def _set_item(t: ScriptTranslator, a: Any) -> Any:
+    return change_list(t, [a.values, a.at, a.value])
+
+
+@_operation("list", "values")
+def _list(_t: ScriptTranslator, a: Any) -> Any:
+    _require(isinstance(a.values, list), "a list of a tensor")
+    return [*a.values]
+
+
+@_operation("reshape view _unsafe_view _reshape_alias", "x shape")
+def _reshape(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    _require(isinstance(a.shape, list | SizesValue), "a view as another type")
+    rank = len(a.shape) if isinstance(a.shape, list) else None
+    return t.view(x, t.build.one("Reshape", x.name, t.sizes(a.shape), allowzero=1), rank)
+
+
+@_operation("view_as reshape_as", "x other")
+def _reshape_as(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, other = t.tensor(a.x), t.tensor(a.other)
+    return t.view(
+        x, t.build.one("Reshape", x.name, t.build.one("Shape", other.name), allowzero=1), other.rank
+    )
+
+
+@_operation("flatten", "x start=0 end=-1")
+def _flatten(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    if (a.start, a.end) == (1, -1):
+        return t.view(x, t.build.one("Flatten", x.name, axis=1), 2)
+    if (a.start, a.end) == (0, -1):
+        return t.view(x, t.build.one("Reshape", x.name, t.build.number([-1], "int64")), 1)
+    parts: list[Any] = [ShapeRange(x, 0, a.start), -1]
+    if a.end != -1:
+        parts.append(ShapeRange(x, a.end + 1))
+    rank = None
+    if x.rank is not None:
+        rank = x.rank - (a.end % x.rank - a.start % x.rank)
+    shape = t.sizes(SizesValue(tuple(parts)))
+    return t.view(x, t.build.one("Reshape", x.name, shape, allowzero=1), rank)
+
+
+@_operation("unflatten", "x dim sizes")
+def _unflatten(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    parts: list[Any] = [ShapeRange(x, 0, a.dim), *a.sizes]
+    if a.dim != -1:
+        parts.append(ShapeRange(x, a.dim + 1))
+    rank = None if x.rank is None else x.rank + len(a.sizes) - 1
+    return t.view(x, t.build.one("Reshape", x.name, t.sizes(SizesValue(tuple(parts))), allowzero=1), rank)
+
+
+@_operation("squeeze", "x dim=None")
+def _squeeze(t: ScriptTranslator, a: Any) -> TensorValue:
+    """Axes of another extent than 1 are left; that is decided by the shape."""
+    x = t.tensor(a.x)
+    if a.dim is None:
+        return t.view(x, t.build.one("Squeeze", x.name), None)
+    result = x
+    axes = _ints(a.dim)
+    _require(len(axes) == 1, "several axes to squeeze")
+    (axis,) = axes
+    one = t.build.number([1], "int64")
+    ends = {"end": axis + 1} if axis != -1 else {}
+    extent = t.build.one("Shape", x.name, start=axis, **ends)
+    # Before, the axis itself unless its extent is 1, and after.
+    kept = t.build.one("Compress", extent, t.build.one("Not", t.build.one("Equal", extent, one)), axis=0)
+    parts = [t.build.one("Shape", x.name, end=axis), kept]
+    if axis != -1:
+        parts.append(t.build.one("Shape", x.name, start=axis + 1))
+    shape = t.build.one("Concat", *parts, axis=0)
+    return t.view(result, t.build.one("Reshape", x.name, shape, allowzero=1), None)
+
+
+@_operation("unsqueeze", "x dim")
+def _unsqueeze(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    rank = None if x.rank is None else x.rank + 1
+    return t.view(x, t.build.one("Unsqueeze", x.name, t.build.number(_ints(a.dim), "int64")), rank)
+
+
+@_operation("permute", "x dims")
+def _permute(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, axes = t.tensor(a.x), _ints(a.dims)
+    perm = tuple(axis % len(axes) for axis in axes)
+    return t.view(x, t.build.one("Transpose", x.name, perm=perm), len(axes))
+
+
+def _exchanged(t: ScriptTranslator, x: TensorValue, one: int, two: int) -> TensorValue:
+    if x.rank is None:
+        raise refuse("a transposition with an unknown number of axes")
+    axes = [*range(x.rank)]
+    axes[one], axes[two] = axes[two], axes[one]
+    return t.view(x, t.build.one("Transpose", x.name, perm=tuple(axes)), x.rank)
+
+
+@_operation("t numpy_T", "x")
+def _matrix_transpose(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    _require(x.rank in (1, 2), "a transposition with an unknown number of axes")
+    if x.rank == 2 and t.stored_leaf(a.x) is not None:
+        return t.view(x, t.changed(a.x, Permute((1, 0))), 2)
+    return _exchanged(t, x, 0, -1)
+
+
+@_operation("movedim moveaxis", "x source destination")
+def _movedim(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    if x.rank is None:
+        raise refuse("a transposition with an unknown number of axes")
+    order = [axis for axis in range(x.rank) if axis not in {each % (x.rank or 1) for each in _ints(a.source)}]
+    pairs = zip((each % x.rank for each in _ints(a.destination)), _ints(a.source), strict=True)
+    for destination, source in sorted(pairs):
+        order.insert(destination, source % x.rank)
+    return t.view(x, t.build.one("Transpose", x.name, perm=tuple(order)), x.rank)
+
+
+@_operation("cat concat concatenate", "tensors dim=0")
+def _cat(t: ScriptTranslator, a: Any) -> TensorValue:
+    values = a.tensors.take(None) if isinstance(a.tensors, PartsValue) else a.tensors
+    dtype = _promoted(t, *values)
+    names = [_name(t, each, dtype) for each in values]
+    return t.new(t.build.one("Concat", *names, axis=a.dim), dtype, _rank(t, *values))
+
+
+@_operation("stack", "tensors dim=0")
+def _stack(t: ScriptTranslator, a: Any) -> TensorValue:
+    values = a.tensors.take(None) if isinstance(a.tensors, PartsValue) else a.tensors
+    dtype, rank = _promoted(t, *values), _rank(t, *values)
+    axes = t.build.number([a.dim], "int64")
+    names = [t.build.one("Unsqueeze", _name(t, each, dtype), axes) for each in values]
+    return t.new(t.build.one("Concat", *names, axis=a.dim), dtype, None if rank is None else rank + 1)
+
+
+def _sliced(
+    t: ScriptTranslator, x: TensorValue, bounds: tuple[Any, Any], axis: int, step: int = 1
+) -> TensorValue:
+    starts, ends = (t.sizes([each]) for each in bounds)
+    listed = [starts, ends, t.build.number([axis], "int64"), t.build.number([step], "int64")]
+    return t.view(x, t.build.one("Slice", x.name, *listed), x.rank)
+
+
+@_operation("slice", "x dim=0 start=None end=None step=1")
+def _slice(t: ScriptTranslator, a: Any) -> Any:
+    if isinstance(a.x, list):
+        return a.x[a.dim : a.start : a.end or 1]
+    start = 0 if a.start is None else a.start
+    end = LAST if a.end is None else a.end
+    if (start, end, a.step) == (0, LAST, 1):
+        # The whole tensor: what is assigned to it overwrites that.
+        return a.x
+    return _sliced(t, t.tensor(a.x), (start, end), a.dim, a.step)
+
+
+@_operation("narrow", "x dim start length")
+def _narrow(t: ScriptTranslator, a: Any) -> TensorValue:
+    end = apply_numbers(t, "add", [a.start, a.length], {})
+    return _sliced(t, t.tensor(a.x), (a.start, end), a.dim)
+
+
+@_operation("select", "x dim index")
+def _select(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    rank = None if x.rank is None else x.rank - 1
+    return t.view(x, t.build.one("Gather", x.name, t.number(a.index, "int64"), axis=a.dim), rank)
+
+
+def _parts(t: ScriptTranslator, x: TensorValue, sizes: Sequence[int], axis: int) -> list[TensorValue]:
+    names = t.build.add("Split", (x.name, t.build.number([*sizes], "int64")), len(sizes), axis=axis)
+    return [t.part(x, name, x.rank) for name in names]
+
+
+def _equal_parts(t: ScriptTranslator, x: TensorValue, size: str, axis: int, count: int) -> list[TensorValue]:
+    """Return parts of a size [1] along an axis; the last part may be smaller."""
+    if count == 1:
+        return [x]
+    ends = {"end": axis + 1} if axis != -1 else {}
+    extent = t.build.one("Shape", x.name, start=axis, **ends)
+    rest = t.build.one("Sub", extent, t.build.one("Mul", size, t.build.number([count - 1], "int64")))
+    listed = t.build.one("Concat", *[size] * (count - 1), rest, axis=0)
+    names = t.build.add("Split", (x.name, listed), count, axis=axis)
+    return [t.part(x, name, x.rank) for name in names]
+
+
+@_operation("split unsafe_split", "x size dim=0")
+def _split(t: ScriptTranslator, a: Any) -> Any:
+    x = t.tensor(a.x)
+    if isinstance(a.size, list):
+        return _parts(t, x, _ints(a.size), a.dim)
+    size = t.build.number(_ints(a.size), "int64")
+
+    def take(count: int | None) -> list[TensorValue]:
+        if count is None:
+            raise refuse("parts of unknown number")
+        return _equal_parts(t, x, size, a.dim, count)
+
+    return PartsValue(take)
+
+
+@_operation("chunk unsafe_chunk", "x chunks dim=0")
+def _chunk(t: ScriptTranslator, a: Any) -> PartsValue:
+    x, (most,) = t.tensor(a.x), _ints(a.chunks)
+    ends = {"end": a.dim + 1} if a.dim != -1 else {}
+
+    def take(count: int | None) -> list[TensorValue]:
+        # There may be fewer parts: their size is the extent divided by the number, rounded up.
+        extent = t.build.one("Shape", x.name, start=a.dim, **ends)
+        whole = t.build.one("Add", extent, t.build.number([most - 1], "int64"))
+        size = t.build.one("Div", whole, t.build.number([most], "int64"))
+        return _equal_parts(t, x, size, a.dim, most if count is None else count)
+
+    return PartsValue(take)
+
+
+@_operation("unbind", "x dim=0")
+def _unbind(t: ScriptTranslator, a: Any) -> PartsValue:
+    x = t.tensor(a.x)
+    rank = None if x.rank is None else x.rank - 1
+
+    def take(count: int | None) -> list[TensorValue]:
+        constant = t.build.constants.get(x.name)
+        if count is None and constant is not None and constant.shape is not None:
+            count = constant.shape[a.dim]
+        if count is None:
+            raise refuse("parts of unknown number")
+        axes = t.build.number([a.dim], "int64")
+        return [
+            t.view(x, t.build.one("Squeeze", each.name, axes), rank)
+            for each in _parts(t, x, [1] * count, a.dim)
+        ]
+
+    return PartsValue(take)
+
+
+@_operation("expand", "x size implicit=False")
+def _expand(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    _require(isinstance(a.size, list), "a shape of unknown length")
+    # -1 leaves an extent as it is, and so does 1 in ONNX's operator.
+    sizes = [1 if isinstance(each, int) and each == -1 else each for each in a.size]
+    return t.view(x, t.build.one("Expand", x.name, t.sizes(sizes)), len(sizes))
+
+
+@_operation("expand_as", "x other")
+def _expand_as(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, other = t.tensor(a.x), t.tensor(a.other)
+    return t.view(x, t.build.one("Expand", x.name, t.build.one("Shape", other.name)), other.rank)
+
+
+@_operation("repeat tile", "x repeats")
+def _repeat(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    _require(isinstance(a.repeats, list) and x.rank is not None, "repetitions of an unknown number of axes")
+    more = len(a.repeats) - (x.rank or 0)
+    name = x.name
+    if more > 0:
+        name = t.build.one("Unsqueeze", name, t.build.number([*range(more)], "int64"))
+    repeats = [*[1] * -more, *a.repeats]
+    return t.new(t.build.one("Tile", name, t.sizes(repeats)), x.dtype, len(repeats))
+
+
+@_operation("flip", "x dims")
+def _flip(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, axes = t.tensor(a.x), _ints(a.dims)
+    count = len(axes)
+    listed = [[-1] * count, [-LAST] * count, axes, [-1] * count]
+    return t.new(
+        t.build.one("Slice", x.name, *(t.build.number(each, "int64") for each in listed)), x.dtype, x.rank
+    )
+
+
+@_operation("roll", "x shifts dims=[]")
+def _roll(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    _require(len(_ints(a.dims)) == len(_ints(a.shifts)), "a roll of all entries")
+    for shift, axis in zip(_ints(a.shifts), _ints(a.dims), strict=True):
+        if shift:
+            head, tail = _sliced(t, x, (-shift, LAST), axis), _sliced(t, x, (0, -shift), axis)
+            x = t.new(t.build.one("Concat", head.name, tail.name, axis=axis), x.dtype, x.rank)
+    return x
+
+
+@_operation("pixel_shuffle", "x factor")
+def _pixel_shuffle(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    return t.new(t.build.one("DepthToSpace", x.name, blocksize=a.factor, mode="CRD"), x.dtype, x.rank)
+
+
+@_operation("pixel_unshuffle", "x factor")
+def _pixel_unshuffle(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    return t.new(t.build.one("SpaceToDepth", x.name, blocksize=a.factor, mode="CRD"), x.dtype, x.rank)
+
+
+@_operation("tril", "x diagonal=0")
+def _tril(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    return t.new(t.build.one("Trilu", x.name, t.build.number(a.diagonal, "int64"), upper=0), x.dtype, x.rank)
+
+
+@_operation("triu", "x diagonal=0")
+def _triu(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    return t.new(t.build.one("Trilu", x.name, t.build.number(a.diagonal, "int64"), upper=1), x.dtype, x.rank)
+
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def _padded(t: ScriptTranslator, x: TensorValue, pads: Any, mode: str, value: Any = None) -> TensorValue:
+    """Pairs of numbers from the last axis on."""
+    listed = _ints(pads)
+    count = len(listed) // 2
+    axes = [-1 - n for n in range(count)]
+    widths = t.build.number([*listed[::2], *listed[1::2]], "int64")
+    fill = "" if not value else t.number(value, x.dtype or "float32")
+    inputs = [x.name, widths, fill, t.build.number(axes, "int64")]
+    return t.new(t.build.one("Pad", *inputs, mode=mode), x.dtype, x.rank)
+
+
+@_operation("pad", "x pad mode='constant' value=None")
+def _pad(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(a.mode in _MODES, "an unknown mode of padding")
+    return _padded(t, t.tensor(a.x), a.pad, _MODES[a.mode], a.value)
+
+
+# Positions.
+
+
+@_operation("embedding", "weight indices padding_idx=-1 scale_grad=False sparse=False")
+def _embedding(t: ScriptTranslator, a: Any) -> TensorValue:
+    weight, indices = t.tensor(a.weight), _integer(t, a.indices)
+    rank = None if indices.rank is None else indices.rank + 1
+    return t.new(t.build.one("Gather", weight.name, indices.name, axis=0), weight.dtype, rank)
+
+
+@_operation("index_select", "x dim index")
+def _index_select(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    return t.new(t.build.one("Gather", x.name, _integer(t, a.index).name, axis=a.dim), x.dtype, x.rank)
+
+
+@_operation("gather", "x dim index sparse_grad=False")
+def _gather(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    name = t.build.one("GatherElements", x.name, _integer(t, a.index).name, axis=a.dim)
+    return t.new(name, x.dtype, x.rank)
+
+
+@_operation("index", "x indices")
+def _index(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, chosen = t.tensor(a.x), [n for n, each in enumerate(a.indices) if each is not None]
+    _require(len(chosen) == 1, "positions on several axes")
+    (axis,) = chosen
+    positions = _integer(t, a.indices[axis])
+    rank = None if x.rank is None or positions.rank is None else x.rank + positions.rank - 1
+    return t.new(t.build.one("Gather", x.name, positions.name, axis=axis), x.dtype, rank)
+
+
+@_operation("one_hot", "x num_classes=-1")
+def _one_hot(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(a.num_classes > 0, "a number of classes that depends on a tensor")
+    x = _integer(t, a.x)
+    values = t.build.number([0, 1], "int64")
+    name = t.build.one("OneHot", x.name, t.build.number(a.num_classes, "int64"), values, axis=-1)
+    return t.new(name, "int64", None if x.rank is None else x.rank + 1)
+
+
+# New tensors.
+
+
+def _requested_type(a: Any, default: str) -> str:
+    if a.dtype is None:
+        return default
+    _require(a.dtype in TORCH_TYPES, "an unknown type")
+    return TORCH_TYPES[a.dtype]
+
+
+_NEW = "dtype=None layout=None device=None pin_memory=None memory_format=None requires_grad=None"
+
+
+def _new_tensor(t: ScriptTranslator, shape: str, value: Any, dtype: str, rank: int | None) -> TensorValue:
+    if isinstance(value, NUMBERS) and not isinstance(value, NumberValue):
+        return t.new(t.build.one("ConstantOfShape", shape, value=_filled(value, dtype)), dtype, rank)
+    return t.new(t.build.one("Expand", _name(t, value, dtype), shape), dtype, rank)
+
+
+def _length_of(size: Any) -> int | None:
+    return len(size) if isinstance(size, list) else None
+
+
+@_operation("full", f"size value {_NEW}")
+def _full(t: ScriptTranslator, a: Any) -> TensorValue:
+    dtype = _requested_type(a, _promoted(t, a.value) or "float32")
+    return _new_tensor(t, t.sizes(a.size), a.value, dtype, _length_of(a.size))
+
+
+@_operation("new_zeros", f"x size {_NEW}")
+def _new_zeros(t: ScriptTranslator, a: Any) -> TensorValue:
+    dtype = _requested_type(a, t.tensor(a.x).dtype or "float32")
+    return _new_tensor(t, t.sizes(a.size), 0, dtype, _length_of(a.size))
+
+
+@_operation("new_ones", f"x size {_NEW}")
+def _new_ones(t: ScriptTranslator, a: Any) -> TensorValue:
+    dtype = _requested_type(a, t.tensor(a.x).dtype or "float32")
+    return _new_tensor(t, t.sizes(a.size), 1, dtype, _length_of(a.size))
+
+
+@_operation("new_full", f"x size value {_NEW}")
+def _new_full(t: ScriptTranslator, a: Any) -> TensorValue:
+    dtype = _requested_type(a, t.tensor(a.x).dtype or "float32")
+    return _new_tensor(t, t.sizes(a.size), a.value, dtype, _length_of(a.size))
+
+
+def _like(t: ScriptTranslator, a: Any, value: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    _require(x.dtype is not None, "an unknown type")
+    return _new_tensor(t, t.build.one("Shape", x.name), value, _requested_type(a, x.dtype or ""), x.rank)
+
+
+@_operation("copy", "x source non_blocking=False")
+def _copy(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, source = t.tensor(a.x), t.tensor(a.source)
+    name = t.build.one("Expand", source.name, t.build.one("Shape", x.name))
+    return t.new(name, source.dtype, x.rank)
+
+
+@_operation("tensor scalar_tensor", f"data {_NEW}")
+def _tensor(t: ScriptTranslator, a: Any) -> TensorValue:
+    import numpy as np
+
+    if isinstance(a.data, NumberValue):
+        number = t.as_number(a.data)
+        dtype = _requested_type(a, "float32" if number.dtype == "float64" else number.dtype)
+        return t.new(t.number(number, dtype), dtype, 0)
+    array = np.asarray(a.data)
+    _require(array.dtype.kind in "bif", "a tensor of numbers that depend on tensors")
+    dtype = _requested_type(a, {"b": "bool", "i": "int64", "f": "float32"}[array.dtype.kind])
+    return t.new(t.build.number(a.data, dtype), dtype, array.ndim)
+
+
+@_operation("arange", f"start end=None step=1 {_NEW}")
+def _arange(t: ScriptTranslator, a: Any) -> TensorValue:
+    start, end = (0, a.start) if a.end is None else (a.start, a.end)
+    default = _promoted(t, start, end, a.step) or "int64"
+    dtype = _requested_type(a, default)
+    names = [t.number(each, dtype) for each in (start, end, a.step)]
+    return t.new(t.build.one("Range", *names), dtype, 1)
+
+
+@_operation("eye", f"n m=None {_NEW}")
+def _eye(t: ScriptTranslator, a: Any) -> TensorValue:
+    shape = t.sizes([a.n, a.n if a.m is None else a.m])
+    dtype = _requested_type(a, "float32")
+    zeros = t.build.one("ConstantOfShape", shape, value=_filled(0, dtype))
+    return t.new(t.build.one("EyeLike", zeros), dtype, 2)
+
+
+# Types of elements.
+
+
+@_operation(
+    "to",
+    "x one=None two=None three=None four=None five=None dtype=None device=None layout=None "
+    "pin_memory=None non_blocking=None copy=None memory_format=None",
+)
+def _to(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    if isinstance(a.one, _TENSORS):
+        return _cast(t, x, t.tensor(a.one).dtype)
+    codes = [each for each in (a.dtype, a.one, a.two) if type(each) is int]
+    if not codes:
+        return x
+    _require(codes[0] in TORCH_TYPES, "an unknown type")
+    return _cast(t, x, TORCH_TYPES[codes[0]])
+
+
+@_operation("int Int item Float float bool Bool IntImplicit FloatImplicit ScalarImplicit", "x")
+def _number_of_tensor(t: ScriptTranslator, a: Any) -> NumberValue:
+    return t.as_number(a.x)
+
+
+def _define_conversions() -> None:
+    kinds = {"int": "int64", "Int": "int64", "IntImplicit": "int64", "float": "float64", "Float": "float64"}
+    kinds |= {"FloatImplicit": "float64", "bool": "bool", "Bool": "bool"}
+    for name, kind in kinds.items():
+
+        def convert(t: ScriptTranslator, a: Any, kind: str = kind) -> NumberValue:
+            return NumberValue(t.number(t.as_number(a.x), kind), kind)
+
+        _operation(name, "x")(convert)
+    for name, kind in {
+        "double": "float64",
+        "half": "float16",
+        "long": "int64",
+        "bfloat16": "bfloat16",
+    }.items():
+        _operation(name, "x")(lambda t, a, kind=kind: _cast(t, t.tensor(a.x), kind))  # type: ignore[misc]
+
+
+_define_conversions()
+
+
+# Reductions.
+
+
+def _axes(dim: Any) -> list[int] | None:
+    """Return the axes of a reduction, None for all."""
+    if dim is None or dim == []:
+        return None
+    return _ints(dim)
+
+
+def _reduced(t: ScriptTranslator, op: str, x: TensorValue, dim: Any, keepdim: Any) -> TensorValue:
+    _require(isinstance(keepdim, bool), "arguments of another version of the operation")
+    axes = _axes(dim)
+    listed = "" if axes is None else t.build.number(axes, "int64")
+    rank = x.rank if keepdim else 0 if axes is None else None if x.rank is None else x.rank - len(axes)
+    return t.new(t.build.one(op, x.name, listed, keepdims=int(keepdim)), x.dtype, rank)
+
+
+def _define_reductions() -> None:
+    for name, op, whole in (
+        ("mean", "ReduceMean", False),
+        ("sum", "ReduceSum", True),
+        ("prod", "ReduceProd", True),
+        ("logsumexp", "ReduceLogSumExp", False),
+        ("amax", "ReduceMax", False),
+        ("amin", "ReduceMin", False),
+    ):
+
+        def reduce(t: ScriptTranslator, a: Any, op: str = op, whole: bool = whole) -> TensorValue:
+            x = t.tensor(a.x)
+            if a.dtype is not None:
+                x = _cast(t, x, _requested_type(a, ""))
+            elif whole and x.dtype is not None and _category(x.dtype) < 2:
+                x = _cast(t, x, "int64")
+            return _reduced(t, op, x, a.dim, a.keepdim)
+
+        _operation(name, "x dim=None keepdim=False dtype=None")(reduce)
+
+
+_define_reductions()
+
+
+def _define_extremes() -> None:
+    for name, op, pair, position in (
+        ("max", "ReduceMax", "Max", "ArgMax"),
+        ("min", "ReduceMin", "Min", "ArgMin"),
+    ):
+
+        def extreme(t: ScriptTranslator, a: Any, ops: tuple[str, str, str] = (op, pair, position)) -> Any:
+            x = t.tensor(a.x)
+            if isinstance(a.dim, _TENSORS):
+                return _elementwise(t, ops[1], x, a.dim)
+            if a.dim is None:
+                return _reduced(t, ops[0], x, None, keepdim=False)
+            values = _reduced(t, ops[0], x, a.dim, a.keepdim)
+            where = t.build.one(ops[2], x.name, axis=a.dim, keepdims=int(a.keepdim))
+            return [values, t.new(where, "int64", values.rank)]
+
+        def place(t: ScriptTranslator, a: Any, op: str = position) -> TensorValue:
+            x = t.tensor(a.x)
+            name, rank = x.name, x.rank
+            if a.dim is None:
+                _require(a.keepdim is False, "all axes of a position kept")
+                name, rank = t.build.one("Reshape", name, t.build.number([-1], "int64")), 1
+            rank = rank if a.keepdim or rank is None else rank - 1
+            made = t.build.one(op, name, axis=0 if a.dim is None else a.dim, keepdims=int(a.keepdim))
+            return t.new(made, "int64", rank)
+
+        _operation(name, "x dim=None keepdim=False")(extreme)
+        _operation(f"arg{name}", "x dim=None keepdim=False")(place)
+
+
+_define_extremes()
+
+
+def _variance(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, dim = t.tensor(a.x), a.dim
+    correction: int = 1 if a.correction is None else a.correction
+    if isinstance(dim, bool):
+        correction, dim = int(dim), None
+    elif a.unbiased is not None:
+        _require(isinstance(a.unbiased, bool), "arguments of another version of the operation")
+        correction = int(a.unbiased)
+    mean = _reduced(t, "ReduceMean", x, dim, keepdim=True)
+    centered = _elementwise(t, "Sub", x, mean)
+    total = _reduced(t, "ReduceSum", _elementwise(t, "Mul", centered, centered), dim, a.keepdim)
+    count = t.build.one("Div", t.build.one("Size", x.name), t.build.one("Size", mean.name))
+    count = t.build.one("Sub", count, t.build.number(correction, "int64"))
+    count = t.build.one("Max", count, t.build.number(0, "int64"))
+    return _elementwise(
+        t, "Div", total, t.new(t.build.one("Cast", count, to=x.dtype or "float32"), x.dtype, 0)
+    )
+
+
+@_operation("norm linalg_vector_norm linalg_norm", "x p=2 dim=None keepdim=False dtype=None")
+def _norm(t: ScriptTranslator, a: Any) -> TensorValue:
+    _require(a.dtype is None and isinstance(a.keepdim, bool), "a norm in another type")
+    op = {2: "ReduceL2", 1: "ReduceL1", math.inf: "ReduceMax"}.get(2 if a.p is None else a.p)
+    if op is None:
+        raise refuse("an unusual norm")
+    x = t.tensor(a.x)
+    return _reduced(t, op, _elementwise(t, "Abs", x) if op == "ReduceMax" else x, a.dim, a.keepdim)
+
+
+@_operation("cosine_similarity", "x other dim=1 eps=1e-08")
+def _cosine(t: ScriptTranslator, a: Any) -> TensorValue:
+    # Each length is bounded below on its own.
+    units = []
+    for value in (a.x, a.other):
+        length = _reduced(t, "ReduceL2", t.tensor(value), a.dim, keepdim=True)
+        units.append(_elementwise(t, "Div", value, _clamped(t, length, a.eps, None)))
+    return _reduced(t, "ReduceSum", _elementwise(t, "Mul", *units), a.dim, keepdim=False)
+
+
+@_operation("cumsum", "x dim dtype=None")
+def _cumsum(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    whole = x.dtype is not None and _category(x.dtype) < 2
+    x = _cast(t, x, _requested_type(a, "int64" if whole else x.dtype or "") or None)
+    return t.new(t.build.one("CumSum", x.name, t.build.number(a.dim, "int64")), x.dtype, x.rank)
+
+
+@_operation("cumprod", "x dim dtype=None")
+def _cumprod(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = _floating(t, a.x)
+    _require(a.dtype is None, "a product in another type")
+    return t.new(t.build.one("CumProd", x.name, t.build.number(a.dim, "int64")), x.dtype, x.rank)
+
+
+def _soft(op: str) -> _Handler:
+    def handler(t: ScriptTranslator, a: Any) -> TensorValue:
+        x = _floating(t, a.x)
+        x = _cast(t, x, None if a.dtype is None else _requested_type(a, ""))
+        _require(type(a.dim) is int, "an axis that depends on the shape")
+        return t.new(t.build.one(op, x.name, axis=a.dim), x.dtype, x.rank)
+
+    return handler
+
+
+_operation("softmax _softmax", "x dim dtype=None")(_soft("Softmax"))
+_operation("log_softmax _log_softmax", "x dim dtype=None")(_soft("LogSoftmax"))
+
+
+@_operation("topk", "x k dim=-1 largest=True sorted=True")
+def _topk(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    x = t.tensor(a.x)
+    names = t.build.add("TopK", (x.name, t.sizes([a.k])), 2, axis=a.dim, largest=int(a.largest))
+    return [t.new(names[0], x.dtype, x.rank), t.new(names[1], "int64", x.rank)]
+
+
+@_operation("var_mean", "x dim=None unbiased=None keepdim=False correction=None")
+def _var_mean(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    dim = None if isinstance(a.dim, bool) else a.dim
+    return [_variance(t, a), _reduced(t, "ReduceMean", t.tensor(a.x), dim, a.keepdim)]
+
+
+@_operation("sort", "x dim=-1 descending=False")
+def _sort(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    x = t.tensor(a.x)
+    ends = {"end": a.dim + 1} if a.dim != -1 else {}
+    extent = t.build.one("Shape", x.name, start=a.dim, **ends)
+    names = t.build.add("TopK", (x.name, extent), 2, axis=a.dim, largest=int(a.descending))
+    return [t.new(names[0], x.dtype, x.rank), t.new(names[1], "int64", x.rank)]
+
+
+# Norms.
+
+
+def _channel_values(t: ScriptTranslator, value: Any, x: TensorValue, fill: float) -> str:
+    """Return the name of a number for each channel, which is the same one if none are stored."""
+    if value is not None:
+        return t.tensor(value).name
+    extent = t.build.one("Shape", x.name, start=1, end=2)
+    return t.build.one("ConstantOfShape", extent, value=_filled(fill, x.dtype or "float32"))
+
+
+@_operation("batch_norm", "x weight bias mean variance training momentum eps cudnn=True")
+def _batch_norm(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    stored = a.mean is not None and a.variance is not None
+    _require(stored or a.training is True, "a norm without statistics")
+    _require(not stored or a.training is False, "a norm in training")
+    inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
+    inputs += [_channel_values(t, a.mean, x, 0), _channel_values(t, a.variance, x, 1)]
+    more = {} if stored else {"training_mode": 1}
+    name = t.build.one("BatchNormalization", x.name, *inputs, epsilon=float(a.eps), **more)
+    return t.new(name, x.dtype, x.rank)
+
+
+@_operation("instance_norm", "x weight bias mean variance use_input_stats momentum eps cudnn=True")
+def _instance_norm(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
+    if a.use_input_stats:
+        _require(a.mean is None, "a norm in training")
+        return t.new(
+            t.build.one("InstanceNormalization", x.name, *inputs, epsilon=float(a.eps)), x.dtype, x.rank
+        )
+    inputs += [t.tensor(a.mean).name, t.tensor(a.variance).name]
+    return t.new(t.build.one("BatchNormalization", x.name, *inputs, epsilon=float(a.eps)), x.dtype, x.rank)
+
+
+@_operation("layer_norm native_layer_norm", "x shape weight=None bias=None eps=1e-05 cudnn=True")
+def _layer_norm(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, shape = t.tensor(a.x), _ints(a.shape)
+    scale = (
+        t.build.number(_ones_array(shape), x.dtype or "float32")
+        if a.weight is None
+        else t.tensor(a.weight).name
+    )
+    bias = [] if a.bias is None else [t.tensor(a.bias).name]
+    name = t.build.one("LayerNormalization", x.name, scale, *bias, axis=-len(shape), epsilon=float(a.eps))
+    return t.new(name, x.dtype, x.rank)
+
+
+def _ones_array(shape: Sequence[int]) -> Any:
+    import numpy as np
+
+    _require(math.prod(shape) <= 1 << 24, "a norm over too many entries")
+    return np.ones(shape)
+
+
+@_operation("rms_norm", "x shape weight=None eps=None")
+def _rms_norm(t: ScriptTranslator, a: Any) -> TensorValue:
+    x, shape = t.tensor(a.x), _ints(a.shape)
+    # The smallest number that changes 1, of the input's type.
+    epsilons = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    _require(a.eps is not None or x.dtype in epsilons, "an unknown type")
+    epsilon = epsilons[x.dtype or ""] if a.eps is None else float(a.eps)
+    scale = (
+        t.build.number(_ones_array(shape), x.dtype or "float32")
+        if a.weight is None
+        else t.tensor(a.weight).name
+    )
+    name = t.build.one("RMSNormalization", x.name, scale, axis=-len(shape), epsilon=epsilon)
+    return t.new(name, x.dtype, x.rank)
+
+
+@_operation("group_norm", "x groups weight=None bias=None eps=1e-05 cudnn=True")
+def _group_norm(t: ScriptTranslator, a: Any) -> TensorValue:
+    x = t.tensor(a.x)
+    inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
+    name = t.build.one("GroupNormalization", x.name, *inputs, num_groups=a.groups, epsilon=float(a.eps))
+    return t.new(name, x.dtype, x.rank)
+
+
+# Windows.
+
+
+def _batched(
+    t: ScriptTranslator, x: TensorValue, axes: int, run: Callable[[str], tuple[str, ...]]
+) -> list[TensorValue]:
+    """Return the outputs of an operator on images with a batch axis, for images with or without one."""
+    single = x.rank == axes + 1
+    first = t.build.number([0], "int64")
+    names = run(t.build.one("Unsqueeze", x.name, first) if single else x.name)
+    names = tuple(t.build.one("Squeeze", name, first) for name in names) if single else names
+    rank = axes + 1 if single else axes + 2
+    return [t.new(name, x.dtype, rank) for name in names]
+
+
+def _convolution(t: ScriptTranslator, a: Any, *, transposed: bool = False) -> TensorValue:
+    x, weight = t.tensor(a.x), t.tensor(a.weight)
+    axes = (weight.rank or 2) - 2
+    _require(axes > 0, "a convolution of unknown rank")
+    settings: dict[str, Any] = {
+        "strides": tuple(_ints(a.stride, axes)),
+        "dilations": tuple(_ints(a.dilation, axes)),
+        "group": a.groups,
+    }
+    if isinstance(a.padding, str):
+        _require(not transposed and a.padding in ("same", "valid"), "an unknown padding")
+        # Of an odd number of entries, the larger part is added after the image.
+        settings["auto_pad"] = "SAME_UPPER" if a.padding == "same" else "VALID"
+        _require(a.padding == "valid" or set(settings["strides"]) == {1}, "a padding with strides")
+    else:
+        settings["pads"] = tuple(_ints(a.padding, axes)) * 2
+    if transposed:
+        settings["output_padding"] = tuple(_ints(a.output_padding, axes))
+    bias = [] if a.bias is None else [t.tensor(a.bias).name]
+    op = "ConvTranspose" if transposed else "Conv"
+    return _batched(t, x, axes, lambda name: t.build.add(op, (name, weight.name, *bias), **settings))[0]
+
+
+def _window_settings(a: Any, axes: int) -> dict[str, Any]:
+    kernel = _ints(a.kernel, axes)
+    return {
+        "kernel_shape": tuple(kernel),
+        "strides": tuple(_ints(a.stride, axes) if a.stride not in (None, []) else kernel),
+        "pads": tuple(_ints(a.padding, axes)) * 2,
+        "ceil_mode": int(a.ceil_mode),
+    }
+
+
+def _define_pools() -> None:
+    for axes in (1, 2, 3):
+
+        def largest(t: ScriptTranslator, a: Any, axes: int = axes, count: int = 1) -> Any:
+            settings = {**_window_settings(a, axes), "dilations": tuple(_ints(a.dilation, axes))}
+            found = _batched(
+                t, t.tensor(a.x), axes, lambda name: t.build.add("MaxPool", (name,), count, **settings)
+            )
+            return found[0]
+
+        def average(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
+            _require(a.divisor_override is None, "another divisor")
+            settings = {**_window_settings(a, axes), "count_include_pad": int(a.count_include_pad)}
+            return _batched(
+                t, t.tensor(a.x), axes, lambda name: t.build.add("AveragePool", (name,), **settings)
+            )[0]
+
+        def whole(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
+            x = t.tensor(a.x)
+            if all(each == 1 for each in (a.size if isinstance(a.size, list) else [a.size])):
+                return _reduced(t, "ReduceMean", x, [*range(-axes, 0)], keepdim=True)
+            return _adaptive(t, x, a.size if isinstance(a.size, list) else [a.size] * axes)
+
+        def whole_max(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
+            _require(all(each == 1 for each in _ints(a.size)), "an adaptive maximum")
+            found = _reduced(t, "ReduceMax", t.tensor(a.x), [*range(-axes, 0)], keepdim=True)
+            return [found, UnknownValue("positions of an adaptive maximum")]
+
+        _operation(f"max_pool{axes}d", "x kernel stride=[] padding=0 dilation=1 ceil_mode=False")(largest)
+        _operation(
+            f"avg_pool{axes}d",
+            "x kernel stride=[] padding=0 ceil_mode=False count_include_pad=True divisor_override=None",
+        )(average)
+        _operation(f"adaptive_avg_pool{axes}d", "x size")(whole)
+        _operation(f"adaptive_max_pool{axes}d", "x size")(whole_max)
+
+
+_define_pools()
+
+
+def _adaptive(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> TensorValue:
+    """Return means over parts of an image: a product with a matrix for each axis.
+
+    Part i of n begins at floor(i * extent / n) and ends before ceil((i + 1) * extent / n).
+    """
+    _require(x.rank is not None, "parts of an image with an unknown number of axes")
+    rank, dtype = x.rank or 0, x.dtype or "float32"
+    for n, size in enumerate(sizes):
+        axis = rank - len(sizes) + n
+        if size is None:
+            continue
+        _require(type(size) is int, "a size that depends on a tensor")
+        extent = t.as_number(t.extent(x, axis))
+        starts, ends = _part_bounds(t, extent, size)
+        column = t.build.number([1], "int64")
+        entries = t.build.one("Range", t.number(0, "int64"), extent.name, t.number(1, "int64"))
+        after = t.build.one("GreaterOrEqual", entries, t.build.one("Unsqueeze", starts, column))
+        before = t.build.one("Less", entries, t.build.one("Unsqueeze", ends, column))
+        inside = t.build.one("Cast", t.build.one("And", after, before), to=dtype)
+        matrix = t.build.one("Div", inside, t.build.one("ReduceSum", inside, column, keepdims=1))
+        letters = "abcdefgh"[:rank]
+        equation = f"{letters},z{letters[axis]}->{letters.replace(letters[axis], 'z')}"
+        x = t.new(t.build.one("Einsum", x.name, matrix, equation=equation), x.dtype, rank)
+    return x
+
+
+def _part_bounds(t: ScriptTranslator, extent: NumberValue, size: int) -> tuple[str, str]:
+    count = t.number(size, "int64")
+    first = t.build.one(
+        "Div", t.build.one("Mul", t.build.number([*range(size)], "int64"), extent.name), count
+    )
+    last = t.build.one("Mul", t.build.number([n + 1 for n in range(size)], "int64"), extent.name)
+    last = t.build.one("Div", t.build.one("Add", last, t.number(size - 1, "int64")), count)
+    return first, last
+
+
+def _define_resizes() -> None:
+    for name, axes, mode in (
+        *((f"upsample_nearest{n}d", n, "nearest") for n in (1, 2, 3)),
+        *((f"_upsample_nearest_exact{n}d", n, "exact") for n in (1, 2, 3)),
+        ("upsample_linear1d", 1, "linear"),
+        ("upsample_bilinear2d", 2, "linear"),
+        ("upsample_trilinear3d", 3, "linear"),
+        ("upsample_bicubic2d", 2, "cubic"),
+    ):
+        aligned = "" if mode in ("nearest", "exact") else "align_corners "
+
+        def resize(t: ScriptTranslator, a: Any, axes: int = axes, mode: str = mode) -> TensorValue:
+            x = t.tensor(a.x)
+            corners = bool(getattr(a, "align_corners", False))
+            settings: dict[str, Any] = {"axes": tuple(range(2, 2 + axes))}
+            if mode in ("nearest", "exact"):
+                exact = mode == "exact"
+                settings["coordinate_transformation_mode"] = "half_pixel" if exact else "asymmetric"
+                settings["nearest_mode"] = "round_prefer_ceil" if exact else "floor"
+            else:
+                settings |= {"mode": mode, "cubic_coeff_a": -0.75} if mode == "cubic" else {"mode": mode}
+                settings["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
+            factors = a.scales if isinstance(a.scales, list) else [a.scales, a.second, a.third][:axes]
+            given = all(isinstance(each, int | float) for each in factors)
+            if a.size is not None and not (given and not isinstance(a.scales, list)):
+                inputs = ["", "", t.sizes(a.size)]
+            else:
+                _require(given, "a resize without size")
+                inputs = ["", t.build.number([float(each) for each in factors], "float32"), ""]
+            name = t.build.one("Resize", x.name, *inputs, **settings)
+            return t.new(name, x.dtype, x.rank)
+
+        _operation(name, f"x size {aligned}scales=None second=None third=None")(resize)
+
+
+_define_resizes()
+
+
+# Recurrent layers.
+
+# The gates of PyTorch (i f g o, r z n) in ONNX's order (i o f c, z r h).
+_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
+
+
+def _gate_rows(t: ScriptTranslator, kind: str, value: Any) -> str:
+    """Return the name of one direction's weights, [1, gates * units, ...], in ONNX's order of gates."""
+    leaf = t.stored_leaf(value)
+    if leaf is None:
+        raise refuse("a recurrent layer with computed weights")
+    order = BlockOrder(0, _GATES[kind])
+    return t.changed(value, chain_rules(order, Reshape((1, *leaf.shape))))
+
+
+def _recurrent(t: ScriptTranslator, kind: str, a: Any, states: list[Any]) -> list[TensorValue]:
+    """Return the outputs and last states of layers above each other.
+
+    `states` are the first states, [layers * directions, batch, units].
+    """
+    _require(not (a.train and a.dropout), "dropout in training")
+    directions = 2 if a.bidirectional else 1
+    per = 4 if a.has_biases else 2
+    weights = t.item(a.weights, 0) and a.weights
+    _require(len(weights) == per * directions * a.layers, "a recurrent layer with projections")
+    x = _floating(t, a.x)
+    name = t.build.one("Transpose", x.name, perm=(1, 0, 2)) if a.batch_first else x.name
+    settings: dict[str, Any] = {"direction": "bidirectional" if a.bidirectional else "forward"}
+    if kind == "GRU":
+        settings["linear_before_reset"] = 1
+    if kind == "RNN":
+        settings["activations"] = (a.activation,) * directions
+    lasts: list[list[str]] = [[] for _ in states]
+    for layer in range(a.layers):
+        groups = [weights[(layer * directions + d) * per :][:per] for d in range(directions)]
+        rows = [[_gate_rows(t, kind, each) for each in group] for group in groups]
+
+        def whole(n: int, rows: list[list[str]] = rows) -> str:
+            listed = [each[n] for each in rows]
+            return t.build.one("Concat", *listed, axis=0) if len(listed) > 1 else listed[0]
+
+        bias = t.build.one("Concat", whole(2), whole(3), axis=1) if a.has_biases else ""
+        starts = [
+            _sliced(t, t.tensor(each), (layer * directions, (layer + 1) * directions), 0).name
+            for each in states
+        ]
+        made = t.build.add(kind, (name, whole(0), whole(1), bias, "", *starts), 1 + len(states), **settings)
+        for listed, last in zip(lasts, made[1:], strict=True):
+            listed.append(last)
+        if a.bidirectional:
+            merged = t.build.one("Transpose", made[0], perm=(0, 2, 1, 3))
+            name = t.build.one("Reshape", merged, t.build.number([0, 0, -1], "int64"))
+        else:
+            name = t.build.one("Squeeze", made[0], t.build.number([1], "int64"))
+    name = t.build.one("Transpose", name, perm=(1, 0, 2)) if a.batch_first else name
+    ends = [t.build.one("Concat", *each, axis=0) if len(each) > 1 else each[0] for each in lasts]
+    return [t.new(each, x.dtype, 3) for each in (name, *ends)]
+
+
+_RECURRENT = "x states weights has_biases layers dropout train bidirectional batch_first"
+
+
+@_operation("lstm", _RECURRENT)
+def _lstm(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    _require(isinstance(a.states, list) and isinstance(a.weights, list), "packed sequences")
+    return _recurrent(t, "LSTM", a, a.states)
+
+
+@_operation("gru", _RECURRENT)
+def _gru(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    _require(isinstance(a.weights, list), "packed sequences")
+    return _recurrent(t, "GRU", a, [a.states])
+
+
+@_operation("rnn_tanh", _RECURRENT)
+def _rnn_tanh(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    _require(isinstance(a.weights, list), "packed sequences")
+    a.activation = "Tanh"
+    return _recurrent(t, "RNN", a, [a.states])
+
+
+@_operation("rnn_relu", _RECURRENT)
+def _rnn_relu(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    _require(isinstance(a.weights, list), "packed sequences")
+    a.activation = "Relu"
+    return _recurrent(t, "RNN", a, [a.states])
+
+
+def _sums(t: ScriptTranslator, a: Any, h: Any) -> tuple[TensorValue, TensorValue]:
+    """Return the weighted sums of a cell's input and state."""
+    one = _linear(t, SimpleNamespace(x=a.x, weight=a.w_ih, bias=a.b_ih))
+    return one, _linear(t, SimpleNamespace(x=h, weight=a.w_hh, bias=a.b_hh))
+
+
+def _gates(t: ScriptTranslator, x: TensorValue, count: int) -> list[TensorValue]:
+    names = t.build.add("Split", (x.name,), count, axis=-1, num_outputs=count)
+    return [t.new(name, x.dtype, x.rank) for name in names]
+
+
+_CELL = "x h w_ih w_hh b_ih=None b_hh=None"
+
+
+@_operation("lstm_cell", _CELL)
+def _lstm_cell(t: ScriptTranslator, a: Any) -> list[TensorValue]:
+    h, c = a.h
+    i, f, g, o = _gates(t, _elementwise(t, "Add", *_sums(t, a, h)), 4)
+    kept = _elementwise(t, "Mul", _elementwise(t, "Sigmoid", f), c)
+    added = _elementwise(t, "Mul", _elementwise(t, "Sigmoid", i), _elementwise(t, "Tanh", g))
+    cell = _elementwise(t, "Add", kept, added)
+    return [_elementwise(t, "Mul", _elementwise(t, "Sigmoid", o), _elementwise(t, "Tanh", cell)), cell]
+
+
+@_operation("gru_cell", _CELL)
+def _gru_cell(t: ScriptTranslator, a: Any) -> TensorValue:
+    one, two = (_gates(t, each, 3) for each in _sums(t, a, a.h))
+    r, z = (_elementwise(t, "Sigmoid", _elementwise(t, "Add", one[n], two[n])) for n in (0, 1))
+    new = _elementwise(t, "Tanh", _elementwise(t, "Add", one[2], _elementwise(t, "Mul", r, two[2])))
+    change = _elementwise(t, "Mul", z, _elementwise(t, "Sub", a.h, new))
+    return _elementwise(t, "Add", new, change)
+
+
+def _is_same(t: ScriptTranslator, one: Any, two: Any) -> bool:
+    both = isinstance(one, _TENSORS) and isinstance(two, _TENSORS)
+    return t.tensor(one) is t.tensor(two) if both else one is two
+
+
+# Operations that are one expression: names, arguments, result.
+_EXPRESSIONS: list[tuple[str, str, _Handler]] = [
+    ("celu", "x alpha=1.0", lambda t, a: _elementwise(t, "Celu", a.x, alpha=float(a.alpha))),
+    ("gelu", "x approximate='none'", lambda t, a: _elementwise(t, "Gelu", a.x, approximate=a.approximate)),
+    ("hardsigmoid", "x", lambda t, a: _elementwise(t, "HardSigmoid", a.x, alpha=1 / 6, beta=0.5)),
+    ("relu6", "x", lambda t, a: _clamped(t, a.x, 0, 6)),
+    ("hardtanh", "x low=-1.0 high=1.0", lambda t, a: _clamped(t, a.x, a.low, a.high)),
+    (
+        "log_sigmoid",
+        "x",
+        lambda t, a: _elementwise(t, "Neg", _elementwise(t, "Softplus", _elementwise(t, "Neg", a.x))),
+    ),
+    (
+        "hardshrink",
+        "x lambd=0.5",
+        lambda t, a: _elementwise(t, "Shrink", a.x, lambd=float(a.lambd), bias=0.0),
+    ),
+    (
+        "softshrink",
+        "x lambd=0.5",
+        lambda t, a: _elementwise(t, "Shrink", a.x, lambd=float(a.lambd), bias=float(a.lambd)),
+    ),
+    ("square", "x", lambda t, a: _elementwise(t, "Mul", a.x, a.x)),
+    ("rsqrt", "x", lambda t, a: _elementwise(t, "Reciprocal", _elementwise(t, "Sqrt", _floating(t, a.x)))),
+    (
+        "log2",
+        "x",
+        lambda t, a: _elementwise(t, "Div", _elementwise(t, "Log", _floating(t, a.x)), math.log(2)),
+    ),
+    (
+        "log10",
+        "x",
+        lambda t, a: _elementwise(t, "Div", _elementwise(t, "Log", _floating(t, a.x)), math.log(10)),
+    ),
+    ("round", "x", lambda t, a: _elementwise(t, "Round", _floating(t, a.x))),
+    ("isnan", "x", lambda t, a: _elementwise(t, "IsNaN", a.x)),
+    ("isinf", "x", lambda t, a: _elementwise(t, "IsInf", a.x)),
+    (
+        "detach alias requires_grad_ lift_fresh detach_ positive resolve_conj",
+        "x format=None",
+        lambda t, a: t.tensor(a.x),
+    ),
+    ("add", "x other alpha=1", lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, a.other, a.alpha))),
+    (
+        "sub subtract",
+        "x other alpha=1",
+        lambda t, a: _elementwise(t, "Sub", a.x, _scaled(t, a.other, a.alpha)),
+    ),
+    ("rsub", "x other alpha=1", lambda t, a: _elementwise(t, "Sub", a.other, _scaled(t, a.x, a.alpha))),
+    (
+        "floor_divide floordiv",
+        "x other",
+        lambda t, a: _div(t, SimpleNamespace(x=a.x, other=a.other, rounding_mode="floor")),
+    ),
+    ("fmod", "x other", lambda t, a: _elementwise(t, "Mod", a.x, a.other, fmod=1)),
+    ("pow", "x exponent", lambda t, a: _elementwise(t, "Pow", a.x, a.exponent)),
+    ("maximum", "x other", lambda t, a: _elementwise(t, "Max", a.x, a.other)),
+    ("minimum", "x other", lambda t, a: _elementwise(t, "Min", a.x, a.other)),
+    (
+        "addcmul",
+        "x one two value=1",
+        lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, _elementwise(t, "Mul", a.one, a.two), a.value)),
+    ),
+    (
+        "addcdiv",
+        "x one two value=1",
+        lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, _elementwise(t, "Div", a.one, a.two), a.value)),
+    ),
+    ("clamp clip", "x min=None max=None", lambda t, a: _clamped(t, a.x, a.min, a.max)),
+    ("clamp_min", "x min", lambda t, a: _clamped(t, a.x, a.min, None)),
+    ("clamp_max", "x max", lambda t, a: _clamped(t, a.x, None, a.max)),
+    ("ne not_equal", "x other", lambda t, a: _elementwise(t, "Not", _elementwise(t, "Equal", a.x, a.other))),
+    ("logical_not", "x", lambda t, a: _elementwise(t, "Not", a.x, dtype="bool")),
+    ("logical_and", "x other", lambda t, a: _elementwise(t, "And", a.x, a.other, dtype="bool")),
+    ("logical_or", "x other", lambda t, a: _elementwise(t, "Or", a.x, a.other, dtype="bool")),
+    ("logical_xor", "x other", lambda t, a: _elementwise(t, "Xor", a.x, a.other, dtype="bool")),
+    (
+        "bitwise_not",
+        "x",
+        lambda t, a: _elementwise(t, "Not" if t.tensor(a.x).dtype == "bool" else "BitwiseNot", a.x),
+    ),
+    (
+        "bitwise_and __and__",
+        "x other",
+        lambda t, a: _elementwise(
+            t, "And" if _promoted(t, a.x, a.other) == "bool" else "BitwiseAnd", a.x, a.other
+        ),
+    ),
+    (
+        "bitwise_or __or__",
+        "x other",
+        lambda t, a: _elementwise(
+            t, "Or" if _promoted(t, a.x, a.other) == "bool" else "BitwiseOr", a.x, a.other
+        ),
+    ),
+    ("where", "condition x other", lambda t, a: _where(t, a.condition, a.x, a.other)),
+    ("len", "x", lambda t, a: t.extent(t.tensor(a.x), 0) if isinstance(a.x, _TENSORS) else len(a.x)),
+    ("numel", "x", lambda t, a: NumberValue(t.build.one("Size", t.tensor(a.x).name), "int64")),
+    ("layout", "x", lambda _t, _a: None),
+    (
+        "is_cuda is_quantized is_sparse is_complex is_nested is_mkldnn requires_grad is_grad_enabled",
+        "x=None",
+        lambda _t, _a: False,
+    ),
+    ("__is__", "one two", lambda t, a: _is_same(t, a.one, a.two)),
+    ("__isnot__", "one two", lambda t, a: not _is_same(t, a.one, a.two)),
+    ("__getitem__", "values at", lambda t, a: t.item(a.values, a.at)),
+    (
+        "transpose swapaxes swapdims",
+        "x one two",
+        lambda t, a: _exchanged(t, t.tensor(a.x), *_ints([a.one, a.two])),
+    ),
+    ("mT", "x", lambda t, a: _exchanged(t, t.tensor(a.x), -1, -2)),
+    (
+        "split_with_sizes unsafe_split_with_sizes",
+        "x sizes dim=0",
+        lambda t, a: _parts(t, t.tensor(a.x), _ints(a.sizes), a.dim),
+    ),
+    ("broadcast_to", "x size", lambda t, a: _expand(t, a)),
+    ("constant_pad_nd", "x pad value=0", lambda t, a: _padded(t, t.tensor(a.x), a.pad, "constant", a.value)),
+    (
+        "reflection_pad1d reflection_pad2d reflection_pad3d",
+        "x pad",
+        lambda t, a: _padded(t, t.tensor(a.x), a.pad, "reflect"),
+    ),
+    (
+        "replication_pad1d replication_pad2d replication_pad3d",
+        "x pad",
+        lambda t, a: _padded(t, t.tensor(a.x), a.pad, "edge"),
+    ),
+    (
+        "zeros",
+        f"size {_NEW}",
+        lambda t, a: _new_tensor(t, t.sizes(a.size), 0, _requested_type(a, "float32"), _length_of(a.size)),
+    ),
+    (
+        "ones",
+        f"size {_NEW}",
+        lambda t, a: _new_tensor(t, t.sizes(a.size), 1, _requested_type(a, "float32"), _length_of(a.size)),
+    ),
+    ("zeros_like", f"x {_NEW}", lambda t, a: _like(t, a, 0)),
+    ("ones_like", f"x {_NEW}", lambda t, a: _like(t, a, 1)),
+    ("full_like", f"x value {_NEW}", lambda t, a: _like(t, a, a.value)),
+    ("zero", "x", lambda t, a: _like(t, SimpleNamespace(x=a.x, dtype=None), 0)),
+    ("fill", "x value", lambda t, a: _like(t, SimpleNamespace(x=a.x, dtype=None), a.value)),
+    ("type_as", "x other", lambda t, a: _cast(t, t.tensor(a.x), t.tensor(a.other).dtype)),
+    (
+        "_autocast_to_full_precision _autocast_to_reduced_precision",
+        "x one=None two=None three=None four=None",
+        lambda t, a: t.tensor(a.x),
+    ),
+    (
+        "all",
+        "x dim=None keepdim=False",
+        lambda t, a: _cast(
+            t,
+            _reduced(t, "ReduceMin", _cast(t, _cast(t, t.tensor(a.x), "bool"), "int64"), a.dim, a.keepdim),
+            "bool",
+        ),
+    ),
+    (
+        "any",
+        "x dim=None keepdim=False",
+        lambda t, a: _cast(
+            t,
+            _reduced(t, "ReduceMax", _cast(t, _cast(t, t.tensor(a.x), "bool"), "int64"), a.dim, a.keepdim),
+            "bool",
+        ),
+    ),
+    ("var", "x dim=None unbiased=None keepdim=False correction=None", lambda t, a: _variance(t, a)),
+    (
+        "std",
+        "x dim=None unbiased=None keepdim=False correction=None",
+        lambda t, a: _elementwise(t, "Sqrt", _variance(t, a)),
+    ),
+    ("argsort", "x dim=-1 descending=False", lambda t, a: _sort(t, a)[1]),
+    (
+        "conv1d conv2d conv3d",
+        "x weight bias=None stride=1 padding=0 dilation=1 groups=1",
+        lambda t, a: _convolution(t, a),
+    ),
+    ("_convolution_mode", "x weight bias stride padding dilation groups", lambda t, a: _convolution(t, a)),
+    (
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+        "x weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
+        lambda t, a: _convolution(t, a, transposed=True),
+    ),
+    (
+        "_convolution convolution",
+        "x weight bias stride padding dilation transposed output_padding groups "
+        "benchmark=None deterministic=None cudnn=None tf32=None",
+        lambda t, a: _convolution(t, a, transposed=a.transposed),
+    ),
+    ("rnn_tanh_cell", _CELL, lambda t, a: _elementwise(t, "Tanh", _elementwise(t, "Add", *_sums(t, a, a.h)))),
+    ("rnn_relu_cell", _CELL, lambda t, a: _elementwise(t, "Relu", _elementwise(t, "Add", *_sums(t, a, a.h)))),
+]
+for _names, _arguments, _handler in _EXPRESSIONS:
+    _operation(_names, _arguments)(_handler)

@@ -1,0 +1,250 @@
+"""TorchScript code: the language in an archive's folder `code/`, interpreted without running it.
+
+The language consists of assignments and calls and looks like Python. Source:
+torch/csrc/jit/serialization/python_print.cpp.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import File
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.encodings import archives
+from ckpttool.formats import torch_tree, torch_zip
+
+_CALLS, _DEEP = 5_000, 40
+_TOP = "__torch__"
+
+
+class UnsupportedScriptError(Exception):
+    """The code contains an unsupported operation."""
+
+
+class ScriptModule(NamedTuple):
+    """An object of the archive: a module, by its path."""
+
+    path: Path
+
+
+class ScriptTensor(NamedTuple):
+    """A parameter, a buffer or a constant, by its path."""
+
+    path: Path
+
+
+class ScriptFunction(NamedTuple):
+    """A function in the archive's code, by its name."""
+
+    name: str
+
+
+def read_code(checkpoint: Checkpoint) -> dict[str, str] | None:
+    """Return a TorchScript archive's code by module, None if the checkpoint is not an archive."""
+    root = checkpoint.tree.containers.get(())
+    if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
+        return None
+    try:
+        opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
+        top = torch_tree.find_top_folder(opened.members, opened.file.path)
+        if not torch_zip.is_script(opened.members, top):
+            return None
+        return torch_zip.script_texts(opened.members, top, opened.source)
+    except CkpttoolError:
+        return None
+
+
+def traced_inputs(checkpoint: Checkpoint) -> tuple[Leaf, ...]:
+    """Return the inputs with which the archive's forward was traced, () if it was not traced."""
+    try:
+        opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
+        return torch_zip.traced_inputs(opened, torch_tree.find_top_folder(opened.members, opened.file.path))
+    except CkpttoolError:
+        return ()
+
+
+@dataclass
+class ScriptInterpreter:
+    """Interprets the code; a subclass gives tensors and operations their meaning."""
+
+    tree: Tree
+    texts: Mapping[str, str]
+    calls: int = 0
+    depth: int = 0
+    parsed: dict[str, ast.Module] = field(default_factory=dict)
+
+    def _applied(self, called: str, given: list[Any]) -> Any:
+        """Return the result of a function or an operation."""
+        raise NotImplementedError
+
+    def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        """Return the result of a module's method."""
+        return self._called(module, name, given)
+
+    def _is_overwritten(self, value: Any) -> bool:  # noqa: ARG002  # for subclasses
+        """Return whether an operation has overwritten a value."""
+        return False
+
+    def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        """Return the result of calling a module's method."""
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.ClassDef) and node.name == cls:
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef) and part.name == name:
+                        return self._run(part, [ScriptModule(module), *given])
+        raise UnsupportedScriptError
+
+    def _function(self, name: str, given: Sequence[Any]) -> Any:
+        where, _, last = name.rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.FunctionDef) and node.name == last:
+                return self._run(node, given)
+        raise UnsupportedScriptError
+
+    def _module(self, name: str) -> ast.Module:
+        if name not in self.parsed:
+            text = self.texts.get(name)
+            if text is None:
+                raise UnsupportedScriptError
+            self.parsed[name] = ast.parse(text)
+        return self.parsed[name]
+
+    def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
+        self.calls += 1
+        if self.calls > _CALLS or self.depth > _DEEP:
+            raise UnsupportedScriptError
+        named = [each.arg for each in function.args.args]
+        known = [self._value(each, {}) for each in function.args.defaults]
+        if len(given) < len(named):
+            given = [*given, *known[len(known) - (len(named) - len(given)) :]]
+        if len(given) != len(named):
+            raise UnsupportedScriptError
+        self.depth += 1
+        done, value = self._block(function.body, dict(zip(named, given, strict=True)))
+        self.depth -= 1
+        if not done:
+            raise UnsupportedScriptError
+        return value
+
+    def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
+        """Return whether a return statement was reached, and its value."""
+        for node in body:
+            if isinstance(node, ast.Return) and node.value is not None:
+                return True, self._value(node.value, scope)
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._assign(node.targets[0], self._value(node.value, scope), scope)
+            elif isinstance(node, ast.If):
+                test = self._value(node.test, scope)
+                if not isinstance(test, bool):
+                    raise UnsupportedScriptError
+                done, value = self._block(node.body if test else node.orelse, scope)
+                if done:
+                    return True, value
+            elif not isinstance(node, ast.Pass):
+                raise UnsupportedScriptError(f"a statement that is not supported: {type(node).__name__}")
+        return False, None
+
+    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
+            for each, part in zip(target.elts, value, strict=True):
+                self._assign(each, part, scope)
+        else:
+            raise UnsupportedScriptError
+
+    def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            if node.id in scope and not self._is_overwritten(scope[node.id]):
+                return scope[node.id]
+            raise UnsupportedScriptError
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self._value(node.operand, scope)
+            if is_number(value):
+                return -value
+            raise UnsupportedScriptError
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self._value(each, scope) for each in node.elts]
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope)
+        if isinstance(node, ast.Call) and not node.keywords:
+            return self._call(node, scope)
+        raise UnsupportedScriptError
+
+    def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
+            return self._of((attr("CONSTANTS"),), node.attr)
+        if (name := dotted_name(node)) is not None and name.startswith(f"{_TOP}."):
+            return ScriptFunction(name)
+        owner = self._value(node.value, scope)
+        if isinstance(owner, ScriptModule):
+            return self._of(owner.path, node.attr)
+        raise UnsupportedScriptError
+
+    def _of(self, module: Path, name: str) -> Any:
+        """Return an attribute of a module; `training` is False."""
+        if name == "training":
+            return False
+        path = (*module, attr(name))
+        leaf = self.tree.get(path)
+        if isinstance(leaf, Leaf):
+            return ScriptTensor(path)
+        if isinstance(leaf, ValueLeaf):
+            return leaf.value
+        for first, others in self.tree.aliases.items():
+            if any(alias.path == path for alias in others):
+                return ScriptTensor(first)
+        if path in self.tree.containers:
+            return ScriptModule(path)
+        return self._final(module, name)
+
+    def _final(self, module: Path, name: str) -> Any:
+        """Return a constant of a module's class: `eps : Final[float] = 1e-05`."""
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        for node in self._module(where).body:
+            for part in node.body if isinstance(node, ast.ClassDef) and node.name == cls else ():
+                if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
+                    continue
+                if part.value is not None and part.target.id == name:
+                    return self._value(part.value, {})
+        raise UnsupportedScriptError
+
+    def _call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+        called = dotted_name(node.func)
+        if called == "annotate" and len(node.args) == 2:
+            return self._value(node.args[1], scope)
+        if called is None or called.partition(".")[0] in scope:
+            function = scope.get(called or "")
+            if isinstance(function, ScriptFunction):
+                return self._function(function.name, [self._value(a, scope) for a in node.args])
+            if not isinstance(node.func, ast.Attribute):
+                raise UnsupportedScriptError
+            owner = self._value(node.func.value, scope)
+            if not isinstance(owner, ScriptModule):
+                raise UnsupportedScriptError
+            return self._method(owner.path, node.func.attr, [self._value(a, scope) for a in node.args])
+        return self._applied(called, [self._value(each, scope) for each in node.args])
+
+
+def dotted_name(node: ast.expr) -> str | None:
+    """Return the name `a.b.c` that an expression is, None for another one."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

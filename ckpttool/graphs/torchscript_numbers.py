@@ -1,0 +1,219 @@
+"""Operations of TorchScript code on numbers, lists, dicts and shapes.
+
+Plain values are computed; those that depend on tensors become nodes. Source:
+torch/csrc/jit/runtime/register_prim_ops.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.graphs.torchscript_code import UnsupportedScriptError
+from ckpttool.graphs.torchscript_values import NumberValue, PartsValue, ShapeRange, SizesValue
+
+if TYPE_CHECKING:
+    from ckpttool.graphs.torchscript_translator import ScriptTranslator
+
+NUMBERS = (bool, int, float, NumberValue)
+# The end of a slice that has none.
+LAST = (1 << 63) - 1
+_LONGEST = 1 << 20
+# Messages of errors, and where a tensor is.
+SILENT = frozenset(("format", "str", "warn", "print", "device"))
+# Operations that do not look at the values of their arguments.
+CONTAINERS = frozenset(("__getitem__", "list", "append", "len")) | SILENT
+COMPARISONS = {"lt": "Less", "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "eq": "Equal"}
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "floordiv": operator.floordiv,
+    "remainder": operator.mod,
+    "pow": operator.pow,
+    "neg": operator.neg,
+    **{name: getattr(operator, name) for name in ("lt", "gt", "le", "ge", "eq", "ne")},
+    "__is__": lambda a, b: a is b if a is None or b is None else a == b,
+    "__isnot__": lambda a, b: a is not b if a is None or b is None else a != b,
+    "__not__": operator.not_,
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__contains__": lambda values, value: value in values,
+    "__getitem__": operator.getitem,
+    "len": len,
+    "list": list,
+    "copy": list,
+    "range": range,
+    **dict.fromkeys(("int", "Int"), int),
+    **dict.fromkeys(("float", "Float"), float),
+    **dict.fromkeys(("bool", "Bool"), bool),
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "sqrt": math.sqrt,
+    "log": math.log,
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "prod": math.prod,
+    "slice": lambda values, start=0, end=None, step=1: values[start:end:step],
+    "keys": lambda values: [*values],
+    "values": lambda values: [*values.values()],
+    "items": lambda values: [[name, value] for name, value in values.items()],
+    "is_scripting": lambda: True,
+    "is_tracing": lambda: False,
+}
+_TYPES = {
+    "int": "int64",
+    "Int": "int64",
+    "float": "float64",
+    "Float": "float64",
+    "bool": "bool",
+    "Bool": "bool",
+}
+_LOGIC = {"__and__": "And", "__or__": "Or", "__not__": "Not"}
+_ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "min": "Min", "max": "Max", "neg": "Neg"}
+_FUNCTIONS = {"sqrt": "Sqrt", "log": "Log", "div": "Div", "pow": "Pow"}
+
+
+def refuse(reason: str) -> UnsupportedScriptError:
+    """Return the error for an operation that cannot be translated."""
+    return UnsupportedScriptError(reason)
+
+
+def has_kind(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
+    """Return whether a value of these classes is among the values, or in a list or dict of them."""
+    return any(
+        isinstance(value, kinds)
+        or (isinstance(value, list) and has_kind(value, kinds))
+        or (isinstance(value, dict) and has_kind([*value.values()], kinds))
+        for value in values
+    )
+
+
+def is_number_operation(name: str) -> bool:
+    """Return whether an operation without tensors computes numbers or lists."""
+    return name in _PLAIN or name in ("append", "_set_item", "NumToTensor")
+
+
+def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mapping[str, Any]) -> Any:
+    """Return the result of an operation on numbers, lists and texts."""
+    if named or any(isinstance(each, PartsValue) for each in given):
+        raise refuse(name)
+    if name in ("append", "_set_item"):
+        return change_list(t, given)
+    if name == "NumToTensor":
+        number = t.as_number(given[0])
+        return t.new(number.name, number.dtype, 0)
+    if has_kind(given, (SizesValue,)):
+        return _apply_sizes(t, name, given)
+    if name not in CONTAINERS and name != "slice" and has_kind(given, (NumberValue,)):
+        return _apply_number_values(t, name, given)
+    _require_small(name, given)
+    try:
+        result = _PLAIN[name](*given)
+    except (TypeError, ValueError, ArithmeticError, LookupError):
+        raise refuse(name) from None
+    if (type(result) is int and abs(result) > LAST) or (
+        isinstance(result, list | str) and len(result) > _LONGEST
+    ):
+        raise refuse("a number or list that is too large")
+    return result
+
+
+def _require_small(name: str, given: Sequence[Any]) -> None:
+    """Refuse an operation whose result may need much memory: numbers have 64 bits in the language."""
+    lengths = [len(each) for each in given if isinstance(each, list | str | range)]
+    numbers = [abs(each) for each in given if type(each) is int]
+    repeated = name == "mul" and lengths and numbers
+    size = lengths[0] * numbers[0] if repeated else sum(lengths)
+    large = name == "pow" and len(numbers) == 2 and numbers[1] > 64
+    if (name != "len" and name != "__getitem__" and size > _LONGEST) or large:
+        raise refuse("a number or list that is too large")
+
+
+def change_list(t: ScriptTranslator, given: Sequence[Any]) -> Any:
+    """Append to a list, or set the entry of a list or dict."""
+    t.require_outside_branch()
+    values, *rest = given
+    if len(rest) == 1:
+        values.append(rest[0])
+    else:
+        values[rest[0]] = rest[1]
+    return values
+
+
+def _apply_sizes(t: ScriptTranslator, name: str, given: list[Any]) -> Any:
+    """Return the result of an operation on lists of extents."""
+    if name in ("list", "copy"):
+        return given[0]
+    if name == "add":
+        parts = [each.parts if isinstance(each, SizesValue) else tuple(each) for each in given[:2]]
+        return SizesValue((*parts[0], *parts[1]))
+    if name == "__getitem__":
+        return t.item(*given)
+    if name == "prod" and len(given) == 1:
+        axes = t.build.number([0], "int64")
+        return NumberValue(t.build.one("ReduceProd", t.sizes(given[0]), axes, keepdims=0), "int64")
+    if name == "len":
+        return NumberValue(t.build.one("Size", t.sizes(given[0])), "int64")
+    if name == "slice" and len(given[0].parts) == 1:
+        (part,) = given[0].parts
+        bounds: list[Any] = [*given[1:], *[0, None, 1][len(given) - 1 :]]
+        start, end, step = bounds
+        end = None if end in (None, LAST) else end
+        whole = isinstance(part, ShapeRange) and part.start == 0 and part.end is None
+        if whole and step == 1 and all(isinstance(each or 0, int) for each in (start, end)):
+            return SizesValue((ShapeRange(part.tensor, start or 0, end),))
+    raise refuse("a shape of unknown length")
+
+
+def _apply_number_values(t: ScriptTranslator, name: str, given: list[Any]) -> Any:
+    """Return the result of an operation on numbers of which some are values of the graph."""
+    if name in ("__is__", "__isnot__"):
+        return (given[0] is given[1]) is (name == "__is__")
+    if name == "__contains__" and isinstance(given[0], list):
+        result: Any = False
+        for each in given[0]:
+            result = apply_numbers(t, "__or__", [result, apply_numbers(t, "eq", [each, given[1]], {})], {})
+        return result
+    if name == "prod" and isinstance(given[0], list):
+        product: Any = 1
+        for each in given[0]:
+            product = apply_numbers(t, "mul", [product, each], {})
+        return product
+    if name == "range" or any(not isinstance(each, NUMBERS) for each in given):
+        raise refuse("a list whose length depends on a tensor")
+    return _compute(t, name, [t.as_number(each) for each in given])
+
+
+def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> NumberValue:
+    """Return the result of an operation on numbers of the graph."""
+    if name in _TYPES:
+        return NumberValue(t.number(numbers[0], _TYPES[name]), _TYPES[name])
+    if name in _LOGIC:
+        return NumberValue(t.build.one(_LOGIC[name], *(t.number(each, "bool") for each in numbers)), "bool")
+    whole = all(each.dtype in ("int64", "bool") for each in numbers)
+    dtype = "int64" if whole else "float64"
+    names = [t.number(each, dtype) for each in numbers]
+    if name in _ARITHMETIC:
+        return NumberValue(t.build.one(_ARITHMETIC[name], *names), dtype)
+    if name in COMPARISONS:
+        return NumberValue(t.build.one(COMPARISONS[name], *names), "bool")
+    if name == "ne":
+        return NumberValue(t.build.one("Not", t.build.one("Equal", *names)), "bool")
+    if name in ("floordiv", "remainder") and whole:
+        rest = t.build.one("Mod", *names)
+        if name == "remainder":
+            return NumberValue(rest, dtype)
+        return NumberValue(t.build.one("Div", t.build.one("Sub", names[0], rest), names[1]), dtype)
+    wide = [t.number(each, "float64") for each in numbers]
+    if name in _FUNCTIONS and (name != "pow" or not whole):
+        return NumberValue(t.build.one(_FUNCTIONS[name], *wide), "float64")
+    if name in ("floor", "ceil"):
+        rounded = t.build.one(name.capitalize(), *wide)
+        return NumberValue(t.build.one("Cast", rounded, to="int64"), "int64")
+    raise refuse(name)

@@ -1,0 +1,130 @@
+"""Graphs of SavedModels: layers and operations compute what TensorFlow computes from the same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.core import CkpttoolError, Tree, UnsupportedError
+from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
+from ckpttool.graphs import evaluate, read_graph, tensorflow
+from tests import graph_models
+from tests.tensorflow_child import require, run, run_each
+
+pytestmark = pytest.mark.tensorflow
+CHILD = graph_models.__file__
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("tensorflow", "keras")
+    path = tmp_path_factory.mktemp("graphs")
+    run_each(CHILD, dict.fromkeys(("build", "build_nodes"), path))
+    return path
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def require_same_numbers(folder: Path) -> int:
+    """Compare all signatures of a SavedModel; return their number."""
+    arrays, checkpoint = load_arrays(folder / "arrays.npz"), ckpttool.open(str(folder / "model"))
+    names = [key.removesuffix("/input") for key in arrays if key.endswith("/input")]
+    for name in (each for each in names if each != "counter"):
+        graph = tensorflow.read(checkpoint, name)
+        assert graph is not None, name
+        outputs = evaluate(graph, {"value": arrays[f"{name}/input"]})
+        keys = [key for key in arrays if key.startswith(f"{name}/output/")]
+        assert sorted(outputs) == sorted(key.rpartition("/")[2] for key in keys), name
+        for key in keys:
+            ours, theirs = outputs[key.rpartition("/")[2]], arrays[key]
+            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), key
+            wide = theirs.astype(np.float64)
+            scale = max(1.0, float(np.abs(wide).max(initial=0, where=np.isfinite(wide))))
+            np.testing.assert_allclose(ours.astype(np.float64), wide, rtol=0, atol=1e-6 * scale, err_msg=key)
+    return len(names)
+
+
+def test_operations_and_layers_compute_what_tensorflow_does(folder: Path) -> None:
+    assert require_same_numbers(folder) == len(graph_models.USUAL) + 26
+
+
+@pytest.mark.slow
+def test_all_other_layers_compute_what_keras_does(tmp_path: Path) -> None:
+    require("tensorflow", "keras")
+    run(CHILD, "build_all", tmp_path)
+    assert require_same_numbers(tmp_path) == 55
+
+
+def test_variables_are_unread_leaves_of_the_tree(folder: Path) -> None:
+    checkpoint = ckpttool.open(str(folder / "model"))
+    graph = tensorflow.read(checkpoint, "depthwise")
+    assert graph is not None
+    stored = [each for each in graph.constants.values() if each.path is not None]
+    assert [each.leaf is checkpoint.tree[each.path] for each in stored if each.path] == [True, True]
+    assert {each.shape for each in stored} == {(8, 1, 3, 3), (8,)}
+    (node,) = [node for node in graph.nodes if node.op == "Conv"]
+    assert (node.attributes["group"], node.attributes["auto_pad"]) == (4, "SAME_UPPER")
+    assert node.scope == tuple(node.name.split("/")[:-1])
+
+
+def test_a_signature_must_be_chosen(folder: Path) -> None:
+    checkpoint = ckpttool.open(str(folder / "model"))
+    with pytest.raises(UnsupportedError, match="several signatures"):
+        read_graph(checkpoint)
+    with pytest.raises(UnsupportedError) as refused:
+        tensorflow.read(checkpoint, "none")
+    assert refused.value.found == "none"
+
+
+def test_a_variable_that_is_changed_before_it_is_read_is_refused(folder: Path) -> None:
+    arrays = load_arrays(folder / "arrays.npz")
+    graph = tensorflow.read(ckpttool.open(str(folder / "model")), "counter")
+    assert graph is not None
+    with pytest.raises(UnsupportedError) as refused:
+        evaluate(graph, {"value": arrays["counter/input"]})
+    assert refused.value.found == "tf.raw_ops.ReadVariableOp"
+
+
+def test_graphs_of_tensorflow_1_compute_the_same(folder: Path) -> None:
+    arrays = load_arrays(folder / "nodes.npz")
+    graph = read_graph(ckpttool.open(str(folder / "plain")))
+    assert graph is not None
+    assert (graph.inputs[0].name, graph.inputs[0].shape) == ("value", ("", 6))
+    outputs = evaluate(graph, {"value": arrays["value"]})
+    np.testing.assert_allclose(outputs["result"], arrays["plain"], rtol=0, atol=1e-6)
+    changed = read_graph(ckpttool.open(str(folder / "changed")))
+    assert changed is not None
+    with pytest.raises(UnsupportedError) as refused:
+        evaluate(changed, {"value": arrays["value"]})
+    assert str(refused.value.found).startswith("tf.raw_ops.")
+
+
+def test_real_saved_models_compute_what_they_are_named_for(corpus: Path) -> None:
+    """TensorFlow Serving's examples: x / 2 + 2, and x / 2 + 3."""
+    for name, offset in (("plus_two_tf2_cpu", 2), ("plus_two_mkl", 2), ("plus_three", 3)):
+        folder = corpus / "tf" / "savedmodel" / f"serving_saved_model_half_{name}" / "00000123"
+        graph = read_graph(ckpttool.open(str(folder)))
+        assert graph is not None
+        outputs = evaluate(graph, {"x": np.array([[1.0], [-3.0]], np.float32)})
+        assert outputs["y"].tolist() == [[0.5 + offset], [-1.5 + offset]]
+
+
+def test_operations_with_unexpected_inputs_are_opaque_or_refused() -> None:
+    """Each operation without attributes, with none to three inputs, some of them not tensors."""
+    value = tensorflow.TensorName("a", "float32")
+    for op in tensorflow.OPERATIONS:
+        for argument in (value, None, tensorflow.VariableName(()), tensorflow.TensorList(value)):
+            for count in range(4):
+                nodes = {"n": FunctionNode(op, ("a",) * count, {})}
+                translator = tensorflow.FunctionTranslator({}, Tree({}))
+                try:
+                    results = translator.call(GraphFunction(("a",), nodes, ("n:output:0",)), [argument])
+                except CkpttoolError:
+                    continue
+                assert len(results) == 1
