@@ -323,7 +323,7 @@ FORGETFUL = (
 )
 # Warnings about types of SWIG's bindings (Box2D's), unrelated to the environment.
 BINDINGS = "builtin type "
-PHYSICS = {"mujoco": "mujoco", "box2d": "Box2D"}
+PHYSICS = {"mujoco": "mujoco", "box2d": "Box2D", "ale_py": "ale_py"}
 
 
 class GymVector:
