@@ -49,9 +49,9 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import clean, format_count, shorten
-from ckpttool.evaluation import atari, environments, video, wrappers
+from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
-from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
+from ckpttool.evaluation.gymnasium_engine import ATARI_SIDE, OBS, EnvSpec, VectorEnv
 from ckpttool.evaluation.rollout import (
     ActionSampler,
     ExplorationNoise,
@@ -575,7 +575,7 @@ def _assume_preprocessing(agent: Agent, front: PolicyEncoder, env: str) -> tuple
     (stream, *others) = front.streams
     frames = environments.find_game_frame_skip(env) if stream.image and not others and env else None
     chain = wrappers.ATARI_PREPROCESSING.get(agent.binding.layout)
-    if frames is None or chain is None or stream.shape[1:] != (atari.SIDE, atari.SIDE):
+    if frames is None or chain is None or stream.shape[1:] != (ATARI_SIDE, ATARI_SIDE):
         return ()
     around = tuple(wrappers.parse_wrapper(text.format(frames=stream.shape[0])) for text in chain)
     if frames != 1:

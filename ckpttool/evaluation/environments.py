@@ -18,9 +18,10 @@ import numpy as np
 from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError, suggest_choice
 from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
-from ckpttool.evaluation import atari, fast_engines, simulators
+from ckpttool.evaluation import fast_engines, simulators
 from ckpttool.evaluation.fast_engines import MOUNTAIN_CAR_ID, TASKS, MujocoVector
 from ckpttool.evaluation.gymnasium_engine import (
+    ATARI_HINT,
     OBS,
     Agreement,
     EnvSpec,
@@ -29,8 +30,13 @@ from ckpttool.evaluation.gymnasium_engine import (
     VectorEnv,
     clean_warning,
     collect_warnings,
+    is_atari_installed,
+    may_be_game,
     prepare_rendering,
+    read_frame_skip,
     redirect_mujoco_warnings,
+    register_games,
+    wrap_game,
 )
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
 from ckpttool.evaluation.wrappers import (
@@ -577,8 +583,8 @@ def find_game_frame_skip(env_id: str) -> int | Sequence[int] | None:
     if not is_gymnasium_installed():
         return None
     registry = import_gymnasium().registry
-    atari.register_games(env_id, registry)
-    return atari.read_frame_skip(registry.get(env_id))
+    register_games(env_id, registry)
+    return read_frame_skip(registry.get(env_id))
 
 
 def find_reward_threshold(env_id: str) -> float | None:
@@ -618,8 +624,8 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
-    if atari.may_be_game(env_id) and not atari.is_installed():
-        raise MissingExtraError(f"{env_id!r} needs ale-py, which is not installed", hint=atari.HINT)
+    if may_be_game(env_id) and not is_atari_installed():
+        raise MissingExtraError(f"{env_id!r} needs ale-py, which is not installed", hint=ATARI_HINT)
     sentence = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
     others = f" (or {', '.join(near[1:])})" if len(near) > 1 else ""
@@ -698,7 +704,7 @@ def make_vector_env(
     """
     options = replace(options or VectorEnvOptions(), **keywords)
     if is_gymnasium_installed():
-        atari.register_games(env_id, import_gymnasium().registry)
+        register_games(env_id, import_gymnasium().registry)
     _require_allowed(env_id, options)
     own = _make_without_gymnasium(env_id, num_envs, options)
     if own is not None:
@@ -752,7 +758,7 @@ def _gymnasium_builder(
         def make_one() -> Any:
             with translate_gymnasium_errors(env_id):
                 made = gymnasium.make(env_id, disable_env_checker=True, **{**more, **given})
-            return atari.wrap_game(prepare_rendering(made) if options.pictures else made, games)
+            return wrap_game(prepare_rendering(made) if options.pictures else made, games)
 
         return build_vector_env(engine, env_id, make_one, num_envs, options.threads, gymnasium.registry)
 

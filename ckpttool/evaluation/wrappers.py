@@ -24,9 +24,8 @@ from typing import Any, Final, cast
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, suggest_choice
-from ckpttool.evaluation import atari
-from ckpttool.evaluation.atari import GameWrapper
-from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, Outcome, VectorEnv
+from ckpttool.evaluation import gymnasium_engine
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, GameWrapper, Outcome, VectorEnv
 from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks.network import Observation
 
@@ -554,14 +553,14 @@ _PLAYED: Final[Mapping[str, tuple[type[Wrapper | GameWrapper], Mapping[str, str]
     "ActionSmoothingWrapper": (ActionSmoothing, {}, {}),
     "TimeLimit": (TimeLimit, {}, {}),
     "FrameSkip": (FrameSkip, {}, {}),
-    "AtariWrapper": (atari.AtariWrapper, {}, {}),
-    "StickyActionEnv": (atari.StickyActionEnv, {}, {}),
-    "NoopResetEnv": (atari.NoopResetEnv, {}, {}),
-    "MaxAndSkipEnv": (atari.MaxAndSkipEnv, {}, {}),
-    "FireResetEnv": (atari.FireResetEnv, {}, {}),
-    "WarpFrame": (atari.WarpFrame, {}, {}),
-    "ResizeObservation": (atari.ResizeObservation, {}, {}),
-    "GrayScaleObservation": (atari.GrayScaleObservation, {}, {}),
+    "AtariWrapper": (gymnasium_engine.AtariWrapper, {}, {}),
+    "StickyActionEnv": (gymnasium_engine.StickyActionEnv, {}, {}),
+    "NoopResetEnv": (gymnasium_engine.NoopResetEnv, {}, {}),
+    "MaxAndSkipEnv": (gymnasium_engine.MaxAndSkipEnv, {}, {}),
+    "FireResetEnv": (gymnasium_engine.FireResetEnv, {}, {}),
+    "WarpFrame": (gymnasium_engine.WarpFrame, {}, {}),
+    "ResizeObservation": (gymnasium_engine.ResizeObservation, {}, {}),
+    "GrayScaleObservation": (gymnasium_engine.GrayScaleObservation, {}, {}),
 }
 """By class name: the wrapper that reproduces it, other argument names, and fixed arguments."""
 
@@ -608,7 +607,9 @@ HARMLESS: Final = frozenset(
     }
 )
 """Wrappers that affect neither one-axis observations nor actions."""
-_ON_IMAGES: Final = frozenset({"VecFrameStack", "FrameStack", "FrameStackObservation", "TimeLimit", "FrameSkip"})
+_ON_IMAGES: Final = frozenset(
+    {"VecFrameStack", "FrameStack", "FrameStackObservation", "TimeLimit", "FrameSkip"}
+)
 """Wrappers that are also played around observations of several axes."""
 LIVES: Final = frozenset({"EpisodicLifeEnv"})
 """Wrappers that end an episode of training when a life is lost."""

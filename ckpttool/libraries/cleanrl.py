@@ -122,9 +122,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
 _CONVOLUTIONS = tuple(f"network.{number}" for number in (0, 2, 4))
 _DENSE = ("network.7", "network.9")
 _IMAGES = (4, 84, 84)
-_ASSUMED = (
-    "image encoder (observations [4, 84, 84] divided by 255; strides 4, 2, 1; ReLU): default of library cleanrl"
-)
+_ENCODER = "image encoder (observations [4, 84, 84] divided by 255; strides 4, 2, 1; ReLU)"
+_ASSUMED = f"{_ENCODER}: default of library cleanrl"
 
 
 def _bind_shared(tree: Tree) -> RecognizedAgent | None:
@@ -145,7 +144,7 @@ _IMAGE_FACTS = _CATEGORICAL.facts._replace(hidden="relu")
 
 
 def _add_image_encoder(binding: RecognizedAgent, tree: Tree, root: Path) -> RecognizedAgent:
-    """Return the binding with the convolutions of `network` as the policy's encoder, if it starts with those."""
+    """Return the binding with the convolutions of `network`, if it starts with those, as an encoder."""
     acting = next((part for part in binding.parts if part.acts or part.component == "critic"), None)
     paths = {
         f"{module}.{name}": (*root, key(f"{module}.{name}"))
@@ -176,8 +175,7 @@ def _add_image_encoder(binding: RecognizedAgent, tree: Tree, root: Path) -> Reco
         covers=frozenset(tree.names[move.source] for move in moves),
         assumed=(_ASSUMED,),
     )
-    # The modules without weights before the first dense layer are those of the encoder.
-    return replace(binding, fronts={acting.component: front}, moves=replace(binding.moves, assumed=()))
+    return replace(binding, fronts={acting.component: front})
 
 
 def _bind_c51(tree: Tree) -> RecognizedAgent | None:

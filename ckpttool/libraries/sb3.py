@@ -1473,10 +1473,9 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         facts = facts.lacking(NO_ACTIVATIONS)
         bounded = facts.head == "argmax" or facts.action_low is not None
         facts = facts if bounded else facts.lacking(NO_BOUNDS)
-    images = read_image_scaling(tree)
-    if images:
-        for component in {"actor": None, **{part.component: None for part in binding.parts if part.acts}}:
-            unplaced[component] = (*unplaced.get(component, ()), images)
+    if images := read_image_scaling(tree):
+        acting = dict.fromkeys(["actor", *(part.component for part in binding.parts if part.acts)])
+        unplaced |= {component: (*unplaced.get(component, ()), images) for component in acting}
     for component, paths in _list_extractor_tensors(tree).items():
         names = [tree.names[path] for path in paths]
         unplaced[component] = tuple(dict.fromkeys((*unplaced.get(component, ()), *names)))
