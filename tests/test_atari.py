@@ -177,9 +177,9 @@ def test_stacked_images_are_those_of_gymnasium(pictures: Mapping[str, str], padd
 
 
 def test_wrappers_of_rows_are_refused_around_images(pictures: Mapping[str, str]) -> None:
-    for spec in (WrapperSpec("TimeFeatureWrapper", {}), WrapperSpec("NoopResetEnv", {})):
+    for name in ("TimeFeatureWrapper", "NoopResetEnv", "MaxAndSkipEnv", "FireResetEnv"):
         with pytest.raises(UnsupportedError):
-            environments.make_vector_env(pictures["Last"], 1, wrappers=[spec])
+            environments.make_vector_env(pictures["Last"], 1, wrappers=[WrapperSpec(name, {})])
     outer = [WrapperSpec("VecFrameStack", {"n_stack": 2}), WrapperSpec("FireResetEnv", {})]
     with pytest.raises(UnsupportedError):
         environments.make_vector_env(pictures["Last"], 1, wrappers=outer)
@@ -399,6 +399,31 @@ def test_cleanrl_preprocessing_is_that_of_its_script(tmp_path: Path) -> None:
             frames = [*frames[1:], image(env.step(int(action))[0])]
             vector.step(np.array([[action]]), np.arange(1))
     assert load_agent(path) is not None
+
+
+@needs_games
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("NoopResetEnv", {"noop_max": 0}),
+        ("NoopResetEnv", {"noop_max": 2.5}),
+        ("AtariWrapper", {"frame_skip": 0}),
+        ("AtariWrapper", {"other": 1}),
+        ("ResizeObservation", {"shape": 8.5}),
+        ("ResizeObservation", {"shape": [84]}),
+        ("ResizeObservation", {"shape": [84, 0]}),
+    ],
+)
+def test_arguments_of_atari_wrappers_are_checked(name: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        environments.make_vector_env(INVADERS, 1, wrappers=[WrapperSpec(name, arguments)])
+
+
+@needs_games
+@pytest.mark.parametrize("name", ["AtariWrapper", "WarpFrame", "GrayScaleObservation"])
+def test_images_of_other_environments_are_not_preprocessed(name: str) -> None:
+    with pytest.raises(UnsupportedError):
+        environments.make_vector_env("Pendulum-v1", 1, wrappers=[WrapperSpec(name, {})])
 
 
 @needs_games

@@ -748,7 +748,8 @@ class GameWrapper:
         return obs
 
     def _bytes_of_shape(self, *shape: int) -> Any:
-        """Return the space of images of this shape."""
+        """Return the space of images of this shape; raise UnsupportedError around other environments."""
+        self._actions()
         return importlib.import_module("gymnasium").spaces.Box(0, 255, shape, np.uint8)
 
     def _actions(self) -> Sequence[str]:
@@ -819,8 +820,8 @@ class NoopResetEnv(GameWrapper):
 
     def __init__(self, env: Any, noop_max: int = 30) -> None:
         super().__init__(env)
-        if noop_max < 1 or self._actions()[0] != "NOOP":
-            raise UsageError("NoopResetEnv requires a positive noop_max and a game whose action 0 is NOOP")
+        if not isinstance(noop_max, int) or noop_max < 1 or self._actions()[0] != "NOOP":
+            raise UsageError("NoopResetEnv requires a positive integer and a game whose action 0 is NOOP")
         self._most = noop_max
 
     def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -893,7 +894,12 @@ class ResizeObservation(GameWrapper):
 
     def __init__(self, env: Any, shape: int | Sequence[int]) -> None:
         super().__init__(env)
-        height, width = (shape, shape) if isinstance(shape, int) else shape
+        sides = [shape, shape] if isinstance(shape, int) else shape
+        if not isinstance(sides, list) or len(sides) != 2 or not all(type(side) is int for side in sides):
+            raise UsageError("ResizeObservation requires a height and a width", found=str(shape)[:40])
+        height, width = sides
+        if min(sides) < 1:
+            raise UsageError("ResizeObservation requires positive sizes", found=str(shape)[:40])
         self._opencv, self._size = _import_opencv(), (width, height)
         self.observation_space = self._bytes_of_shape(height, width, *env.observation_space.shape[2:])
 
