@@ -397,7 +397,7 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
     },
     # Agents that look at pictures and numbers at once.
     "test_fronts": {
-        "test_the_command_plays_them": r"Pictures",
+        "test_the_command_plays_them": r"SAC-Pictures",
     },
     # test_pairs and test_to_tensorflow have the way from TensorFlow and back.
     "test_round_trips": {

@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +33,12 @@ PICTURE, GRID, VECTOR = (40, 44, 3), (2, 3), (5,)
 STEPS, BATCH = 20, 3
 KINDS: dict[str, tuple[str, dict[str, int]]] = {
     "Pictures": ("CnnPolicy", {"features_dim": 24}),
+    "Moves": ("CnnPolicy", {"features_dim": 24}),
     "Mixed": ("MultiInputPolicy", {"cnn_output_dim": 24}),
     "Goal": ("MultiInputPolicy", {}),
     "Grid": ("MlpPolicy", {}),
 }
-MORE = {"PPO": {"n_steps": 8, "batch_size": 8}}
+MORE = {"PPO": {"n_steps": 8, "batch_size": 8}, "A2C": {"n_steps": 8}}
 
 ENVIRONMENTS = """
 import gymnasium, numpy as np
@@ -50,7 +52,7 @@ class Play(gymnasium.Env):
         return self.seen(), {}
     def step(self, action):
         self.left -= 1
-        return self.seen(), float(action.sum()), False, self.left == 0, {}
+        return self.seen(), float(np.sum(action)), False, self.left == 0, {}
     def image(self):
         return self.np_random.integers(0, 256, (40, 44, 3), dtype=np.uint8)
 
@@ -66,6 +68,9 @@ class Pictures(Play):
     observation_space = spaces.Box(0, 255, (40, 44, 3), np.uint8)
     seen = Play.image
 
+class Moves(Pictures):
+    action_space = spaces.Discrete(4)
+
 class Mixed(Play):
     observation_space = spaces.Dict({
         "vector": spaces.Box(-1, 1, (5,)), "grid": spaces.Box(-1, 1, (2, 3)),
@@ -77,6 +82,7 @@ class Mixed(Play):
 
 gymnasium.register("Pictures-v0", Pictures)
 gymnasium.register("Mixed-v0", Mixed)
+gymnasium.register("Moves-v0", Moves)
 """
 
 
@@ -107,14 +113,24 @@ def made(games: Path) -> Iterator[Any]:
             )
             if algorithm in MORE:
                 nn.init.normal_(model.policy.action_net.weight)  # the library's first actions are nearly 0
+            if policy == "Moves":  # the library's first actions hardly depend on the image
+                _spread_outputs(model.policy)
             model.save(games / label)
             agents[label] = model, str(games / f"{label}.zip")
         return agents[label]
 
     yield make
     registry = importlib.import_module("gymnasium").registry
-    for name in ("Pictures-v0", "Mixed-v0"):
+    for name in ("Pictures-v0", "Mixed-v0", "Moves-v0"):
         del registry[name]
+
+
+def _spread_outputs(policy: nn.Module) -> None:
+    """Give all layers of a policy wide weights."""
+    for module in policy.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, std=2 / module.weight[0].numel() ** 0.5)
+            nn.init.normal_(module.bias, std=0.1)
 
 
 def observations(policy: str, *, first: bool = False) -> dict[str, np.ndarray]:
@@ -165,6 +181,89 @@ def test_the_library_predicts_the_same_actions(made: Any, algorithm: str, policy
     wanted = predicted(model, seen)
     assert np.ptp(wanted, axis=0).min() > 1e-3
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+# Discrete actions that are chosen by images.
+
+IMAGES = 64
+
+
+def drawn_images() -> np.ndarray:
+    draw = np.random.default_rng(1)
+    colours = draw.integers(0, 2, (IMAGES, 3, 1, 1)) * draw.integers(0, 2, (IMAGES, 3, 40, 1))
+    return (colours * draw.integers(1, 256, (IMAGES, 3, 40, 44))).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("DQN", {}),
+        ("DQN", {"net_arch": []}),
+        ("DQN", {"normalize_images": False}),
+        ("PPO", {}),
+        ("A2C", {"share_features_extractor": False}),
+    ],
+)
+def test_images_choose_the_actions_of_the_library(
+    made: Any, algorithm: str, settings: dict[str, Any]
+) -> None:
+    model, path = made(algorithm, "Moves", **settings)
+    images = drawn_images()
+    agent = load_agent(path)
+    with torch.no_grad():
+        given = torch.tensor(images)
+        policy = model.policy
+        wanted = (
+            policy.q_net(given) if algorithm == "DQN" else policy.get_distribution(given).distribution.logits
+        )
+    scores = agent.scores(images)
+    if algorithm != "DQN":  # the library's logits are normalised
+        scores = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    actions = predicted(model, {"obs": images})
+    assert len({*actions.tolist()}) > 1
+    np.testing.assert_array_equal(agent.predict(images)[0], actions)
+    assert any("NatureCNN" in entry.value for entry in agent.ledger)
+
+
+def test_the_target_of_an_image_q_network_plays(made: Any, tmp_path: Path) -> None:
+    model, _ = made("DQN", "Moves")
+    nn.init.normal_(model.q_net_target.features_extractor.cnn[2].weight)
+    model.save(tmp_path / "a.zip")
+    images = drawn_images()
+    found = load_agent(str(tmp_path / "a.zip"), network="critic_target/q1").scores(images)
+    with torch.no_grad():
+        wanted = model.q_net_target(torch.tensor(images)).numpy()
+        assert abs(wanted - model.q_net(torch.tensor(images)).numpy()).max() > 1e-2
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_quantiles_of_images(made: Any, tmp_path: Path) -> None:
+    """QR-DQN's file has DQN's modules under other names (sb3_contrib/qrdqn/policies.py)."""
+    model, path = made("DQN", "Moves")
+    with zipfile.ZipFile(path) as archive:
+        found = {name: archive.read(name) for name in archive.namelist() if name != "policy.optimizer.pth"}
+    net, head = model.q_net, nn.Linear(12, 5 * 4)
+    images = drawn_images()
+    with torch.no_grad():
+        features = net.extract_features(torch.tensor(images), net.features_extractor)
+        quantiles = head(net.q_net[:-1](features)).view(IMAGES, 5, 4)
+    state = {name.replace("q_net", "quantile_net"): each for name, each in model.policy.state_dict().items()}
+    for name, each in head.state_dict().items():
+        for target in ("", "_target"):
+            state[f"quantile_net{target}.quantile_net.4.{name}"] = each
+    found["policy.pth"] = sb3.saved(state)
+    agent = load_agent(sb3.put(tmp_path / "a.zip", found))
+    np.testing.assert_allclose(agent.scores(images), quantiles.mean(1).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_flattened_images_of_a_q_network_are_refused(made: Any, tmp_path: Path) -> None:
+    """MlpPolicy divides images by 255 in front of its layers, which are no evidence of it."""
+    model, _ = made("DQN", "Moves")
+    whole = type(model)("MlpPolicy", model.get_env(), policy_kwargs={"net_arch": [4]}, buffer_size=2)
+    whole.save(tmp_path / "a.zip")
+    with pytest.raises(UnsupportedError):
+        load_agent(str(tmp_path / "a.zip"))
 
 
 @pytest.mark.parametrize("policy", ["Goal", "Grid"])
@@ -452,10 +551,10 @@ def test_memory_of_another_form_is_refused(tmp_path: Path, actor: nn.Module, gol
 
 
 @pytest.mark.environment
-@pytest.mark.parametrize("policy", ["Pictures", "Mixed"])
-def test_the_command_plays_them(made: Any, games: Path, policy: str) -> None:
+@pytest.mark.parametrize(("algorithm", "policy"), [("SAC", "Pictures"), ("SAC", "Mixed"), ("DQN", "Moves")])
+def test_the_command_plays_them(made: Any, games: Path, algorithm: str, policy: str) -> None:
     pytest.importorskip("gymnasium")
-    _, path = made("SAC", policy)
+    _, path = made(algorithm, policy)
     ran = ckpttool(
         "eval",
         path,

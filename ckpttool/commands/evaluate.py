@@ -51,7 +51,7 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
-from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
+from ckpttool.evaluation.gymnasium_engine import ATARI_SIDE, OBS, EnvSpec, VectorEnv
 from ckpttool.evaluation.rollout import (
     ActionSampler,
     ExplorationNoise,
@@ -332,6 +332,8 @@ class EvaluationEnvironment:
     """the environment recorded in the agent's own files"""
     wrappers: str = ""
     """in the form of wrappers.serialize_wrappers"""
+    wrappers_origin: str = ""
+    """the library whose preprocessing of Atari games is assumed, because nothing states wrappers"""
     arguments: str = ""
     """arguments that create the environment, as JSON"""
 
@@ -422,6 +424,10 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
     known = agent.known.env or {}
     around = _choose_wrappers(agent, how)
     front = agent.front(part.title)
+    library = ""
+    if how.wrappers is None and not around and front is not None:
+        around = _assume_preprocessing(agent, front, str(requested or known.get("id") or ""))
+        library = agent.binding.layout if around else ""
     seen, acts = layer_widths(agent.tree, part)
     if front is not None:
         seen = sum(s.size for s in front.streams)
@@ -432,6 +438,7 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
         # conversion.
         "trained": known.get("id") if agent.known.is_read("env") else None,
         "wrappers": wrappers.serialize_wrappers(around),
+        "wrappers_origin": library,
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
     }
     place = (
@@ -562,6 +569,38 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
     return found
 
 
+def _assume_preprocessing(agent: Agent, front: PolicyEncoder, env: str) -> tuple[WrapperSpec, ...]:
+    """Return the library's preprocessing of an Atari game for a policy of stacked images; () for others.
+
+    Raise UsageError for a game that skips frames itself: whether training skipped in both is in no file.
+    """
+    (stream, *others) = front.streams
+    frames = environments.find_game_frame_skip(env) if stream.image and not others and env else None
+    chain = wrappers.ATARI_PREPROCESSING.get(agent.binding.layout)
+    if frames is None or chain is None or stream.shape[1:] != (ATARI_SIDE, ATARI_SIDE):
+        return ()
+    around = tuple(wrappers.parse_wrapper(text.format(frames=stream.shape[0])) for text in chain)
+    if frames != 1:
+        once = [wrappers.with_frame_skip(each, 1) for each in around]
+        commands = [
+            format_command(
+                "eval",
+                agent.checkpoint.path,
+                "--env",
+                env,
+                *(word for each in chosen for word in ("--wrapper", wrappers.format_wrapper(each))),
+            )
+            for chosen in (once, around)
+        ]
+        raise UsageError(
+            f"no file states how training preprocessed {env}, which repeats each action itself",
+            file=agent.checkpoint.path,
+            expected="a NoFrameskip game, or --wrapper",
+            hint=f"{commands[0]}, or, if its wrappers repeated actions too: {commands[1]}",
+        )
+    return around
+
+
 def _zero_forces_adapter(agent: Agent, env: str, size: int | None) -> str | None:
     """Return the zero-forces adapter if the observation statistics show constant contact forces."""
     at = environments.contact_force_slice(env, size or 0)
@@ -601,6 +640,12 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     if how.wrappers is not None:
         own = tuple(each for each in own if each.what != "wrapper")
         more = (*more, *restore.wrapper_entries(wrappers.deserialize_wrappers(place.wrappers), "given"))
+    if place.wrappers_origin:
+        around = wrappers.deserialize_wrappers(place.wrappers)
+        origin = f"default of library {place.wrappers_origin}"
+        for each in restore.wrapper_entries(around, ""):
+            use = "assumed" if each.use == "used" else each.use
+            more = (*more, dataclasses.replace(each, use=use, origin=origin))
     entries = sidecar.drop_known_bounds(
         sidecar.merge_entries(own, assumed, more, differing.observation_entries())
     )

@@ -114,8 +114,10 @@ def _alone(agent: restore.Agent, how: Protocol) -> _PolicySetup:
     settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
     if settings.choices is None and settings.action_low:
         require_even_bounds(agent, settings)
-    network = policy_network(agent.tree, part, settings, agent.front(part.title))
-    ledger = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed))
+    front = agent.front(part.title)
+    network = policy_network(agent.tree, part, settings, front)
+    more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
+    ledger = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed, more))
     return _PolicySetup(agent, network.cast(how.dtype), settings, ledger, None)
 
 

@@ -250,8 +250,11 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
             yield LedgerEntry(
                 "not used", "wrapper", f"{shown}: returns are sums of the unchanged rewards", where
             )
-        elif each.title not in wrappers.HARMLESS:
+        elif each.title not in (*wrappers.HARMLESS, *wrappers.LIVES):
             yield LedgerEntry("used", "wrapper", shown, where)
+        if wrappers.ends_with_life(each):
+            value = f"{each.title}: an episode ends with the game, and FIRE is not pressed after a lost life"
+            yield LedgerEntry("not used", "wrapper", value, where)
 
 
 def find_contradictions(
@@ -803,7 +806,7 @@ class Agent:
 
     def front(self, title: str) -> PolicyEncoder | None:
         """Return what the policy of that title computes before its layers, None if nothing."""
-        return self.binding.fronts.get(title)
+        return self.binding.fronts.get(title.partition("/")[0])
 
     def playable(self, title: str) -> AgentNetwork | None:
         """Return the policy of that title, possibly behind a front; raise as `runnable` does."""

@@ -21,6 +21,7 @@ from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
 from ckpttool.evaluation.fast_engines import MOUNTAIN_CAR_ID, TASKS, MujocoVector
 from ckpttool.evaluation.gymnasium_engine import (
+    ATARI_HINT,
     OBS,
     Agreement,
     EnvSpec,
@@ -29,11 +30,22 @@ from ckpttool.evaluation.gymnasium_engine import (
     VectorEnv,
     clean_warning,
     collect_warnings,
+    is_atari_installed,
+    may_be_game,
     prepare_rendering,
+    read_frame_skip,
     redirect_mujoco_warnings,
+    register_games,
+    wrap_game,
 )
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
-from ckpttool.evaluation.wrappers import WrapperSpec, changes_size, inner_obs_dim, wrap_environments
+from ckpttool.evaluation.wrappers import (
+    WrapperSpec,
+    changes_size,
+    inner_obs_dim,
+    split_game_wrappers,
+    wrap_environments,
+)
 
 # Observation layouts of the versions of each MuJoCo task: parts and lengths.
 #
@@ -585,6 +597,15 @@ def import_gymnasium() -> Any:
     return importlib.import_module("gymnasium")
 
 
+def find_game_frame_skip(env_id: str) -> int | Sequence[int] | None:
+    """Return the frames per action of an Atari game, None for other environments or without the libraries."""
+    if not is_gymnasium_installed():
+        return None
+    registry = import_gymnasium().registry
+    register_games(env_id, registry)
+    return read_frame_skip(registry.get(env_id))
+
+
 def find_reward_threshold(env_id: str) -> float | None:
     """Return the reward threshold that Gymnasium registers for an environment, None without Gymnasium."""
     if not is_gymnasium_installed():
@@ -622,6 +643,8 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
+    if may_be_game(env_id) and not is_atari_installed():
+        raise MissingExtraError(f"{env_id!r} needs ale-py, which is not installed", hint=ATARI_HINT)
     sentence = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
     others = f" (or {', '.join(near[1:])})" if len(near) > 1 else ""
@@ -699,6 +722,8 @@ def make_vector_env(
     `keywords` are fields of VectorEnvOptions that override `options`.
     """
     options = replace(options or VectorEnvOptions(), **keywords)
+    if is_gymnasium_installed():
+        register_games(env_id, import_gymnasium().registry)
     _require_allowed(env_id, options)
     own = _make_without_gymnasium(env_id, num_envs, options)
     if own is not None:
@@ -744,14 +769,15 @@ def _gymnasium_builder(
     """Return a function that creates Gymnasium environments with arguments added to the options."""
     gymnasium = import_gymnasium()
     given = {**(options.kwargs or {}), **({"render_mode": "rgb_array"} if options.pictures else {})}
+    games, _ = split_game_wrappers(options.wrappers)
     # Only Gymnasium's own environments can render.
-    engine = GymVector.engine if options.pictures and options.engine == AUTO else options.engine
+    engine = GymVector.engine if (options.pictures or games) and options.engine == AUTO else options.engine
 
     def build(more: Mapping[str, Any]) -> VectorEnv:
         def make_one() -> Any:
             with translate_gymnasium_errors(env_id):
                 made = gymnasium.make(env_id, disable_env_checker=True, **{**more, **given})
-            return prepare_rendering(made) if options.pictures else made
+            return wrap_game(prepare_rendering(made) if options.pictures else made, games)
 
         return build_vector_env(engine, env_id, make_one, num_envs, options.threads, gymnasium.registry)
 

@@ -19,13 +19,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, suggest_choice
-from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, Outcome, VectorEnv
+from ckpttool.evaluation import gymnasium_engine
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, GameWrapper, Outcome, VectorEnv
 from ckpttool.evaluation.simulators import DeviceVector
+from ckpttool.networks.network import Observation
 
 LIBRARIES: Final = (
     "sb3_contrib.",
@@ -35,6 +37,7 @@ LIBRARIES: Final = (
     "stable_baselines.",
     "gymnasium.",
     "gym.",
+    "cleanrl_utils.",
 )
 """Packages with supported wrappers; a class of the same name in another package is different."""
 
@@ -50,6 +53,10 @@ _MOST: Final = {
     "skip": 1000,
     "max_steps": 10**9,
     "max_episode_steps": 10**9,
+    "frame_skip": 1000,
+    "screen_size": 1000,
+    "width": 1000,
+    "height": 1000,
 }
 
 
@@ -284,6 +291,62 @@ class FrameStack(Wrapper):
         return self._frames[rows], outcome
 
 
+class ImageStack(Wrapper):
+    """Stack the last images or other observations of several axes, newest last.
+
+    VecFrameStack (`repeat_bounds`) joins the channels, which are the first axis of a space of images if that
+    is the shortest one (stable_baselines3/common/preprocessing.py, is_image_space_channels_first), else the
+    last axis. Gymnasium's FrameStack adds a first axis.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        rows: int,
+        n_stack: int,
+        *,
+        padding: Sequence[float] | None = None,
+        repeat_first: bool = False,
+        repeat_bounds: bool = False,
+    ) -> None:
+        super().__init__(spec, rows)
+        if padding is not None:
+            raise UnsupportedError("normalised observations of several axes are not stacked")
+        ((name, shape, dtype),) = spec.observation
+        low, high = spec.observation_bounds[name]
+        image = len(shape) == 3 and dtype == "uint8" and bool((low == 0).all() and (high == 255).all())
+        self._axis = None if not repeat_bounds else 0 if image and np.argmin(shape) == 0 else -1
+        self._frames: np.ndarray = np.zeros((rows, n_stack, *shape), dtype)
+        self._repeat = repeat_first
+        low, high = (self._join(np.repeat(bound[None, None], n_stack, 1))[0] for bound in (low, high))
+        bounds = {name: (low, high)}
+        self.spec = replace(spec, observation=((name, low.shape, dtype),), observation_bounds=bounds)
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Clear the stack."""
+        self._frames[rows] = obs[:, None] if self._repeat else 0
+        self._frames[rows, -1] = obs
+        return self._join(self._frames[rows])
+
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,  # noqa: ARG002
+        rows: np.ndarray,
+        outcome: Outcome,
+    ) -> tuple[np.ndarray, Outcome]:
+        """Append the observation."""
+        self._frames[rows, :-1] = self._frames[rows, 1:]
+        self._frames[rows, -1] = obs
+        return self._join(self._frames[rows]), outcome
+
+    def _join(self, frames: np.ndarray) -> np.ndarray:
+        """Return the stacks of frames [rows, n_stack, ...] in the shape of the policy's observations."""
+        if self._axis is None:
+            return frames
+        return np.concatenate(list(np.moveaxis(frames, 1, 0)), axis=1 if self._axis == 0 else -1)
+
+
 class MaskVelocity(Wrapper):
     """Set velocities to zero; their indices are listed per environment."""
 
@@ -475,7 +538,7 @@ class FrameSkip(Wrapper):
         self.skip = skip
 
 
-_PLAYED: Final[Mapping[str, tuple[type[Wrapper], Mapping[str, str], Mapping[str, Any]]]] = {
+_PLAYED: Final[Mapping[str, tuple[type[Wrapper | GameWrapper], Mapping[str, str], Mapping[str, Any]]]] = {
     "TimeFeatureWrapper": (TimeFeature, {}, {}),
     "TimeAwareObservation": (TimeAware, {}, {}),
     "HistoryWrapper": (HistoryWrapper, {}, {}),
@@ -490,8 +553,33 @@ _PLAYED: Final[Mapping[str, tuple[type[Wrapper], Mapping[str, str], Mapping[str,
     "ActionSmoothingWrapper": (ActionSmoothing, {}, {}),
     "TimeLimit": (TimeLimit, {}, {}),
     "FrameSkip": (FrameSkip, {}, {}),
+    "AtariWrapper": (gymnasium_engine.AtariWrapper, {}, {}),
+    "StickyActionEnv": (gymnasium_engine.StickyActionEnv, {}, {}),
+    "NoopResetEnv": (gymnasium_engine.NoopResetEnv, {}, {}),
+    "MaxAndSkipEnv": (gymnasium_engine.MaxAndSkipEnv, {}, {}),
+    "FireResetEnv": (gymnasium_engine.FireResetEnv, {}, {}),
+    "WarpFrame": (gymnasium_engine.WarpFrame, {}, {}),
+    "ResizeObservation": (gymnasium_engine.ResizeObservation, {}, {}),
+    "GrayScaleObservation": (gymnasium_engine.GrayScaleObservation, {}, {}),
 }
 """By class name: the wrapper that reproduces it, other argument names, and fixed arguments."""
+
+ATARI_PREPROCESSING: Final[Mapping[str, tuple[str, ...]]] = {
+    # stable_baselines3/common/env_util.py, make_atari_env, and VecFrameStack of the documentation's examples.
+    "stable_baselines3": ("AtariWrapper", "VecFrameStack:n_stack={frames}"),
+    # cleanrl/dqn_atari.py, c51_atari.py and ppo_atari.py, make_env.
+    "cleanrl": (
+        "NoopResetEnv:noop_max=30",
+        "MaxAndSkipEnv:skip=4",
+        "EpisodicLifeEnv",
+        "FireResetEnv",
+        "ClipRewardEnv",
+        "ResizeObservation:shape=84",
+        "GrayScaleObservation",
+        "FrameStack:num_stack={frames}",
+    ),
+}
+"""By library: the wrappers of its examples around Atari games, as text of the command line."""
 
 _CONTINUOUS: Final = frozenset(
     {"HistoryWrapper", "RescaleAction", "ActionNoiseWrapper", "ActionSmoothingWrapper"}
@@ -519,6 +607,12 @@ HARMLESS: Final = frozenset(
     }
 )
 """Wrappers that affect neither one-axis observations nor actions."""
+_ON_IMAGES: Final = frozenset(
+    {"VecFrameStack", "FrameStack", "FrameStackObservation", "TimeLimit", "FrameSkip"}
+)
+"""Wrappers that are also played around observations of several axes."""
+LIVES: Final = frozenset({"EpisodicLifeEnv"})
+"""Wrappers that end an episode of training when a life is lost."""
 REWARDS: Final = frozenset(
     {"NormalizeReward", "ClipReward", "ClipRewardEnv", "TransformReward", "DelayedRewardWrapper"}
 )
@@ -530,12 +624,24 @@ NORMALIZERS: Final = frozenset({"VecNormalize", "NormalizeObservation"})
 def is_known_wrapper(wrapper: WrapperSpec) -> bool:
     """Return whether the wrapper's effect on an agent is known."""
     ours = "." not in wrapper.name or wrapper.name.startswith(LIBRARIES)
-    return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
+    return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS, *LIVES}
+
+
+def with_frame_skip(wrapper: WrapperSpec, count: int) -> WrapperSpec:
+    """Return the wrapper with another number of frames per action, if it is one that repeats actions."""
+    name = {"AtariWrapper": "frame_skip", "MaxAndSkipEnv": "skip"}.get(wrapper.title)
+    return wrapper if name is None else replace(wrapper, arguments={**wrapper.arguments, name: count})
+
+
+def ends_with_life(wrapper: WrapperSpec) -> bool:
+    """Return whether the wrapper ended an episode of training when a life was lost."""
+    ends = wrapper.arguments.get("terminal_on_life_loss", True)
+    return wrapper.title in LIVES or (wrapper.title == "AtariWrapper" and ends is not False)
 
 
 def list_wrapper_names() -> list[str]:
     """Return the names of all wrappers with a known effect on an agent."""
-    return sorted({*_PLAYED, *HARMLESS, *REWARDS})
+    return sorted({*_PLAYED, *HARMLESS, *REWARDS, *LIVES})
 
 
 def changes_size(wrappers: Iterable[WrapperSpec]) -> bool:
@@ -594,7 +700,7 @@ def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
             )
         fixed = {"repeat_first": padding == "reset"}
     if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
-        raise UnsupportedError("stacked images are not supported yet", found=wrapper.title)
+        raise UnsupportedError("a stated channels_order is not supported yet", found=wrapper.title)
     renamed = {names.get(name, name): value for name, value in given.items()}
     allowed = _wrapper_parameters(kind)
     missing = [name for name, needed in allowed.items() if needed and name not in renamed]
@@ -652,9 +758,13 @@ class WrappedVector:
                 found=", ".join(each.title for each in wrappers),
                 hint="use --engine gymnasium",
             )
-        if list(spec.shapes) != [OBS] or len(spec.shapes[OBS]) != 1:
+        _, outer = split_game_wrappers(wrappers)
+        played = [each for each in outer if each.title in _PLAYED]
+        images = list(spec.shapes) == [OBS] and len(spec.shapes[OBS]) > 1
+        flat = [each.title for each in played if not images or each.title not in _ON_IMAGES]
+        if flat and (list(spec.shapes) != [OBS] or images):
             raise UnsupportedError(
-                "environment wrappers are supported only for one-dimensional observations",
+                f"{', '.join(flat)}: supported only for one-dimensional observations",
                 expected="Box (n,)",
                 found=f"{spec.id}: {dict(spec.shapes)}",
             )
@@ -667,16 +777,16 @@ class WrappedVector:
             )
         self._inner = inner
         self._chain: list[Wrapper] = []
-        for each in wrappers:
-            if each.title in _PLAYED:
-                self._chain.append(_PLAYED[each.title][0](spec, inner.num_envs, **wrapper_arguments(each)))
-                spec = self._chain[-1].spec
+        for each in played:
+            kind = cast(type[Wrapper], _PLAYED[each.title][0])
+            kind = ImageStack if kind is FrameStack and images else kind
+            self._chain.append(kind(spec, inner.num_envs, **wrapper_arguments(each)))
+            spec = self._chain[-1].spec
         self.num_envs, self.engine = inner.num_envs, inner.engine
         titles = ", ".join(f"{each.title}{format_arguments(each.arguments)}" for each in wrappers)
         self.spec = spec = replace(spec, arguments={**spec.arguments, "wrappers": titles})
         self._skip = [each for each in self._chain if isinstance(each, FrameSkip)]
-        ((_, _, dtype),) = spec.observation
-        self.obs: np.ndarray = np.zeros((self.num_envs, spec.obs_dim), dtype)
+        self.obs: Observation = spec.zeros(self.num_envs)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -691,15 +801,20 @@ class WrappedVector:
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i]."""
         self._inner.reset(rows, seeds)
+        if not self._chain:
+            self.obs = self._inner.obs
+            return
         obs = np.asarray(self._inner.obs)[rows]
         for each in self._chain:
             obs = each.reset(obs, rows, seeds)
-        self.obs[rows] = obs
+        cast(np.ndarray, self.obs)[rows] = obs
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
         """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
+        if not self._chain:
+            return self._inner.step(actions, rows)
         obs, outcome = self._through(len(self._chain), actions, rows)
-        self.obs[rows] = obs
+        cast(np.ndarray, self.obs)[rows] = obs
         return outcome
 
     def _through(self, depth: int, actions: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Outcome]:
@@ -745,6 +860,29 @@ class WrappedVector:
         self.close()
 
 
+def split_game_wrappers(
+    wrappers: Sequence[WrapperSpec],
+) -> tuple[list[tuple[type[GameWrapper], dict[str, Any]]], list[WrapperSpec]]:
+    """Return the wrappers of single Atari games with their arguments, and those of all rows at once.
+
+    Raise UnsupportedError if the former are not the inner ones.
+    """
+    games: list[tuple[type[GameWrapper], dict[str, Any]]] = []
+    outer: list[WrapperSpec] = []
+    for each in wrappers:
+        kind = _PLAYED[each.title][0] if each.title in _PLAYED else None
+        if kind is None or not issubclass(kind, GameWrapper):
+            outer.append(each)
+        elif any(other.title in _PLAYED for other in outer):
+            raise UnsupportedError(
+                f"{each.title} is supported only inside wrappers that are not Atari's",
+                found=f"{each.title} around {outer[-1].title}",
+            )
+        else:
+            games.append((kind, wrapper_arguments(each)))
+    return games, outer
+
+
 def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> VectorEnv:
     """Return the wrapped environments; close the inner ones if wrapping fails."""
     if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers):
@@ -756,10 +894,10 @@ def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> Vec
         raise
 
 
-def _wrapper_parameters(kind: Callable[..., Wrapper]) -> dict[str, bool]:
+def _wrapper_parameters(kind: Callable[..., Wrapper | GameWrapper]) -> dict[str, bool]:
     """Return a wrapper's arguments, and whether each is required."""
     found = inspect.signature(kind).parameters
-    return {name: p.default is p.empty for name, p in found.items() if name not in ("spec", "rows")}
+    return {name: p.default is p.empty for name, p in found.items() if name not in ("spec", "rows", "env")}
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:

@@ -8,16 +8,24 @@ tanh between layers, the mean itself clipped to the bounds by ClipAction; Normal
 statistics are not saved. cleanrl/dqn.py (`q_network.state_dict()`), c51.py (`{"model_weights":
 q_network.state_dict(), "args": vars(args)}`; the buffer `atoms` has the values of the atoms, the last layer
 the atoms of each action together) and ppo.py (class Agent): networks in `network`, or `actor` and `critic`.
+dqn_atari.py, c51_atari.py and ppo_atari.py: `network` starts with convolutions on [4, 84, 84] divided by 255,
+with strides 4, 2 and 1; ppo_atari's `actor` and `critic` are one layer each after it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.tree import Container, PathStep, Tree, ValueLeaf, index, key
-from ckpttool.libraries import optimizers_read, schema, tf2rl
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, index, key
+from ckpttool.libraries import optimizers_read, sb3, schema, tf2rl
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent, require_action_bounds
+from ckpttool.libraries.schema import (
+    AgentMetadata,
+    EncoderInput,
+    PolicyEncoder,
+    RecognizedAgent,
+    require_action_bounds,
+)
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -29,7 +37,8 @@ from ckpttool.libraries.write import (
     is_gaussian,
     plan_torch_file,
 )
-from ckpttool.mapping.rules import Plan, Settings
+from ckpttool.mapping.layer_kinds import kernel_permutation
+from ckpttool.mapping.rules import KEEP, Move, Plan, Settings
 
 _MAP = ("action_scale", "action_bias")
 
@@ -83,6 +92,9 @@ _CATEGORICAL = replace(
 )
 _ARGUMENTS, _WEIGHTS = key("args"), key("model_weights")
 
+# What ppo_atari's Agent has, and no other.
+_SHARED = ("network.0", "actor", "critic")
+
 # The last layer of an Actor: TD3's and DDPG's, SAC's.
 _LAST = ("fc_mu.weight", "fc_mean.weight")
 
@@ -91,9 +103,11 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the recognised agent of a tuple that begins with CleanRL's Actor, or of another agent's dict."""
     if (_WEIGHTS, key("atoms")) in tree and (_WEIGHTS, key("network.0.weight")) in tree:
         return _bind_c51(tree)
+    if name.endswith(_SUFFIX) and {(key(f"{head}.weight"),) for head in _SHARED} <= tree.keys():
+        return _bind_shared(tree)
     if name.endswith(_SUFFIX) and (key("network.0.weight"),) in tree:
         binding = bind(tree, _DQN)
-        return None if binding is None else binding.choosing(tree)
+        return None if binding is None else _add_image_encoder(binding, tree, ()).choosing(tree)
     if name.endswith(_SUFFIX) and {(key("actor.0.weight"),), (key("critic.0.weight"),)} <= tree.keys():
         return bind(tree, _CATEGORICAL)
     if (key("actor_logstd"),) in tree and (key("actor_mean.0.weight"),) in tree:
@@ -103,12 +117,74 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     return bind(tree, TABLE)
 
 
+# Scripts for Atari games, whose networks start with the convolutions of Mnih et al. 2015.
+
+_CONVOLUTIONS = tuple(f"network.{number}" for number in (0, 2, 4))
+_DENSE = ("network.7", "network.9")
+_IMAGES = (4, 84, 84)
+_ENCODER = "image encoder (observations [4, 84, 84] divided by 255; strides 4, 2, 1; ReLU)"
+_ASSUMED = f"{_ENCODER}: default of library cleanrl"
+
+
+def _bind_shared(tree: Tree) -> RecognizedAgent | None:
+    """Return the recognised agent of ppo_atari.py, whose policy and value share the network of images."""
+    component = {path: key("value" if str(path[0].value).startswith("critic.") else "actor") for path in tree}
+    leaves = {(place, *path): tree[path] for path, place in component.items()}
+    table = replace(_CATEGORICAL, components={"actor": "actor", "value": "value"}, facts=_IMAGE_FACTS)
+    binding = bind(Tree(leaves), table)
+    if binding is None:
+        return None
+    images = tuple(name.removeprefix("actor/") for name in binding.unplaced.get("actor", ()))
+    binding = replace(binding.moved(lambda path: path[1:]), unplaced={**binding.unplaced, "actor": images})
+    binding = _add_image_encoder(binding, tree, ())
+    return binding.refused("value", "the network of images that it shares with the policy")
+
+
+_IMAGE_FACTS = _CATEGORICAL.facts._replace(hidden="relu")
+
+
+def _add_image_encoder(binding: RecognizedAgent, tree: Tree, root: Path) -> RecognizedAgent:
+    """Return the binding with the convolutions of `network`, if it starts with those, as an encoder."""
+    acting = next((part for part in binding.parts if part.acts or part.component == "critic"), None)
+    paths = {
+        f"{module}.{name}": (*root, key(f"{module}.{name}"))
+        for module in (*_CONVOLUTIONS, _DENSE[0])
+        for name in ("weight", "bias")
+    }
+    leaves = {name: leaf for name, path in paths.items() if isinstance(leaf := tree.get(path), Leaf)}
+    modules = {str(path[-1].value).rpartition(".")[0] for path in tree if path[:-1] == root}
+    more = {name for name in modules if name.startswith("network.")} - {*_CONVOLUTIONS, *_DENSE}
+    if acting is None or len(leaves) < len(paths) or more:
+        return binding
+    channels, (height, width) = _IMAGES[0], _IMAGES[1:]
+    for module, size, stride in zip(_CONVOLUTIONS, sb3.NATURE_SIZES, sb3.NATURE_STRIDES, strict=True):
+        shape = leaves[f"{module}.weight"].shape
+        if shape[1:] != (channels, size, size):
+            return binding
+        channels, height, width = shape[0], (height - size) // stride + 1, (width - size) // stride + 1
+    if leaves[f"{_DENSE[0]}.weight"].shape[1:] != (channels * height * width,):
+        return binding
+    moves = []
+    for number, module in enumerate(_CONVOLUTIONS):
+        place = schema.stream_layer_path(acting.component, schema.OBSERVATION, number)
+        moves.append(Move(paths[f"{module}.weight"], (*place, schema.KERNEL), kernel_permutation(2)))
+        moves.append(Move(paths[f"{module}.bias"], (*place, schema.BIAS), KEEP))
+    front = PolicyEncoder(
+        (EncoderInput(schema.OBSERVATION, _IMAGES, 1 / 255, sb3.NATURE_STRIDES),),
+        moves=tuple(moves),
+        covers=frozenset(tree.names[move.source] for move in moves),
+        assumed=(_ASSUMED,),
+    )
+    return replace(binding, fronts={acting.component: front})
+
+
 def _bind_c51(tree: Tree) -> RecognizedAgent | None:
     """Return the recognised agent of C51: as many actions as the last layer has groups of atoms."""
     binding = bind(tree, _C51)
     atoms = schema.read_numbers(tree[_WEIGHTS, key("atoms")])
     if binding is None or not atoms:
         return None
+    binding = _add_image_encoder(binding, tree, (_WEIGHTS,))
     binding = binding.choosing(tree, "atoms", atoms, len(atoms), "model_weights/atoms")
     facts = binding.facts
     env = tree.get((_ARGUMENTS, key("env_id")))

@@ -490,7 +490,8 @@ _SPACE = (_DATA, key("observation_space"))
 _LIBRARY = "stable_baselines3.common.torch_layers."
 _EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor", "FlattenExtractor")}
 _CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
-_SIZES, _STRIDES = (8, 4, 3), (4, 2, 1)
+NATURE_SIZES, NATURE_STRIDES = (8, 4, 3), (4, 2, 1)
+"""Kernel sizes and strides of the convolutions of Mnih et al. 2015."""
 _LINEAR = "linear.0"
 # Each part is searched in the whole tree, and a file may contain any number.
 _MOST_PARTS = 100
@@ -585,8 +586,10 @@ def _list_encoder_tensors(tree: Tree, component: str) -> dict[str, Path]:
     names: dict[str, Path] = {
         str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _POLICY
     }
-    prefixes = (f"{component}.features_extractor.", "pi_features_extractor.", "features_extractor.")
-    for prefix in prefixes:
+    # A Q-network's component is `critic` in the canonical tree; DQN and QR-DQN name their modules otherwise.
+    modules = [component, *(component.replace("critic", name) for name in ("q_net", "quantile_net"))]
+    prefixes = [f"{module}.features_extractor." for module in modules]
+    for prefix in (*prefixes, "pi_features_extractor.", "features_extractor."):
         inside = {name.removeprefix(prefix): path for name, path in names.items() if name.startswith(prefix)}
         if inside:
             break
@@ -604,15 +607,15 @@ def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> E
     if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
         return None
     kernels = [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]
-    if len(shape) != 3 or any(k[2:] != (n, n) for k, n in zip(kernels, _SIZES, strict=False)):
+    if len(shape) != 3 or any(k[2:] != (n, n) for k, n in zip(kernels, NATURE_SIZES, strict=False)):
         return None
     height, width = shape[1:]
-    for size, stride in zip(_SIZES, _STRIDES, strict=True):
+    for size, stride in zip(NATURE_SIZES, NATURE_STRIDES, strict=True):
         height, width = (height - size) // stride + 1, (width - size) // stride + 1
     if kernels[0][1] != shape[0] or kernels[3][1:] != (kernels[2][0] * height * width,):
         return None
     divided = read_setting(tree, "policy_kwargs", "normalize_images", True) is not False
-    return EncoderInput(name, shape, 1 / 255 if divided else 1.0, _STRIDES, 1)
+    return EncoderInput(name, shape, 1 / 255 if divided else 1.0, NATURE_STRIDES, 1)
 
 
 def _leaf_shape(tree: Tree, path: Path) -> Shape:
@@ -1470,9 +1473,9 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         facts = facts.lacking(NO_ACTIVATIONS)
         bounded = facts.head == "argmax" or facts.action_low is not None
         facts = facts if bounded else facts.lacking(NO_BOUNDS)
-    images = read_image_scaling(tree)
-    if images:
-        unplaced["actor"] = (*unplaced.get("actor", ()), images)
+    if images := read_image_scaling(tree):
+        acting = dict.fromkeys(["actor", *(part.component for part in binding.parts if part.acts)])
+        unplaced |= {component: (*unplaced.get(component, ()), images) for component in acting}
     for component, paths in _list_extractor_tensors(tree).items():
         names = [tree.names[path] for path in paths]
         unplaced[component] = tuple(dict.fromkeys((*unplaced.get(component, ()), *names)))

@@ -82,7 +82,7 @@ def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
         for part in binding.parts:
             for refusal in _list_refusals(part):
                 binding = binding.refused(part.component, refusal)
-            assumed |= dict.fromkeys(_note_gaps(part))
+            assumed |= dict.fromkeys(_note_gaps(part, encoded=part.component in binding.fronts))
     if binding.layout != NO_LAYOUT:
         assumed |= dict.fromkeys(_note_norms(binding, framework))
     moves = binding.moves
@@ -163,10 +163,11 @@ def _list_refusals(part: AgentNetwork) -> Iterator[str]:
             yield f"a layer norm after the activation, between {names}"
 
 
-def _note_gaps(part: AgentNetwork) -> Iterator[str]:
+def _note_gaps(part: AgentNetwork, *, encoded: bool) -> Iterator[str]:
+    """Yield an assumption for each gap in the numbers; an encoder's modules come before the first layer."""
     numbered = _list_distances(part)
     number = _number(part.layers[0]) if part.acts and numbered and numbered[0][0] is part.layers[0] else None
-    if number:
+    if number and not encoded:
         name = "/".join(part.layers[0].name)
         yield f"{number} modules without weights before {name}: no effect in evaluation"
     for one, two, distance in numbered:
