@@ -71,7 +71,7 @@ TABLE = LayoutTable(
 )
 # network_builder.py, NetworkBuilder.BaseNetwork.__init__; the supported ones.
 _ACTIVATIONS = {
-    **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "softplus")},
+    **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "selu", "gelu", "softplus")},
     "swish": "silu",
     "None": "linear",
 }
