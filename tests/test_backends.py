@@ -10,15 +10,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, plugins
+from ckpttool.core.sidecar import ACTIVATIONS, ActivationName
 from ckpttool.networks import (
     Activation,
-    ActivationName,
     Add,
     Affine,
     ArgMax,
@@ -41,8 +41,6 @@ from ckpttool.networks import (
     assemble,
     stack_networks,
 )
-
-ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 
 SCALAR: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),

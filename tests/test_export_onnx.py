@@ -63,7 +63,7 @@ def exported(source: object, target: Path, title: str = "actor", env: str | None
     agent = restore_agent(str(source))
     part = agent.runnable(title)
     assert part is not None
-    network = build_part_network(agent, part, derive_export_settings(agent, part, env)[0])
+    network = build_part_network(agent, part, derive_export_settings(agent, part, env, "model.onnx")[0])
     given = make_observations(network)
     wanted = numpy_backend.build(network).step(given)[0]
     (found,) = session(target).run(None, {"obs": given} if isinstance(given, np.ndarray) else given)

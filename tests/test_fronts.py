@@ -7,6 +7,8 @@ import functools
 import importlib
 import json
 import re
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -661,6 +663,27 @@ def test_an_activation_with_arguments_is_played_or_named(
     expected, _ = model.predict(seen["obs"], deterministic=True)
     got, _ = policy_of(path, seen).step(seen["obs"])
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_of_joined_inputs_names_the_file_that_plays(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gymnasium = importlib.import_module("gymnasium")
+    model, source = made("PPO", "Goal")
+    source = shutil.copy(source, tmp_path / "source.zip")
+    target = str(tmp_path / "target.safetensors")
+    assert in_process("convert", source, target).status == 0
+    task = type(model.env.envs[0].unwrapped)
+    monkeypatch.setattr(task, "seen", lambda _: task.observation_space.sample(), raising=False)
+    gymnasium.register("Goal-v0", task)
+    try:
+        ran = in_process("eval", target, "--env", "Goal-v0", "--episodes", "1")
+        assert ran.status == 2
+        hint = shlex.split(ran.err.partition("hint: ")[2])
+        followed = in_process(*hint[1:])
+    finally:
+        del gymnasium.registry["Goal-v0"]
+    assert followed.status == 0, followed.out + followed.err
 
 
 # The same policies as modules that can be trained, and their drawn actions.

@@ -59,7 +59,7 @@ def parse_activation(text: str) -> tuple[ActivationName, float] | None:
     if sloped is not None:
         with contextlib.suppress(ValueError):
             return "leaky_relu", float(sloped[1])
-    return (text, DEFAULT_SLOPE) if text in ACTIVATIONS else None  # type: ignore[return-value]
+    return (text, DEFAULT_SLOPE) if text in ACTIVATIONS else None
 
 
 def format_activation(name: str, slope: float) -> str:

@@ -758,6 +758,7 @@ def _add_normalization(
             "the observation statistics and the network have different sizes",
             expected=str(width),
             found=str(len(mean)),
+            hint=f"pass statistics of {format_count(width, 'observation')}, those of the policy's inputs",
         )
     scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
     # In two steps, because x * scale - mean * scale would cancel where a mean is large relative to its
