@@ -17,6 +17,7 @@ from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError
 from ckpttool.networks import numpy_backend, policy_network
+from tests import tensorflow_child
 from tests.golden_texts import Golden
 from tests.restored import observations, same, wiring
 
@@ -94,7 +95,7 @@ def test_mu_is_limited_and_mapped_to_the_bounds(
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("separate", [False, True])
 def test_statistics_of_the_returns_leave_the_agent_playable(separate: bool, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
+    tensorflow_child.require("tensorflow")
     file, mu = saved(tmp_path, separate=separate)
     stored = torch.load(file, weights_only=True)
     for name, row in {"running_mean": [3.0], "running_var": [2.0], "count": 9.0}.items():

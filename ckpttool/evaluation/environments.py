@@ -632,7 +632,8 @@ def _factory_hint(module: str, name: str) -> str:
             return "to play a simulator factory, use --engine device --backend torch"
     if found is None:
         return f"pass {module}:NAME-v0 to --env, an environment that the module registers"
-    return f"add gymnasium.register('NAME-v0', {name}) to the module {module}, then pass {module}:NAME-v0 to --env"
+    line = f"gymnasium.register('NAME-v0', {name})"
+    return f"add {line} to the module {module}, then pass {module}:NAME-v0 to --env"
 
 
 def _first_line(error: Exception) -> str:
