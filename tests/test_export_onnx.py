@@ -332,7 +332,7 @@ def test_an_environment_without_bounds_bounds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
-    monkeypatch.setattr(export_onnx, "_environment_spec", lambda agent, asked: spec([np.inf]))
+    monkeypatch.setattr(export_onnx, "_environment_spec", lambda *_: spec([np.inf]))
     with pytest.raises(EnvironmentMismatchError) as caught:
         convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
     golden(caught.value)
