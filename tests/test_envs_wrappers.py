@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate
+from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent, wrapper_entries
-from ckpttool.core import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.evaluation import WrapperSpec, environments, wrappers
 from tests import sb3_files as sb3
+from tests.conftest import in_process
 
 pytestmark = [
     pytest.mark.environment,
@@ -289,6 +291,7 @@ def agent(folder: Path, obs: int, config: str, args: str = "", *, norm: bool = F
     data = sb3.settings(sb3.ON_POLICY, policy_kwargs={}, action_space=sb3.box([-2.0], [2.0]))
     if obs != sb3.OBS:
         del data["observation_space"]
+    folder.mkdir(exist_ok=True)
     file = sb3.put(folder / f"{PENDULUM}.zip", sb3.members({"policy": made.state_dict()}, data))
     beside = folder / PENDULUM
     beside.mkdir()
@@ -336,6 +339,40 @@ class TestFiles:
 
         found = evaluate(file, protocol=Protocol(1))
         assert found.rollout.returns[0] == pytest.approx(returned(act, see), rel=1e-4)
+
+    @pytest.mark.parametrize("config", ["", "frame_stack: 3\n"])
+    @pytest.mark.parametrize("given", [True, False])
+    def test_given_statistics_are_of_one_frame(self, tmp_path: Path, config: str, given: bool) -> None:
+        if not given and not config:
+            pytest.skip("nothing says that frames are stacked")
+        recorded, _ = agent(tmp_path / "recorded", 9, "frame_stack: 3\nnormalize: true\n", norm=True)
+        file, _ = agent(tmp_path / "alone", 9, config)
+        facts = AgentFacts(obs_norm=str(Path(recorded).with_suffix("") / "vecnormalize.pkl"))
+        how = Protocol(1, wrappers=("VecFrameStack:n_stack=3",) if given else None)
+        found = evaluate(file, PENDULUM, how, facts=facts)
+        expected = evaluate(recorded, protocol=Protocol(1))
+        assert found.rollout.returns.tolist() == expected.rollout.returns.tolist()
+        command = [
+            "eval",
+            file,
+            "--env",
+            PENDULUM,
+            "--obs-norm",
+            str(facts.obs_norm),
+            "--episodes=1",
+            "--json",
+        ]
+        ran = in_process(*command, *(["--wrapper", how.wrappers[0]] if how.wrappers else ()))
+        assert ran.json()["returns"] == expected.rollout.returns.tolist()
+
+    def test_statistics_of_another_size_are_refused_by_size(self, tmp_path: Path) -> None:
+        recorded, _ = agent(tmp_path / "recorded", 9, "frame_stack: 3\nnormalize: true\n", norm=True)
+        file, _ = agent(tmp_path / "alone", 8, "")
+        facts = AgentFacts(obs_norm=str(Path(recorded).with_suffix("") / "vecnormalize.pkl"))
+        with pytest.raises(EnvironmentMismatchError) as caught:
+            evaluate(file, PENDULUM, Protocol(1, wrappers=("HistoryWrapper:horizon=2",)), facts=facts)
+        assert (caught.value.expected, caught.value.found) == ("8", "3")
+        assert "--env" not in str(caught.value.hint)
 
     def test_a_list_of_wrappers_with_arguments_in_its_order(self, tmp_path: Path) -> None:
         config = (

@@ -63,7 +63,7 @@ def exported(source: object, target: Path, title: str = "actor", env: str | None
     agent = restore_agent(str(source))
     part = agent.runnable(title)
     assert part is not None
-    network = build_part_network(agent, part, derive_export_settings(agent, part, env)[0])
+    network = build_part_network(agent, part, derive_export_settings(agent, part, env, "model.onnx")[0])
     given = make_observations(network)
     wanted = numpy_backend.build(network).step(given)[0]
     (found,) = session(target).run(None, {"obs": given} if isinstance(given, np.ndarray) else given)
@@ -332,7 +332,7 @@ def test_an_environment_without_bounds_bounds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
-    monkeypatch.setattr(export_onnx, "_environment_spec", lambda agent, asked: spec([np.inf]))
+    monkeypatch.setattr(export_onnx, "_environment_spec", lambda *_: spec([np.inf]))
     with pytest.raises(EnvironmentMismatchError) as caught:
         convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
     golden(caught.value)

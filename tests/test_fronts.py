@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import json
 import re
+import shlex
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +25,7 @@ from ckpttool.commands.evaluate import Protocol, SpaceComparison, choose_environ
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
+from ckpttool.core.sidecar import parse_activation
 from ckpttool.evaluation import EnvSpec
 from ckpttool.formats import open_checkpoint
 from tests import sb3_files as sb3
@@ -716,30 +720,69 @@ def test_observations_with_exchanged_axes_are_read(made: Any) -> None:
     np.testing.assert_array_equal(stored["data/_last_obs"].array(), model._last_obs)
 
 
+class OwnReLU(nn.ReLU):
+    """A subclass, which may compute anything."""
+
+
 @pytest.mark.parametrize(
     ("function", "hidden"),
     [
-        (
-            functools.partial(nn.LeakyReLU, negative_slope=0.2),
-            "functools.partial(LeakyReLU, negative_slope=0.2)",
-        ),
-        (functools.partial(nn.ELU, 0.5), "functools.partial(ELU, 0.5)"),
+        (functools.partial(nn.LeakyReLU, negative_slope=0.2), "leaky_relu(0.2)"),
+        (functools.partial(nn.LeakyReLU, 0.3, True), "leaky_relu(0.3)"),
+        (functools.partial(nn.LeakyReLU, 0.01), "leaky_relu"),
         (functools.partial(nn.ReLU, inplace=True), "relu"),
+        (functools.partial(nn.Hardtanh, -1, max_val=1.0), "hardtanh"),
+        *((getattr(nn, name), name.lower()) for name in ("Mish", "SELU", "ReLU6", "Hardtanh", "Hardswish")),
+        (functools.partial(nn.ELU, 0.5), "functools.partial(ELU, 0.5)"),
+        (functools.partial(nn.ELU, 0.5, True), "functools.partial(ELU, 0.5, True)"),
+        (functools.partial(nn.Hardtanh, -2, 2), "functools.partial(Hardtanh, -2, 2)"),
+        (functools.partial(nn.Softplus, beta=2), "functools.partial(Softplus, beta=2)"),
+        (nn.Hardsigmoid, "torch.nn.modules.activation.Hardsigmoid"),
+        (OwnReLU, f"{__name__}.OwnReLU"),
     ],
-    ids=["named", "by position", "no change"],
 )
-def test_an_activation_with_arguments_is_named(made: Any, function: Any, hidden: str, tmp_path: Path) -> None:
+def test_an_activation_with_arguments_is_played_or_named(
+    made: Any, function: Any, hidden: str, tmp_path: Path
+) -> None:
     model, _ = made("PPO", "Grid", activation_fn=nn.ReLU)
     path = str(tmp_path / "agent.zip")
     model.policy_kwargs = {**model.policy_kwargs, "activation_fn": function}
     model.save(path)
     assert restore_agent(path).binding.facts.hidden == hidden
-    seen = {"obs": np.zeros((2, 2, 5), "f4")}
-    if hidden == "relu":
-        policy_of(path, seen)
-    else:
+    seen = {"obs": np.random.default_rng(3).normal(0, 3, (8, 2, 5)).astype("f4")}
+    if parse_activation(hidden) is None:
         with pytest.raises(CkpttoolError, match=re.escape(hidden)):
             policy_of(path, seen)
+        return
+    layers = model.policy.mlp_extractor.policy_net
+    plain = [function() if isinstance(layer, nn.ReLU) else layer for layer in layers]
+    model = copy.copy(model)
+    model.policy = copy.deepcopy(model.policy)
+    model.policy.mlp_extractor.policy_net = nn.Sequential(*plain)
+    expected, _ = model.predict(seen["obs"], deterministic=True)
+    got, _ = policy_of(path, seen).step(seen["obs"])
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_of_joined_inputs_names_the_file_that_plays(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gymnasium = importlib.import_module("gymnasium")
+    model, source = made("PPO", "Goal")
+    source = shutil.copy(source, tmp_path / "source.zip")
+    target = str(tmp_path / "target.safetensors")
+    assert in_process("convert", source, target).status == 0
+    task = type(model.env.envs[0].unwrapped)
+    monkeypatch.setattr(task, "seen", lambda _: task.observation_space.sample(), raising=False)
+    gymnasium.register("Goal-v0", task)
+    try:
+        ran = in_process("eval", target, "--env", "Goal-v0", "--episodes", "1")
+        assert ran.status == 2
+        hint = shlex.split(ran.err.partition("hint: ")[2])
+        followed = in_process(*hint[1:])
+    finally:
+        del gymnasium.registry["Goal-v0"]
+    assert followed.status == 0, followed.out + followed.err
 
 
 # The same policies as modules that can be trained, and their drawn actions.

@@ -79,6 +79,9 @@ POLICY = saved(
 )
 
 
+WIDE = saved(fc1__weight=(32, 7), fc1__bias=(32,), fc2__weight=(32, 32), fc2__bias=(32,), mu__weight=(2, 32))
+
+
 def gan(folder: Path) -> None:
     def net(*sizes: int) -> dict[str, Any]:
         return nn.Sequential(nn.Linear(*sizes[:2]), nn.ReLU(), nn.Linear(*sizes[1:])).state_dict()
@@ -290,7 +293,19 @@ SITUATIONS = [
         ("--bounds LOW HIGH",),
         words={"LOW": "-2", "HIGH": "2"},
     ),
-    Situation("bounds for ONNX", sample, "convert in.pt out.onnx", ("--env Pendulum-v1",)),
+    Situation(
+        "bounds for ONNX",
+        sample,
+        "convert in.pt out.onnx",
+        ("ckpttool convert in.pt out.onnx --to onnx --env Pendulum-v1",),
+    ),
+    Situation(
+        "bounds for ONNX of no known task",
+        WIDE,
+        f"convert in.pt out.onnx {FACTS}",
+        ("--bounds LOW HIGH",),
+        words={"LOW": "-2", "HIGH": "2"},
+    ),
     Situation("a part", sample, "convert in.pt out.pt --part actr", ("--part actor",)),
     Situation(
         "the environment",

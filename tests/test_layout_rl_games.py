@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool import convert
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError
 from ckpttool.networks import numpy_backend, policy_network
+from tests import tensorflow_child
 from tests.golden_texts import Golden
 from tests.restored import observations, same, wiring
 
@@ -90,6 +92,32 @@ def test_mu_is_limited_and_mapped_to_the_bounds(
     assert [each.what for each in restore_agent(file).ledger if each.open] == ["activation"]
 
 
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("separate", [False, True])
+def test_statistics_of_the_returns_leave_the_agent_playable(separate: bool, tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow")
+    file, mu = saved(tmp_path, separate=separate)
+    stored = torch.load(file, weights_only=True)
+    for name, row in {"running_mean": [3.0], "running_var": [2.0], "count": 9.0}.items():
+        stored["model"][f"value_mean_std.{name}"] = torch.tensor(row, dtype=torch.float64)
+    torch.save(stored, file)
+    target = str(tmp_path / "out")
+    done = convert(file, target, to="tf", facts=GIVEN)
+    assert not done.report.unused
+    obs = observations(OBS)
+    close(target, GIVEN, obs, 2 * mu(obs).clamp(-1, 1) + 1)
+    assert any("value_mean_std" in note for note in done.report.notes)
+
+
+def test_a_file_is_written_with_an_activation_of_the_library_only(tmp_path: Path) -> None:
+    file, _ = saved(tmp_path, nn.SiLU)
+    done = convert(file, str(tmp_path / "a.pth"), to="rl_games", facts=AgentFacts(activations="silu"))
+    assert any("activation swish" in note for note in done.report.notes)
+    with pytest.raises(UnsupportedError) as caught:
+        convert(file, str(tmp_path / "b.pth"), to="rl_games", facts=AgentFacts(activations="leaky_relu(0.2)"))
+    assert caught.value.found == "leaky_relu(0.2)"
+
+
 @pytest.mark.parametrize("place", ["config.yaml", "params/agent.yaml"])
 def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: Path, golden: Golden) -> None:
     file, mu = saved(tmp_path, nn.ReLU)
@@ -103,7 +131,7 @@ def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: P
     assert not [each for each in restore_agent(file).ledger if each.open]
     (tmp_path / place).write_text(text.replace("MU", "tanh"))
     close(file, NO_FACTS, obs, 2 * mu(obs).tanh() + 1)
-    (tmp_path / place).write_text(text.replace("relu", "selu"))
+    (tmp_path / place).write_text(text.replace("relu", "softsign"))
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(file).runnable("actor")
     golden(caught.value)

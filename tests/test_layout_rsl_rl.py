@@ -130,7 +130,7 @@ def test_the_settings_of_a_training_say_the_activation(settings: str, tmp_path: 
         restore_agent(path).runnable("value")
     golden(caught.value)
     close(actions(path, obs), actor(seen(obs)))
-    (tmp_path / "params" / "agent.yaml").write_text("policy: {activation: selu}\n")
+    (tmp_path / "params" / "agent.yaml").write_text("policy: {activation: softsign}\n")
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(path).runnable("actor")
     golden(caught.value)

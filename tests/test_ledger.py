@@ -713,7 +713,7 @@ def test_settings_of_the_file_overrule_the_default(
 @pytest.mark.parametrize(
     "config",
     [
-        {"activation": "mish"},
+        {"activation": "softsign"},
         {"activation": "relu", "nonlinearity": "tanh"},
         {"squash_output": False},
         {"last_activation": "none"},
@@ -843,7 +843,7 @@ def test_the_parts_of_a_pickled_module_state_its_activations(
     assert str(agent.known.provenance["activations"]).startswith("read")
 
 
-@pytest.mark.parametrize("function", [nn.Hardswish(), nn.ELU(alpha=0.5), nn.PReLU()])
+@pytest.mark.parametrize("function", [nn.Hardsigmoid(), nn.ELU(alpha=0.5), nn.PReLU()])
 def test_a_pickled_activation_that_cannot_be_computed_is_refused(function: Any, tmp_path: Path) -> None:
     agent = restore_agent(pickled(tmp_path, Pickled(function)))
     with pytest.raises(UnsupportedError):

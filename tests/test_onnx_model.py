@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.commands.network_outputs import make_observations
+from ckpttool.core.sidecar import ACTIVATIONS, ActivationName
 from ckpttool.networks import (
     Activation,
-    ActivationName,
     Affine,
     Clip,
     Dense,
@@ -33,7 +32,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from ckpttool.networks import onnx_backend, onnx_export  # noqa: E402  # they need onnx
 
-NAMES = typing.get_args(ActivationName)
+NAMES = ACTIVATIONS
 WITHOUT_STATE = replace(EVERY_KIND, states=())
 
 

@@ -340,6 +340,34 @@ def test_what_cannot_be_played_is_one_sentence(
     golden(re.sub(r"gymnasium [\d.]+ (.*): .*", r"gymnasium N \1", ran.err))  # the rest is gymnasium's
 
 
+@pytest.mark.parametrize("name", ["Task", "make", "made_with"])
+def test_a_gymnasium_environment_of_a_module_plays_when_its_hint_is_followed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    source = (
+        "import gymnasium\nfrom gymnasium.envs.classic_control.pendulum import PendulumEnv as Task\n"
+        "def make(): return gymnasium.wrappers.TimeLimit(Task(), 5)\n"
+        "def made_with(g=9.0): return gymnasium.wrappers.TimeLimit(Task(g=g), 5)\n"
+    )
+    (tmp_path / "own_tasks.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("eval", TORCH_SAMPLE, "--episodes", "1", "--env")
+    try:
+        hint = " ".join(in_process(*words, f"own_tasks:{name}").err.partition("hint: ")[2].split())
+        steps = re.fullmatch(r"add (.+) to the module own_tasks, then pass (\S+) to --env", hint)
+        assert steps is not None, hint
+        line, env = (step.replace("NAME", "Mine") for step in steps.groups())
+        (tmp_path / "own_tasks.py").write_text(f"{source}{line[:-1]}, max_episode_steps=5)\n")
+        sys.modules.pop("own_tasks")
+        followed = in_process(*words, env)
+    finally:
+        sys.modules.pop("own_tasks", None)
+        gymnasium.registry.pop("Mine-v0", None)
+    assert followed.status == 0, followed.out + followed.err
+
+
 def test_a_simulator_that_fails_to_close_has_played(module: Path) -> None:
     assert len(play("Sticky", 2, RolloutSpec(3))[0].returns) == 3
 

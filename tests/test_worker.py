@@ -93,8 +93,8 @@ def test_our_errors_come_back_as_themselves(worker: Worker, golden: Golden) -> N
     with pytest.raises(UsageError) as caught:
         worker.build(NETWORK, "tpu")
     golden(caught.value)
-    with pytest.raises(UnsupportedError, match="mish"):
-        worker.build(Network((("obs", 3),), (Node(Activation("mish"), (0,)),), 1))
+    with pytest.raises(UnsupportedError, match="snake"):
+        worker.build(Network((("obs", 3),), (Node(Activation("snake"), (0,)),), 1))
 
 
 def test_other_errors_name_their_type_and_the_worker_lives_on(worker: Worker) -> None:

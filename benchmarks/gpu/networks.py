@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
+from ckpttool.core.sidecar import ACTIVATIONS
 from ckpttool.networks import (
     Activation,
-    ActivationName,
     Add,
     Affine,
     ArgMax,
@@ -174,10 +174,9 @@ def every_layer(seed: int = 0) -> dict[str, Network]:
         "QuantileMean": chain(9, dense(r, 9, 20), QuantileMean(5)),
         "AtomMean": chain(9, dense(r, 9, 22), AtomMean(np.linspace(-1, 1, 11, dtype=np.float32))),
     }
-    names: tuple[ActivationName, ...] = get_args(ActivationName)
     # The type of a network is that of its arrays: an activation alone would compute in float32 only.
     same = Affine(np.ones(9, np.float32), np.zeros(9, np.float32))
-    return found | {name: chain(9, same, Activation(name, 0.25)) for name in names}
+    return found | {name: chain(9, same, Activation(name, 0.25)) for name in ACTIVATIONS}
 
 
 def observations(network: Network, rows: int, seed: int = 1) -> Any:

@@ -44,6 +44,7 @@ from ckpttool.core.errors import (
     UsageError,
     abbreviate_list,
 )
+from ckpttool.core.sidecar import ACTIVATIONS
 from ckpttool.core.text import clean, describe_error, shorten, truncate_text
 from ckpttool.version import __version__
 
@@ -872,9 +873,7 @@ ActivationOption = Annotated[
     typer.Option(
         metavar="NAME",
         help="Hidden activation: one, or one per layer (relu,tanh).",
-        autocompletion=complete_words(
-            "relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"
-        ),
+        autocompletion=complete_words(*ACTIVATIONS),
     ),
 ]
 HeadOption = Annotated[

@@ -109,7 +109,8 @@ def fill_hint(error: CkpttoolError, words: Sequence[str]) -> None:
         if command != "inspect" and error.file in words and _can_be_listed(error.file):
             error.hint = shlex.join((NAME, "inspect", urls.display_url(error.file)))
     elif isinstance(error, EnvironmentMismatchError):
-        error.hint = "pass --env ID of the environment in which the agent was trained"
+        instead = " instead" if "--env" in words else ""
+        error.hint = f"pass --env ID of the environment in which the agent was trained{instead}"
     elif isinstance(error, WorkerError) and "--python" in words[:-1]:
         python = words[list(words).index("--python") + 1]
         error.hint = f"check the interpreter: {shlex.join((python, '--version'))}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core import urls
 from ckpttool.core.errors import CkpttoolError, abbreviate_list, is_system_error
-from ckpttool.core.sidecar import Sidecar, load_sidecar
+from ckpttool.core.sidecar import Sidecar, load_sidecar, parse_activation
 from ckpttool.core.source import Shape
 from ckpttool.core.text import clean, format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
@@ -227,8 +227,6 @@ HEADS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "tanh_clip_affine": (_TANH, _BY, ("clip", "-1 to 1"), _TO),
     "clip_tanh_affine": (("clip", "-2 to 2"), _TANH, _TO),
 }
-# The functions of networks/network.ActivationName, which imports NumPy.
-ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear")
 _TITLES = {"lstm": "LSTM", "gru": "GRU", "gru_before": "GRU", "layer_norm": "layer norm"}
 _WEIGHTS = ("kernel", "bias", "scale", "offset")
 _UNKNOWN = "not stored; pass --activation"
@@ -267,7 +265,7 @@ class _StripBuilder:
         hidden = self.facts.hidden
         if hidden:
             name = hidden[min(number, len(hidden) - 1)]
-            kind: StageKind = "activation" if name in ACTIVATIONS else "unknown"
+            kind: StageKind = "activation" if parse_activation(name) is not None else "unknown"
             self.add(kind, clean(name), assumed=self.facts.assumed.get("hidden", ""))
         else:
             self.add("unknown", "activation?", assumed=_UNKNOWN)

@@ -47,7 +47,7 @@ from ckpttool.core.errors import (
     abbreviate_list,
     suggest_choice,
 )
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
@@ -204,7 +204,8 @@ class EvaluationOptions:
 
     def restore(self, path: str) -> Agent:
         """Restore the agent at `path`, with the network selected by the protocol."""
-        return restore_agent(path, self.layout, self.facts, self.protocol.network)
+        agent = restore_agent(path, self.layout, self.facts, self.protocol.network)
+        return repeat_statistics(agent, self.protocol)
 
     def environment(self, agent: Agent) -> EvaluationEnvironment:
         """Return the environment to play in; raise UsageError if none is given or recorded."""
@@ -453,7 +454,7 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
         raise UsageError(
             "the checkpoint does not record its training environment",
             file=agent.checkpoint.path,
-            hint=environment_hint(agent, "eval", inner, acts),
+            hint=environment_hint(agent, ("eval",), inner, acts),
         )
     # gymnasium imports the module before a colon; an id from a file must not trigger that.
     return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
@@ -520,8 +521,8 @@ def spec_choices(spec: EnvSpec) -> Choices | None:
     return Choices(counts, starts, single=len(counts) == 1)
 
 
-def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
-    """Return the option that names the environment, as a full command of `verb`, or the candidates."""
+def environment_hint(agent: Agent, command: Sequence[str], obs_dim: int | None, action_dim: int) -> str:
+    """Return the command, of these words around the checkpoint, for each environment that fits."""
     path = agent.checkpoint.path
     words = "/".join(path.rstrip("/").split("/")[-3:])
     known = agent.known
@@ -532,10 +533,42 @@ def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action
     sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
     if not found:
         return f"--env ID, where ID is an environment with {sizes}"
-    options = [
-        f"--env {each}" if verb is None else format_command(verb, path, "--env", each) for each in found
-    ]
+    options = [format_command(command[0], path, *command[1:], "--env", each) for each in found]
     return options[0] if len(options) == 1 else f"{sizes} match: {', or '.join(options)}"
+
+
+# The stack of Stable-Baselines3, which may be around VecNormalize.
+_STACK = "VecFrameStack"
+
+
+def repeat_statistics(agent: Agent, how: Protocol) -> Agent:
+    """Return the agent with given statistics of one observation repeated for those that it stacks.
+
+    Their size shows that training normalised before it stacked.
+    """
+    norm, part = agent.known.obs_norm, agent.playable(agent.title(how.network))
+    found = restore.training_wrappers(agent.known)
+    if how.wrappers is not None:
+        found = tuple(wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
+    if norm is None or part is None or not found or found[-1].title != _STACK:
+        return agent
+    count, size = found[-1].arguments.get("n_stack"), len(norm["mean"])
+    if type(count) is not int or count < 2 or size * count != layer_widths(agent.tree, part)[0]:
+        return agent
+    last = WrapperSpec(found[-1].name, {"padding": list(norm["mean"]), **found[-1].arguments})
+    listed = [{"name": each.name, "arguments": dict(each.arguments)} for each in (*found[:-1], last)]
+    repeated = {**norm, **{name: list(norm[name]) * count for name in ("mean", "var")}}
+    env = {**(agent.known.env or {}), "wrappers": listed}
+    return dataclasses.replace(agent, known=dataclasses.replace(agent.known, obs_norm=repeated, env=env))
+
+
+def _with_padding(wrapper: WrapperSpec, known: Sidecar) -> WrapperSpec:
+    """Return a given stack with the padding of the same recorded one, which follows from the statistics."""
+    for recorded in restore.training_wrappers(known) if wrapper.title == _STACK else ():
+        arguments = {name: value for name, value in recorded.arguments.items() if name != "padding"}
+        if recorded.title == _STACK and arguments == wrapper.arguments:
+            return recorded
+    return wrapper
 
 
 def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
@@ -545,7 +578,8 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
     """
     found = restore.training_wrappers(agent.known)
     if how.wrappers is not None:
-        found = tuple(wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
+        given = (wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
+        found = tuple(_with_padding(each, agent.known) for each in given)
     for each in found:
         if not wrappers.is_known_wrapper(each):
             raise UsageError(
@@ -611,8 +645,9 @@ def _zero_forces_adapter(agent: Agent, env: str, size: int | None) -> str | None
 
 
 def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
-    named = [each.name for each in restore.training_wrappers(agent.known)]
-    if how.wrappers is None or not named:
+    recorded = restore.training_wrappers(agent.known)
+    named = [each.name for each in recorded]
+    if how.wrappers is None or not named or _choose_wrappers(agent, how) == recorded:
         return ()
     return (f"environment wrappers given: {', '.join(how.wrappers)}; the files list {', '.join(named)}",)
 
@@ -622,7 +657,7 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     agent = assume_choices(agent, spec)
     part = policy_part(agent, how.network)
     front = agent.front(part.title)
-    settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
+    settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, place, spec))
     differing = SpaceComparison(agent, place, how, spec)
     differing.require_same_actions()
     require_even_bounds(agent, settings)
@@ -963,7 +998,9 @@ def policy_part(agent: Agent, network: str) -> AgentNetwork:
     return part
 
 
-def _fit_bounds(agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, spec: EnvSpec) -> ActionBounds:
+def _fit_bounds(
+    agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, place: EvaluationEnvironment, spec: EnvSpec
+) -> ActionBounds:
     """Return the environment's action bounds; raise EnvironmentMismatchError if the policy does not fit."""
     obs_dim, act_dim = layer_widths(agent.tree, part)
     if front is None and list(spec.shapes) == [OBS]:
@@ -975,8 +1012,19 @@ def _fit_bounds(agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, s
             file=agent.checkpoint.path,
             expected=_format_shapes(spec.shapes),
             found=_format_shapes(wanted),
+            hint=_joined_inputs_hint(agent, place.env) if front is None else None,
         )
     return read_action_bounds(agent, (spec.obs_dim, act_dim), spec)
+
+
+def _joined_inputs_hint(agent: Agent, env: str) -> str:
+    """Return how to play a policy of several inputs: from the file that records how they are joined."""
+    source = (agent.sidecar.source or {}).get("path") if agent.sidecar is not None else None
+    beside = os.path.join(os.path.dirname(agent.checkpoint.path), str(source))
+    if source and os.path.isfile(beside):
+        return format_command("eval", beside, "--env", env)
+    joined = "this file does not record how several inputs are joined to one"
+    return f"{joined}; play the checkpoint that it was converted from" if source else joined
 
 
 def _format_shapes(shapes: Shapes) -> str:

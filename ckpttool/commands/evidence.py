@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import filesystem, sidecar
 from ckpttool.core import text as documents
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 GIVEN = "given"
 # Synonyms of activation names; both spellings mean the same function.
-_ACTIVATION_SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu", "none": "linear", "identity": "linear"}
+_ACTIVATION_SYNONYMS = {
+    "swish": "silu",
+    "leakyrelu": "leaky_relu",
+    "none": "linear",
+    "identity": "linear",
+} | {
+    "hard_tanh": "hardtanh",
+    "hard_swish": "hardswish",
+    "hard_silu": "hardswish",
+}
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
 _BOUNDS = "use --bounds LOW HIGH with two numbers, or with a number for each action, separated by commas"
 _SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
@@ -178,16 +187,13 @@ def _format_fact(value: Any) -> str:
 def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
     if names is None:
         return None
-    from ckpttool.networks.network import ActivationName
-
-    known = get_args(ActivationName)
     listed = names.split(",") if isinstance(names, str) else list(names)
     found = [_ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
     for name in found:
-        if name not in known:
-            raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, known))
+        if sidecar.parse_activation(name) is None:
+            raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, sidecar.ACTIVATIONS))
     if not found:
-        raise UsageError("no activation given", hint=f"choose from {', '.join(known)}")
+        raise UsageError("no activation given", hint=f"choose from {', '.join(sidecar.ACTIVATIONS)}")
     return found
 
 
@@ -458,7 +464,7 @@ _NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
 _WORDS = re.compile(r"[^._\-\s]+")
 # Functions that are not an ActivationName: a network with one of them computes something else.
 _FOREIGN = frozenset(
-    {"mish", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "softsign", "relu6", "prelu", "rrelu"}
+    {"celu", "hardsigmoid", "softsign", "prelu", "rrelu"}
     | {"sin", "sine", "snake", "crelu", "glu", "geglu", "reglu", "swiglu", "simnorm", "logsigmoid", "softmax"}
     | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
 )
@@ -851,13 +857,11 @@ class _PolicyUsage(NamedTuple):
         return fact not in self.known.provenance or self.known.is_assumed(fact)
 
     def _activation(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
-        from ckpttool.networks.network import ActivationName
-
         name, used = _activation_name(found.plain), set(self.known.activations or ())
         # A function after the last layer is the action map; settings of other networks are not played.
         if name is None or not used or name in used or _ELSEWHERE.search(found.name.lower()):
             return None
-        hint = f"--activation {name}" if name in get_args(ActivationName) else None
+        hint = f"--activation {name}" if name in sidecar.ACTIVATIONS else None
         return _entry(found, where, decides=True, hint=hint)
 
     def _distribution(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
@@ -980,14 +984,13 @@ def _is_empty(value: Plain) -> bool:
 def _activation_name(value: Plain) -> str | None:
     """Return the activation named by a setting, None for anything else."""
     from ckpttool.core.tree import Record
-    from ckpttool.networks.network import ActivationName
 
     if not isinstance(value, str | Record):
         return None
     text = value.name if isinstance(value, Record) else value
     last = re.sub(r"\W+$", "", text.strip()).rpartition(".")[2].strip("'\">() ").lower()
     name = _ACTIVATION_SYNONYMS.get(last, last)
-    return name if name in get_args(ActivationName) or name.replace("_", "") in _FOREIGN else None
+    return name if name in sidecar.ACTIVATIONS or name.replace("_", "") in _FOREIGN else None
 
 
 def _squashes(value: Plain, last: str) -> str | None:
@@ -1147,8 +1150,6 @@ def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
 def _with_functions(
     facts: AgentMetadata, binding: RecognizedAgent, functions: Mapping[str, list[str]]
 ) -> AgentMetadata:
-    from ckpttool.networks.network import ActivationName
-
     hidden = [
         max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in binding.parts if part.acts
     ]
@@ -1158,7 +1159,7 @@ def _with_functions(
         return facts
     facts = facts.without_lack("activation")
     where = next(iter(functions))
-    if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
+    if any(name not in sidecar.ACTIVATIONS for names in functions.values() for name in names):
         return facts.not_understood("activations", abbreviate_list(functions[where], 3), where)
     if isinstance(chosen, tuple):
         return facts.read(where, activations=chosen)

@@ -151,20 +151,20 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
 
 
 def derive_export_settings(
-    agent: Agent, part: AgentNetwork, env: str | None
+    agent: Agent, part: AgentNetwork, env: str | None, target: str
 ) -> tuple[NetworkSettings, Sidecar, LedgerEntries]:
     """Return the network settings, all known facts of the agent, and a ledger entry for each assumption.
 
     An environment is created if requested, or if only its action space can supply the bounds.
     """
-    spec = None if env is None else _environment_spec(agent, env)
+    spec = None if env is None else _environment_spec(agent, env, target)
     if part.acts and spec is not None:
         agent = assume_choices(agent, spec)
     known = agent.known
     bounded = known.action_low is not None and known.action_high is not None
     needed = part.acts and known.head not in UNBOUNDED and not bounded
     if spec is None and needed:
-        spec = _environment_spec(agent, None)
+        spec = _environment_spec(agent, None, target)
     bounds = ActionBounds([-1.0] * network_sizes(agent)[1], [1.0] * network_sizes(agent)[1], None)
     if spec is not None and part.acts:
         bounds = read_action_bounds(agent, layer_widths(agent.tree, part), spec)
@@ -188,14 +188,15 @@ def _fact_origins(known: Sidecar, facts: Sidecar) -> dict[str, str]:
     }
 
 
-def _environment_spec(agent: Agent, requested: str | None) -> EnvSpec:
+def _environment_spec(agent: Agent, requested: str | None, target: str) -> EnvSpec:
     """Return the specification of the given environment, or of the one in the checkpoint's files."""
     known = (agent.known.env or {}).get("id")
     if requested is None and not known:
+        hint = environment_hint(agent, ("convert", target, "--to", "onnx"), *network_sizes(agent))
         raise UsageError(
             "the checkpoint contains neither the action bounds nor the environment that defines them",
             file=agent.checkpoint.path,
-            hint=environment_hint(agent, None, *network_sizes(agent)),
+            hint=f"add --bounds LOW HIGH, or {hint}" if hint.startswith("--env ") else hint,
         )
     # gymnasium imports the module before a colon; an id from a file must not trigger that.
     with environments.make_vector_env(requested or str(known), trusted=requested is not None) as made:
@@ -266,7 +267,7 @@ def export(
     if not options.dry_run:
         for file in (target, sidecar.sidecar_path(target)):
             require_new(file, agent.checkpoint.files, force=options.force)
-    wiring, facts, assumed = derive_export_settings(agent, part, options.env)
+    wiring, facts, assumed = derive_export_settings(agent, part, options.env, target)
     done = ConversionResult(
         urls.display_url(agent.checkpoint.path),
         target,

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.core.sidecar import ActivationName
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Activation, ActivationName
+from ckpttool.networks.network import Activation
 
 # Activations.
 

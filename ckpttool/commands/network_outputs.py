@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ckpttool.commands.restore import (
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.sidecar import ACTIVATIONS, LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
@@ -47,7 +47,7 @@ from ckpttool.networks.build import (
     q_network,
     value_network,
 )
-from ckpttool.networks.network import ActivationName, Dense, Network, Observation, Policy
+from ckpttool.networks.network import Dense, Network, Observation, Policy
 
 # Collects the facts that a network needs and its checkpoint lacks, with their origins, and builds it.
 
@@ -100,7 +100,7 @@ def _join_words(words: Sequence[str]) -> str:
 _LACKED = {"--activation": "the activations", "--head": "the action map"}
 _POSSIBLE = {
     "--env": "--env ID",
-    "--activation": f"--activation NAME ({', '.join(get_args(ActivationName))})",
+    "--activation": f"--activation NAME ({', '.join(ACTIVATIONS)})",
     "--head": f"--head NAME ({', '.join(HEADS)})",
 }
 

@@ -420,10 +420,15 @@ def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple
     if agent is None:
         return plan.kept
     used = _used_paths(plan, agent)
-    beside = getattr(plugins.find("layouts", agent.layout).load(), "KEPT", ())
     values = (path for path, _ in tree.plain() if _GROUPS not in path or is_scheduled(path))
-    scales = (path for path, _ in tree.tensors() if path[:1] in {(key(name),) for name in beside})
-    return (*plan.kept, *(path for path in (*values, *scales) if path not in used))
+    beside = _tensors_beside_networks(tree, agent)
+    return (*plan.kept, *(path for path in (*values, *beside) if path not in used))
+
+
+def _tensors_beside_networks(tree: Tree, agent: RecognizedAgent) -> list[Path]:
+    """Return the tensors that only training needs, which the layout lets the sidecar keep."""
+    places = getattr(plugins.find("layouts", agent.layout).load(), "KEPT", ())
+    return [path for path, _ in tree.tensors() if tree.names[path].startswith(tuple(f"{p}/" for p in places))]
 
 
 def _stated_settings(stated: OptimizerOptions, known: Sidecar | None) -> Settings | None:
@@ -650,7 +655,8 @@ class _Planner:
         except (MappingError, UnsupportedError) as error:
             failed = error
         left = _open_problems(self.tree, plan, agent.consumed) if plan is not None else list(self.tree)
-        better = self._better_by_parts(agent, left)
+        beside = _tensors_beside_networks(self.tree, agent)
+        better = self._better_by_parts(agent, [each for each in left if each not in beside])
         if better is not None:
             return _Choice(better)
         if failed is not None:

@@ -25,6 +25,7 @@ from ckpttool.commands.evaluate import (
     Protocol,
     collect_versions,
     prepare_agent,
+    repeat_statistics,
     require_backend,
 )
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
@@ -601,7 +602,8 @@ class JobFactory:
         if binding is None:
             return None
         self._layouts[looks] = binding.layout
-        return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._options.facts)
+        agent = build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._options.facts)
+        return repeat_statistics(agent, self._how)
 
     def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
         """Return the environment constraints on an agent there."""

@@ -23,10 +23,48 @@ from ckpttool.version import __version__
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
+
+# Functions after a hidden layer, with the default arguments of torch/nn/modules/activation.py.
+ActivationName = Literal[
+    "relu",
+    "tanh",
+    "sigmoid",
+    "elu",
+    "leaky_relu",
+    "gelu",
+    "silu",
+    "softplus",
+    "linear",
+    "mish",
+    "selu",
+    "relu6",
+    "hardtanh",
+    "hardswish",
+]
+ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)
+DEFAULT_SLOPE = 0.01
+_SLOPED = re.compile(r"leaky_relu\((-?[\d.]+(?:e[-+]?\d+)?)\)")
 # Prefixes of a fact's provenance; otherwise it is "given ...".
 _READ, _ASSUMED = "read from", "assumed"
 # A default that is assumed although users of the library write or set the fact: no answer in any target.
 LEFT_OPEN = "assumed, left open"
+
+
+def parse_activation(text: str) -> tuple[ActivationName, float] | None:
+    """Return the activation and its slope below zero; None for an unknown one.
+
+    Only `leaky_relu` has a slope, in brackets unless it is PyTorch's default: `leaky_relu(0.1)`.
+    """
+    sloped = _SLOPED.fullmatch(text)
+    if sloped is not None:
+        with contextlib.suppress(ValueError):
+            return "leaky_relu", float(sloped[1])
+    return (text, DEFAULT_SLOPE) if text in ACTIVATIONS else None
+
+
+def format_activation(name: str, slope: float) -> str:
+    """Return the text of an activation with this slope, as `parse_activation` reads it."""
+    return name if name != "leaky_relu" or slope == DEFAULT_SLOPE else f"{name}({slope!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import importlib.util
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -649,8 +650,7 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     near = _close_names(env_id, library.registry)
     others = f" (or {', '.join(near[1:])})" if len(near) > 1 else ""
     hint = f"use --env {near[0]}{others}" if near else None
-    if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
-        hint = "to play a simulator factory, use --engine device --backend torch"
+    is_factory = hint is None and simulators.is_factory(env_id)
     if hint is None and ":" in env_id:
         hint = f"install the package with the module {env_id.partition(':')[0]}, or name another environment"
     try:
@@ -658,9 +658,24 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     except library.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{sentence}: {_first_line(error)}", hint=HINT) from None
     except (library.error.Error, ImportError) as error:
+        if is_factory and not isinstance(error, ImportError):
+            hint = _factory_hint(*env_id.split(":"))
         raise UsageError(f"{sentence}: {_first_line(error)}", hint=hint) from None
     except (TypeError, ValueError) as error:
         raise UsageError(f"{sentence} with these arguments: {_first_line(error)}") from None
+
+
+def _factory_hint(module: str, name: str) -> str:
+    """Return how to play what a module names: a simulator is called with rows and a device."""
+    found = getattr(sys.modules.get(module), name, None)
+    with suppress(TypeError, ValueError):
+        inspect.signature(found).bind(1, "cpu")  # type: ignore[arg-type]
+        if not (isinstance(found, type) and issubclass(found, import_gymnasium().Env)):
+            return "to play a simulator factory, use --engine device --backend torch"
+    if found is None:
+        return f"pass {module}:NAME-v0 to --env, an environment that the module registers"
+    line = f"gymnasium.register('NAME-v0', {name})"
+    return f"add {line} to the module {module}, then pass {module}:NAME-v0 to --env"
 
 
 def _first_line(error: Exception) -> str:

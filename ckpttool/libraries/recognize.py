@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol, cast
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
+from ckpttool.core.sidecar import format_activation
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import (
@@ -810,6 +812,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "LeakyReLU": {"negative_slope": 0.01},
     "GELU": {"approximate": "none"},
     "Softplus": {"beta": 1.0, "threshold": 20.0},
+    "Hardtanh": {"min_val": -1.0, "max_val": 1.0},
 }
 TORCH_CLASSES = "torch.nn.modules."
 _ACTIVATION, _IDENTITY = f"{TORCH_CLASSES}activation.", f"{TORCH_CLASSES}linear.Identity"
@@ -853,14 +856,30 @@ class PickledModule:
 def activation_of(name: str, value: Callable[[str], object]) -> str | None:
     """Return the canonical activation for a class name; `value` returns its attributes.
 
-    None for another class, and for one with a non-default slope, limit or approximation.
+    None for another class, and for one with a non-default limit or approximation.
     """
     if name == _IDENTITY:
         return "linear"
     short = name.removeprefix(_ACTIVATION)
+    slope = value("negative_slope") if name == f"{_ACTIVATION}LeakyReLU" else None
+    if isinstance(slope, float | int) and not isinstance(slope, bool) and math.isfinite(slope):
+        return format_activation("leaky_relu", float(slope))
     if any(value(each) != default for each, default in _ARGUMENTS.get(short, {}).items()):
         return None
     return schema.TORCH.get(short) if name.startswith(_ACTIVATION) else None
+
+
+def called_activation(name: str, listed: Sequence[object], named: Mapping[str, object]) -> str | None:
+    """Return the canonical activation that a class makes of arguments by position and by name.
+
+    None for another class, and for arguments that are unknown or that `activation_of` does not represent.
+    """
+    known = _ARGUMENTS.get(name.removeprefix(_ACTIVATION), {})
+    # Every class with numbers takes these first, in this order; then `inplace`, which changes no result.
+    given = dict(zip((*known, "inplace"), listed, strict=False))
+    if len(listed) > len(known) + 1 or not {*named} <= {"inplace", *known} - {*given}:
+        return None
+    return activation_of(name, {**known, **given, **named}.get)
 
 
 def _parse_module_path(module: str) -> Path:

@@ -44,6 +44,8 @@ from ckpttool.mapping.rules import Plan, Settings
 _MODEL = "model/a2c_network"
 # Inside the model; before 1.5, beside it.
 _NORMALIZERS = ("model/running_mean_std", "running_mean_std")
+# Statistics of the returns (models.py, `normalize_value`), which only training needs.
+KEPT = ("model/value_mean_std", "value_mean_std", "reward_mean_std")
 _STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
 
 TABLE = LayoutTable(
@@ -71,7 +73,7 @@ TABLE = LayoutTable(
 )
 # network_builder.py, NetworkBuilder.BaseNetwork.__init__; the supported ones.
 _ACTIVATIONS = {
-    **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "softplus")},
+    **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "selu", "gelu", "softplus")},
     "swish": "silu",
     "None": "linear",
 }
@@ -172,7 +174,15 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             expected=str(sizes["actor"]),
             found=str(sizes["value"]),
         )
-    activation = ", ".join(sorted(set(binding.facts.activations or (binding.facts.hidden,))))
+    theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
+    hidden = binding.facts.activations or (binding.facts.hidden,)
+    if len({*hidden}) > 1 or not {*hidden} <= theirs.keys():
+        raise UnsupportedError(
+            "rl_games' networks have one activation, of its own list",
+            expected=", ".join(theirs),
+            found=", ".join(dict.fromkeys(hidden)),
+        )
+    activation = theirs[hidden[0]]
     targets = (*(move.target for move in found.moves), *found.added)
     normed = any("running_mean_std" in str(path[-1].value) for path in targets)
     spread = "" if binding.facts.head == "argmax" else ", fixed_sigma: True"

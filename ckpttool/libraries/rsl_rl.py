@@ -94,6 +94,8 @@ _ACTIVATIONS = {
     "gelu": "gelu",
     "swish": "silu",
     "softplus": "softplus",
+    "selu": "selu",
+    "mish": "mish",
     "identity": "linear",
 }
 _RECURRENT = re.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)/")

@@ -29,7 +29,13 @@ from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
 from ckpttool.formats import pickles
 from ckpttool.libraries import optimizers_read, schema, tf2rl
-from ckpttool.libraries.recognize import TORCH_CLASSES, LayoutTable, bind, read_pickled_module
+from ckpttool.libraries.recognize import (
+    TORCH_CLASSES,
+    LayoutTable,
+    bind,
+    called_activation,
+    read_pickled_module,
+)
 from ckpttool.libraries.schema import (
     DICT_UNKNOWN,
     DISCRETE_CHOICE,
@@ -186,14 +192,17 @@ def _read_partial(tree: Tree) -> str | None:
     }
     made = values.get((index(0),))
     full = made.name if isinstance(made, Record) else "?"
-    given = {
-        "".join(f"{step.value}=" for step in place[1:] if step.kind == "key"): value
+    listed = [value for place, value in values.items() if place[:1] == (index(1),) and len(place) > 1]
+    named = {
+        str(place[1].value): value
         for place, value in values.items()
-        if place[:1] in ((index(1),), (index(2),)) and len(place) > 1
+        if place[:1] == (index(2),) and len(place) > 1
     }
-    if not {*given} - {"inplace="} and full.startswith(TORCH_CLASSES):
-        return _ACTIVATIONS.get(full.rpartition(".")[2], full)
-    shown = ", ".join((full.rpartition(".")[2], *(f"{name}{value!r}" for name, value in given.items())))
+    function = called_activation(full, listed, named)
+    if function is not None:
+        return function
+    texts = [*map(repr, listed), *(f"{name}={value!r}" for name, value in named.items())]
+    shown = ", ".join((full.rpartition(".")[2], *texts))
     return f"functools.partial({shown})"
 
 
@@ -954,6 +963,11 @@ _MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyRe
     "sigmoid": "Sigmoid",
     "softplus": "Softplus",
     "linear": "linear.Identity",
+    "mish": "Mish",
+    "selu": "SELU",
+    "relu6": "ReLU6",
+    "hardtanh": "Hardtanh",
+    "hardswish": "Hardswish",
 }
 _MEMBERS = {
     "actor_optimizer": "actor.optimizer",

@@ -831,6 +831,11 @@ TORCH = {
     "LeakyReLU": "leaky_relu",
     "GELU": "gelu",
     "Softplus": "softplus",
+    "Mish": "mish",
+    "SELU": "selu",
+    "ReLU6": "relu6",
+    "Hardtanh": "hardtanh",
+    "Hardswish": "hardswish",
 }
 
 RLLIB = {"swish": "silu", "None": "linear"}

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ckpttool.networks.network import (
         NOISE,
         Activation,
-        ActivationName,
         Add,
         Affine,
         ArgMax,
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NOISE",
     "Activation",
-    "ActivationName",
     "AdamState",
     "Add",
     "Affine",
@@ -156,7 +154,6 @@ __all__ = [
 _HOMES = {
     "NOISE": "network",
     "Activation": "network",
-    "ActivationName": "network",
     "AdamState": "policy_training",
     "Add": "network",
     "Affine": "network",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import ACTIVATIONS, parse_activation
 from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
@@ -25,7 +26,6 @@ from ckpttool.libraries.schema import (
 from ckpttool.networks.network import (
     NOISE,
     Activation,
-    ActivationName,
     Add,
     Affine,
     ArgMax,
@@ -758,6 +758,7 @@ def _add_normalization(
             "the observation statistics and the network have different sizes",
             expected=str(width),
             found=str(len(mean)),
+            hint=f"pass statistics of {format_count(width, 'observation')}, those of the policy's inputs",
         )
     scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
     # In two steps, because x * scale - mean * scale would cancel where a mean is large relative to its
@@ -806,10 +807,12 @@ def _add_layers(
 
 def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:
     name = hidden[min(number, len(hidden) - 1)] if hidden else "linear"
-    if name not in get_args(ActivationName):
-        known = ", ".join(get_args(ActivationName))
-        raise UsageError(f"unknown activation {name!r}", hint=f"networks with {known} can be run")
-    return Activation(cast(ActivationName, name))
+    known = parse_activation(name)
+    if known is None:
+        raise UsageError(
+            f"unknown activation {name!r}", hint=f"networks with {', '.join(ACTIVATIONS)} can be run"
+        )
+    return Activation(*known)
 
 
 def _read_tensors(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:

@@ -10,13 +10,12 @@ from typing import Any, BinaryIO, Literal, Protocol, TypeVar, cast
 import numpy as np
 
 from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import DEFAULT_SLOPE, ActivationName
 
 # The finished network: a small frozen graph of typed layers, independent of frameworks.
 #
 # Values are numbered: first the inputs in order, then one per node. A backend turns the whole graph into one
 # function (see Policy); a new kind of layer is one more class here and one more row in each backend's table.
-
-ActivationName = Literal["relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,12 +48,16 @@ class LayerNorm:
     epsilon: float
 
 
+# torch/nn/modules/activation.py, SELU.
+SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
 @dataclass(frozen=True, slots=True)
 class Activation:
     """An elementwise function; `slope` is only for leaky_relu (PyTorch 0.01, Keras layers 0.3)."""
 
     name: ActivationName
-    slope: float = 0.01
+    slope: float = DEFAULT_SLOPE
 
 
 @dataclass(frozen=True, slots=True)

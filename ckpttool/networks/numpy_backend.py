@@ -15,6 +15,8 @@ import numpy as np
 
 from ckpttool.core.errors import UsageError
 from ckpttool.networks.network import (
+    SELU_ALPHA,
+    SELU_SCALE,
     Activation,
     Add,
     Affine,
@@ -349,6 +351,11 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "silu": lambda _: lambda x: x * sigmoid(x),
     "softplus": lambda _: lambda x: np.logaddexp(x, 0.0),
     "linear": lambda _: lambda x: x,
+    "mish": lambda _: lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
+    "selu": lambda _: lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(np.minimum(x, 0.0))),
+    "relu6": lambda _: lambda x: np.clip(x, 0.0, 6.0),
+    "hardtanh": lambda _: lambda x: np.clip(x, -1.0, 1.0),
+    "hardswish": lambda _: lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0,
 }
 
 LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
@@ -445,6 +452,12 @@ def _silu_slope(_layer: Activation, x: np.ndarray, _y: np.ndarray) -> np.ndarray
     return slope
 
 
+def _mish_slope(_layer: Activation, x: np.ndarray, _y: np.ndarray) -> np.ndarray:
+    t = np.tanh(np.logaddexp(x, 0.0))
+    slope: np.ndarray = t + x * (1 - t * t) * sigmoid(x)
+    return slope
+
+
 # Derivative of every activation, from its input x and output y.
 SLOPES: dict[str, Callable[[Activation, np.ndarray, np.ndarray], np.ndarray]] = {
     "relu": lambda _layer, x, _y: (x > 0).astype(x.dtype),
@@ -456,6 +469,15 @@ SLOPES: dict[str, Callable[[Activation, np.ndarray, np.ndarray], np.ndarray]] = 
     "silu": _silu_slope,
     "softplus": lambda _layer, x, _y: sigmoid(x),
     "linear": lambda _layer, x, _y: np.ones_like(x),
+    "mish": _mish_slope,
+    "selu": lambda _layer, x, _y: (
+        SELU_SCALE * np.where(x > 0, 1.0, SELU_ALPHA * np.exp(np.minimum(x, 0.0)))
+    ).astype(x.dtype),
+    "relu6": lambda _layer, x, _y: ((x > 0) & (x < 6)).astype(x.dtype),
+    "hardtanh": lambda _layer, x, _y: ((x > -1) & (x < 1)).astype(x.dtype),
+    "hardswish": lambda _layer, x, _y: np.where(np.abs(x) < 3, x / 3 + 0.5, (x >= 3).astype(x.dtype)).astype(
+        x.dtype
+    ),
 }
 
 BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back]] = {

@@ -19,6 +19,8 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, helper
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import (
+    SELU_ALPHA,
+    SELU_SCALE,
     Activation,
     Add,
     Affine,
@@ -279,6 +281,24 @@ def _leaky_relu(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:
     return graph.apply("Add", _clamp_below_zero(graph, x), sloped)
 
 
+def _selu(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:
+    # Put together: the runtime's Selu exists in float32 only.
+    negative = _clamp_above_zero(graph, _elu(graph, layer, x))
+    below = graph.apply("Mul", negative, graph.constant("alpha", SELU_ALPHA))
+    both = graph.apply("Add", _clamp_below_zero(graph, x), below)
+    return graph.apply("Mul", both, graph.constant("scale", SELU_SCALE))
+
+
+def _limit(graph: _OnnxGraphBuilder, x: str, low: float, high: float) -> str:
+    below = graph.apply("Min", x, graph.constant("high", high))
+    return graph.apply("Max", below, graph.constant("low", low))
+
+
+def _hardswish(graph: _OnnxGraphBuilder, _layer: Activation, x: str) -> str:
+    limited = _limit(graph, graph.apply("Add", x, graph.constant("three", 3.0)), 0.0, 6.0)
+    return graph.apply("Div", graph.apply("Mul", x, limited), graph.constant("six", 6.0))
+
+
 def _single_operator(operator: str) -> Lowering:
     """Return the table row of an activation that is one operator without parameters."""
     return lambda graph, _layer, x: graph.apply(operator, x)
@@ -294,10 +314,20 @@ ACTIVATIONS: dict[str, Lowering] = {
     "silu": lambda graph, _layer, x: graph.apply("Mul", x, graph.apply("Sigmoid", x)),
     "gelu": _gelu,
     "linear": lambda _graph, _layer, x: x,
+    "mish": lambda graph, _layer, x: graph.apply("Mul", x, graph.apply("Tanh", graph.apply("Softplus", x))),
+    "selu": _selu,
+    "relu6": lambda graph, _layer, x: _limit(graph, x, 0.0, 6.0),
+    "hardtanh": lambda graph, _layer, x: _limit(graph, x, -1.0, 1.0),
+    "hardswish": _hardswish,
 }
 
 # onnxruntime computes these operators in float32 alone (onnxruntime/docs/OperatorKernels.md).
-IN_FLOAT64: dict[str, Lowering] = {"elu": _elu, "softplus": _softplus, "leaky_relu": _leaky_relu}
+IN_FLOAT64: dict[str, Lowering] = {
+    "elu": _elu,
+    "softplus": _softplus,
+    "leaky_relu": _leaky_relu,
+    "mish": lambda graph, layer, x: graph.apply("Mul", x, graph.apply("Tanh", _softplus(graph, layer, x))),
+}
 
 
 def _activation(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:

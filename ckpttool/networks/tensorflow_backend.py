@@ -353,8 +353,30 @@ def _gelu(_layer: Activation) -> Function:
     return lambda x: tf.nn.gelu(x, approximate=False)
 
 
+def _mish(_layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: x * tf.tanh(tf.nn.softplus(x))
+
+
+def _hardtanh(_layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.clip_by_value(x, -1.0, 1.0)
+
+
+def _hardswish(_layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: x * tf.nn.relu6(x + 3.0) / 6.0
+
+
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     **{name: _nn_activation(name) for name in ("relu", "tanh", "sigmoid", "elu", "silu", "softplus")},
+    **{name: _nn_activation(name) for name in ("selu", "relu6")},
+    "mish": _mish,
+    "hardtanh": _hardtanh,
+    "hardswish": _hardswish,
     "leaky_relu": _leaky_relu,
     "gelu": _gelu,
     "linear": lambda _layer: lambda x: x,

@@ -721,8 +721,9 @@ def _leaky_relu(layer: Activation) -> Function:
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     **{
         name: _functional_activation(name)
-        for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus")
+        for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "mish", "selu", "relu6")
     },
+    **{name: _functional_activation(name) for name in ("hardtanh", "hardswish")},
     "leaky_relu": _leaky_relu,
     "linear": lambda _layer: lambda x: x,
 }
