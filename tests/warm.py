@@ -128,6 +128,7 @@ def _answer(asked: Mapping[str, Any]) -> tuple[int, str]:
         os.close(ours)
         for stream in (1, 2):
             os.dup2(theirs, stream)
+        signal.alarm(TIMEOUT_S)
         _run(**asked)
     os.close(theirs)
     with open(ours, encoding="utf-8", errors="replace") as pipe:
@@ -159,7 +160,6 @@ def _watch(streams: Sequence[int], asked: Mapping[str, Any]) -> NoReturn:
 def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, str] = QUIET) -> NoReturn:
     """Run the program in this child, and end it."""
     status = 1
-    signal.alarm(TIMEOUT_S)
     try:
         os.chdir(folder)
         os.environ.clear()

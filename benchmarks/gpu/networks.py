@@ -18,8 +18,10 @@ from ckpttool.networks import (
     AtomMean,
     Clip,
     Concat,
+    ConstantRow,
     Convolution,
     Dense,
+    Exp,
     Flatten,
     Layer,
     LayerNorm,
@@ -176,6 +178,8 @@ def every_layer(seed: int = 0) -> dict[str, Network]:
     }
     # The type of a network is that of its arrays: an activation alone would compute in float32 only.
     same = Affine(np.ones(9, np.float32), np.zeros(9, np.float32))
+    found["Exp"] = chain(9, same, Exp())
+    found["ConstantRow"] = chain(9, ConstantRow(np.linspace(-1, 1, 4, dtype=np.float32)))
     return found | {name: chain(9, same, Activation(name, 0.25)) for name in ACTIVATIONS}
 
 

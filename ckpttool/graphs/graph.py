@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 # The version of ONNX's default operator set that gives operators their meaning.
 OPSET = 28
-# Modules of this package that read a language of computation, by the format of the checkpoint. Their
+# Modules that read a language of computation, by the format of the checkpoint. Their
 # `read(checkpoint)` returns None for a file in another language.
 FRONT_ENDS: Mapping[str, tuple[str, ...]] = {
-    "onnx": ("onnx",),
-    "pytorch": ("torchscript", "torch_modules"),
-    "pytorch_legacy": ("torch_modules",),
-    "keras_zip": ("keras",),
-    "keras_h5": ("keras",),
-    "saved_model": ("tensorflow",),
+    "onnx": ("ckpttool.graphs.onnx",),
+    "pytorch": ("ckpttool.graphs.torchscript", "ckpttool.graphs.torch_modules"),
+    "pytorch_legacy": ("ckpttool.graphs.torch_modules",),
+    "keras_zip": ("ckpttool.graphs.keras",),
+    "keras_h5": ("ckpttool.graphs.keras",),
+    "saved_model": ("ckpttool.graphs.tensorflow",),
 }
 
 # An open extent is a name, or "" if it has none.
@@ -135,7 +135,7 @@ def read_graph(checkpoint: Checkpoint) -> Graph | None:
     what it computes cannot be listed.
     """
     for module in FRONT_ENDS.get(checkpoint.format, ()):
-        graph: Graph | None = import_module(f"ckpttool.graphs.{module}").read(checkpoint)
+        graph: Graph | None = import_module(module).read(checkpoint)
         if graph is not None:
             return graph
     return None

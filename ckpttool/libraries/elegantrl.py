@@ -113,7 +113,9 @@ def _find_component(names: Mapping[str, Leaf]) -> tuple[str, bool]:
     """Return the kind of the network, and whether it is a Q-network of discrete actions."""
     if "value_avg" not in names:
         return "actor", False
-    kernels = [leaf for name, leaf in names.items() if name.startswith("net.") and name.endswith("weight")]
+    kernels = [
+        leaf for name, leaf in names.items() if re.fullmatch(r"net\..*weight", name) and len(leaf.shape) == 2
+    ]
     if not kernels:
         return "critic", _ENCODED in names
     alone = kernels[0].shape[-1:] == (names["state_avg"].size,)
