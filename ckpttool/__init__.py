@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
+    from ckpttool import graphs
     from ckpttool.commands.convert import convert
     from ckpttool.commands.diff import diff
     from ckpttool.commands.digest import digest
@@ -89,6 +90,7 @@ __all__ = [
     "evaluate",
     "export",
     "flatten_with_path",
+    "graphs",
     "load_agent",
     "load_into",
     "open",
@@ -134,12 +136,13 @@ _HOMES = {
     "sweep": "commands.sweep",
     "verify": "commands.verify",
 }
+_MODULES = {"errors": "core.errors", "graphs": "graphs"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name's home when the name is first used."""
-    if name == "errors":
-        return importlib.import_module("ckpttool.core.errors")
+    if name in _MODULES:
+        return importlib.import_module(f"ckpttool.{_MODULES[name]}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")

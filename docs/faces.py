@@ -58,7 +58,11 @@ def _module(name: str, module: ModuleType) -> str:
     import ckpttool
 
     own = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
-    kinds = (each for each in own if isinstance(each, type) and each.__name__ not in ckpttool.__all__)
+    # A package has its public names in a list.
+    own = [getattr(module, each) for each in getattr(module, "__all__", ())] or [
+        each for each in own if isinstance(each, type)
+    ]
+    kinds = (each for each in own if getattr(ckpttool, each.__name__, None) is not each)
     rows = "".join(f"- `{each.__name__}`: {_first(each).rstrip('.')}\n" for each in kinds)
     return f"### {name}\n\n{_first(module)}\n\n{rows}\n"
 
