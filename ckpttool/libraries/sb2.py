@@ -503,11 +503,17 @@ def _add_choices(
     if not any(path[:2] == (_DATA, key("action_space")) for path in tree):
         # The weights without the settings: DQN's actions are one choice.
         return binding.choosing(tree, "dueling" if dueling else "values", where="deepq/model/state_value")
-    choices = sb3.read_choices(tree)
+    choices = _read_choices(tree)
     if choices is None:
         return binding.refused(component, schema.DISCRETE_CHOICE)
     choices = choices._replace(scores="dueling" if dueling else "values")
     return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
+
+
+def _read_choices(tree: Tree) -> schema.Choices | None:
+    """Return the discrete actions of the file's action space; None for others, and for MultiBinary."""
+    choices = sb3.read_choices(tree)
+    return None if choices is None or choices.scores == "bernoulli" else choices
 
 
 def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -572,7 +578,7 @@ def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, froze
 
 def _name_by_shape(tree: Tree, shapes: Sequence[Shape]) -> list[tuple[str, ...]] | None:
     """Return names for DQN's or an on-policy algorithm's variables; None unless one order fits the shapes."""
-    choices = sb3.read_choices(tree)
+    choices = _read_choices(tree)
     outputs = sum(choices.counts) if choices is not None else len(sb3.read_bound(tree, "low") or ())
     if shapes[:1] == [()] and choices is not None and len(shapes) % 2:
         half = len(shapes) // 2
