@@ -21,15 +21,17 @@ def matrix_product_shape(one: Shape, two: Shape) -> Shape:
     return (*lead, *rows[-2:-1][: len(one) > 1], *columns[-1:][: len(two) > 1])
 
 
-def _matmul_shape(call: OperatorCall) -> Sequence[Shape]:
-    return [matrix_product_shape(call.shape(0), call.shape(1))]
+def matmul_shape(call: OperatorCall, right: int = 1) -> Sequence[Shape]:
+    """Return the shape of the product of the first input and the one with the number `right`."""
+    return [matrix_product_shape(call.shape(0), call.shape(right))]
 
 
-def _matmul_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
+def matmul_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
+    """Return the multiply-accumulate operations of a product with the first input on its left."""
     return math.prod(outputs[0]) * call.shape(0)[-1]
 
 
-@operator("MatMul", shapes=_matmul_shape, macs=_matmul_macs)
+@operator("MatMul", shapes=matmul_shape, macs=matmul_macs)
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # Products of types that ml_dtypes adds are float32.
     return np.asarray(np.matmul(a, b)).astype(a.dtype)

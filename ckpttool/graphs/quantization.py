@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ckpttool.core import dtypes
 from ckpttool.graphs.elementwise import cast
-from ckpttool.graphs.operators import OperatorCall, operator, same_shape
-from ckpttool.graphs.products import matrix_product_shape
-from ckpttool.graphs.windows import add_bias, convolve, place_window
+from ckpttool.graphs.operators import operator, same_shape
+from ckpttool.graphs.products import matmul_macs, matmul_shape
+from ckpttool.graphs.windows import conv_macs, conv_shape, convolve
 
 
 def _along(parameter: np.ndarray, x: np.ndarray, axis: int, block_size: int) -> np.ndarray:
@@ -97,10 +97,6 @@ def _quantize_dynamically(x: np.ndarray) -> tuple[np.ndarray, ...]:
     return quantize(x, np.asarray(divisor), zero), scale, zero
 
 
-def _integer_product_shape(call: OperatorCall) -> Sequence[tuple[int, ...]]:
-    return [matrix_product_shape(call.shape(0), call.shape(1))]
-
-
 def _centered(x: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray:
     """Return integers minus their zero point, which may be one for each row (axis -2) or column (-1)."""
     wide = x.astype(np.int32)
@@ -110,24 +106,14 @@ def _centered(x: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray:
     return wide - (shift[..., None] if axis == -2 and shift.ndim == 1 and shift.size > 1 else shift)
 
 
-@operator("MatMulInteger", shapes=_integer_product_shape, macs=lambda call, outputs: _macs(call, outputs, 0))
+@operator("MatMulInteger", shapes=matmul_shape, macs=matmul_macs)
 def _matmul_integers(
     a: np.ndarray, b: np.ndarray, a_zero: np.ndarray | None = None, b_zero: np.ndarray | None = None
 ) -> np.ndarray:
     return np.asarray(np.matmul(_centered(a, a_zero, -2), _centered(b, b_zero, -1)))
 
 
-def _macs(call: OperatorCall, outputs: Sequence[tuple[int, ...]], first: int) -> int:
-    return int(np.prod(outputs[0], dtype=object)) * call.shape(first)[-1]
-
-
-def _quantized_product_shape(call: OperatorCall) -> Sequence[tuple[int, ...]]:
-    return [matrix_product_shape(call.shape(0), call.shape(3))]
-
-
-@operator(
-    "QLinearMatMul", shapes=_quantized_product_shape, macs=lambda call, outputs: _macs(call, outputs, 0)
-)
+@operator("QLinearMatMul", shapes=partial(matmul_shape, right=3), macs=matmul_macs)
 def _matmul_quantized(*inputs: np.ndarray) -> np.ndarray:
     a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = inputs
     product = np.matmul(_centered(a, a_zero, -2), _centered(b, b_zero, -1))
@@ -136,35 +122,27 @@ def _matmul_quantized(*inputs: np.ndarray) -> np.ndarray:
     return quantize(product * factor, np.ones((), np.float32), zero)
 
 
-def _quantized_conv_shape(call: OperatorCall) -> Sequence[tuple[int, ...]]:
-    window = place_window(call.shape(0)[2:], call.shape(3)[2:], call.get)
-    return [(call.shape(0)[0], call.shape(3)[0], *window.extents)]
-
-
-@operator(
-    "QLinearConv",
-    shapes=_quantized_conv_shape,
-    macs=lambda call, outputs: int(np.prod((*outputs[0], *call.shape(3)[1:]), dtype=object)),
-)
-def _conv_quantized(
-    *inputs: np.ndarray,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,  # noqa: ARG001  # that of w
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+@operator("ConvInteger", shapes=conv_shape, macs=conv_macs)
+def _conv_integers(
+    x: np.ndarray,
+    w: np.ndarray,
+    x_zero: np.ndarray | None = None,
+    w_zero: np.ndarray | None = None,
+    **attributes: Any,
 ) -> np.ndarray:
+    image = x.astype(np.int32) - (0 if x_zero is None else x_zero.astype(np.int32))
+    zeros = 0 if w_zero is None else _along(w_zero, w, 0, 0).astype(np.int32)
+    return np.asarray(convolve(image, w.astype(np.int32) - zeros, **attributes))
+
+
+@operator("QLinearConv", shapes=partial(conv_shape, weight=3), macs=partial(conv_macs, weight=3))
+def _conv_quantized(*inputs: np.ndarray, **attributes: Any) -> np.ndarray:
     x, x_scale, x_zero, w, w_scale, w_zero, scale, zero, *bias = inputs
-    settings: dict[str, Any] = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "pads": pads,
-        "strides": strides,
-    }
-    window = place_window(x.shape[2:], w.shape[2:], settings.get)
     kernel = w.astype(np.int32) - _along(w_zero, w, 0, 0).astype(np.int32)
-    image = x.astype(np.int32) - x_zero.astype(np.int32)
-    total = add_bias(convolve(image, kernel, window, group), bias[0] if bias else None)
+    total = convolve(x.astype(np.int32) - x_zero.astype(np.int32), kernel, *bias, **attributes)
     factor = x_scale * _along(w_scale, total, 1, 0) / scale
     return quantize(total * factor.astype(np.float32), np.ones((), np.float32), zero)
+
+
+for _function in (_conv_integers, _conv_quantized):
+    _function.__kwdefaults__ = convolve.__kwdefaults__

@@ -89,45 +89,27 @@ def place_window(
 # Convolutions.
 
 
-def convolve(x: np.ndarray, w: Any, window: Window, group: int) -> np.ndarray:
-    """Return a convolution of x [batch, channels, ...] with w [outputs, channels / group, ...]."""
-    batch, channels = x.shape[:2]
-    if channels != w.shape[1] * group or w.shape[0] % group:
-        raise ValueError(x.shape, w.shape, group)
-    # One group of channels after the other, and the channels last: a product for each entry of the window.
-    image: Any = np.moveaxis(window.padded(x, 0), 1, -1)
-    result = np.zeros((batch, *window.extents, w.shape[0]), np.result_type(x, w))
-    inner, outer = w.shape[1], w.shape[0] // group
-    for offset, entries in window.offsets():
-        part, kernel = image[:, *entries], w[..., *offset]
-        for n in range(group):
-            rows, columns = slice(n * inner, (n + 1) * inner), slice(n * outer, (n + 1) * outer)
-            result[..., columns] += part[..., rows] @ kernel[columns].T
-    return np.moveaxis(result, -1, 1)
-
-
-def _conv_window(call: OperatorCall) -> Window:
-    kernel = call.shape(1)[2:]
+def conv_shape(call: OperatorCall, weight: int = 1) -> Sequence[Shape]:
+    """Return the shape of a convolution of the first input; `weight` is the number of the weight's input."""
+    outputs, _, *extents = call.shape(weight)
+    kernel = tuple(extents)
     if call.get("kernel_shape") not in (None, (), kernel):
         raise ValueError(kernel)
-    return place_window(call.shape(0)[2:], kernel, call.get)
+    return [(call.shape(0)[0], outputs, *place_window(call.shape(0)[2:], kernel, call.get).extents)]
 
 
-def _conv_shape(call: OperatorCall) -> Sequence[Shape]:
-    return [(call.shape(0)[0], call.shape(1)[0], *_conv_window(call).extents)]
+def conv_macs(call: OperatorCall, outputs: Sequence[Shape], weight: int = 1) -> int:
+    """Return a convolution's multiply-accumulate operations; `weight` is as of `conv_shape`."""
+    return math.prod(outputs[0]) * math.prod(call.shape(weight)[1:])
 
 
-def _conv_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
-    return math.prod(outputs[0]) * math.prod(call.shape(1)[1:])
-
-
-def add_bias(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def _add_bias(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """Return the image with a number added to each channel."""
     return x if bias is None else x + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-@operator("Conv", shapes=_conv_shape, macs=_conv_macs)
-def _conv(
+@operator("Conv", shapes=conv_shape, macs=conv_macs)
+def convolve(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None = None,
@@ -139,24 +121,23 @@ def _conv(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> np.ndarray:
+    """Return a convolution of x [batch, channels, ...] with w [outputs, channels / group, ...], plus b."""
+    batch, channels = x.shape[:2]
+    if channels != w.shape[1] * group or w.shape[0] % group:
+        raise ValueError(x.shape, w.shape, group)
     settings = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
-    return add_bias(convolve(x, w, place_window(x.shape[2:], w.shape[2:], settings.get), group), b)
-
-
-@operator("ConvInteger", shapes=_conv_shape, macs=_conv_macs)
-def _conv_integers(
-    x: np.ndarray,
-    w: np.ndarray,
-    x_zero: np.ndarray | None = None,
-    w_zero: np.ndarray | None = None,
-    **attributes: Any,
-) -> np.ndarray:
-    image = x.astype(np.int32) - (0 if x_zero is None else x_zero.astype(np.int32))
-    zeros = 0 if w_zero is None else w_zero.astype(np.int32).reshape(-1, *[1] * (w.ndim - 1))
-    return np.asarray(_conv(image, w.astype(np.int32) - zeros, **attributes))
-
-
-_conv_integers.__kwdefaults__ = _conv.__kwdefaults__
+    window = place_window(x.shape[2:], w.shape[2:], settings.get)
+    weight: Any = w
+    # One group of channels after the other, and the channels last: a product for each entry of the window.
+    image: Any = np.moveaxis(window.padded(x, 0), 1, -1)
+    result = np.zeros((batch, *window.extents, w.shape[0]), np.result_type(x, w))
+    inner, outer = w.shape[1], w.shape[0] // group
+    for offset, entries in window.offsets():
+        part, factors = image[:, *entries], weight[..., *offset]
+        for n in range(group):
+            rows, columns = slice(n * inner, (n + 1) * inner), slice(n * outer, (n + 1) * outer)
+            result[..., columns] += part[..., rows] @ factors[columns].T
+    return _add_bias(np.moveaxis(result, -1, 1), b)
 
 
 def _transposed_window(sizes: Sequence[int], kernel: Sequence[int], get: Callable[[str], Any]) -> Window:
@@ -242,7 +223,7 @@ def _transposed_conv(
     kept = tuple(
         slice(max(b, 0), max(b, 0) + e) for (b, _), e in zip(window.pads, window.extents, strict=True)
     )
-    return add_bias(np.moveaxis(result[:, *kept], -1, 1), b)
+    return _add_bias(np.moveaxis(result[:, *kept], -1, 1), b)
 
 
 # Pooling.
