@@ -360,6 +360,28 @@ def test_wrong_inputs_are_named(tmp_path: Path) -> None:
     assert unfit.value.found == "float32[2, 5], float32[3, 4]"
 
 
+@pytest.mark.parametrize("attributes", [{"kernel_shape": [2, 2]}, {"pads": [0] * 6}])
+@pytest.mark.parametrize("op", ["Conv", "ConvInteger", "QLinearConv"])
+def test_windows_that_do_not_fit_their_weight_are_refused(
+    op: str, attributes: dict[str, list[int]], tmp_path: Path
+) -> None:
+    kind = np.float32 if op == "Conv" else np.uint8
+    constants = {
+        "x": np.ones((1, 1, 4, 4), kind),
+        "w": np.ones((1, 1, 3, 3), kind),
+        "s": np.float32(1),
+        "z": np.uint8(0),
+    }
+    names = ["x", "s", "z", "w", "s", "z", "s", "z"] if op == "QLinearConv" else ["x", "w"]
+    for settings in ({}, attributes):
+        graph = load(make_model([N(op, names, ["y"], **settings)], {}, constants), tmp_path / "m.onnx")
+        if settings:
+            with pytest.raises(FormatError):
+                evaluate(graph, {})
+        else:
+            assert evaluate(graph, {})["y"].reshape(4).tolist() == [9] * 4
+
+
 # Shapes and sizes.
 
 

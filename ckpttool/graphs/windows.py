@@ -63,6 +63,8 @@ def place_window(
     listed, automatic = get("pads") or (0,) * (2 * rank), get("auto_pad") or "NOTSET"
     if len(kernel) != rank or min(strides) < 1 or min(dilations) < 1 or min(kernel) < 1:
         raise ValueError(kernel, strides, dilations)
+    if automatic == "NOTSET" and len(listed) != 2 * rank:
+        raise ValueError(listed)
     pads, extents = [], []
     for n, (size, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
         reach = d * (k - 1) + 1

@@ -17,6 +17,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
+from ckpttool.graphs.windows import place_window
 
 # Orders of flattened images as recorded by a file's own computation, for the layers that it calls.
 #
@@ -325,24 +326,16 @@ class OrderTracer:
 
 
 def window_extents(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *,
-    ceil: bool = False,
+    sizes: Sequence[int], kernel: Sequence[int], *, ceil: bool = False, **attributes: Any
 ) -> tuple[int, ...]:
-    """Return the output extents of windows over an image; `padding` counts both ends together."""
-    found = []
-    for size, window, step, pad, wide in zip(sizes, kernel, stride, padding, dilation, strict=True):
-        left = size + pad - wide * (window - 1) - 1
-        if step < 1:
-            raise UntraceableError
-        made = (-(-left // step) if ceil else left // step) + 1
-        # The last window begins inside the image or the padding before it.
-        found.append(made - (ceil and (made - 1) * step >= size + pad // 2))
-    return tuple(found)
+    """Return the output extents of windows over an image; `attributes` are those of `place_window`.
+
+    Raise UntraceableError if they do not fit the image.
+    """
+    try:
+        return place_window(sizes, kernel, attributes.get, ceil=ceil).extents
+    except ValueError as error:
+        raise UntraceableError from error
 
 
 def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:

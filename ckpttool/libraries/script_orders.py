@@ -474,7 +474,7 @@ def _convolution(
         sizes = x.shape[2:]
     else:
         pads = _sizes(0 if padding == "valid" else padding, rank)
-        sizes = window_extents(x.shape[2:], kernel, stride, [2 * pad for pad in pads], dilation)
+        sizes = window_extents(x.shape[2:], kernel, strides=stride, pads=pads * 2, dilations=dilation)
     return run.evaluation.convolved(x, (x.shape[0], shape[0], *sizes), weight.path, grouped=groups != 1)
 
 
@@ -489,7 +489,8 @@ def _pool(rank: int, *, dilated: bool, indices: bool = False) -> _Operation:
         padding = _sizes(rest[2] or 0, rank)
         dilation = _sizes(rest[3] or 1, rank) if dilated else (1,) * rank
         ceil = bool(rest[4] if dilated else rest[3])
-        sizes = window_extents(x.shape[2:], kernel, stride, [2 * pad for pad in padding], dilation, ceil=ceil)
+        window = {"strides": stride, "pads": padding * 2, "dilations": dilation}
+        sizes = window_extents(x.shape[2:], kernel, ceil=ceil, **window)
         made = run.evaluation.convolved(x, (*x.shape[:2], *sizes))
         return [made, UntracedActivation()] if indices else made
 

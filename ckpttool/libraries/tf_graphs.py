@@ -881,13 +881,14 @@ def _convolution_extents(
     wide: Sequence[int],
 ) -> tuple[int, ...]:
     padding = get_attribute(node, "padding")
+    attributes: dict[str, Any] = {"strides": strides, "dilations": wide}
     if padding == "SAME":
-        return tuple(-(-size // step) for size, step in zip(sizes, strides, strict=True))
-    pads = [0] * len(sizes)
-    if padding == "EXPLICIT":
+        attributes["auto_pad"] = "SAME_UPPER"
+    elif padding == "EXPLICIT":
         ends = get_attribute(node, "explicit_paddings") or []
-        pads = [ends[2 * n] + ends[2 * n + 1] for n in range(1, len(sizes) + 1)]
-    return window_extents(sizes, kernel, strides, pads, wide)
+        axes = range(1, len(sizes) + 1)
+        attributes["pads"] = (*(ends[2 * n] for n in axes), *(ends[2 * n + 1] for n in axes))
+    return window_extents(sizes, kernel, **attributes)
 
 
 def _convolution(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
