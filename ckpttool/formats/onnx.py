@@ -824,9 +824,12 @@ def read_model(file: File) -> OnnxModel:
         raise error.located(file=file.path) from error.__cause__
 
 
-def nested_path(above: Path, title: str, attribute: str) -> Path:
-    """Return the path of a graph that is an attribute of the node with this title."""
-    return (*above, key(title), attr(attribute))
+def node_path(above: Path, node: OnnxNode) -> Path:
+    """Return the path of the tensors and graphs that are attributes of a node.
+
+    A tensor is below it at the key, a graph at the attribute with its name.
+    """
+    return (*above, key(node.name or next(filter(None, node.outputs), node.op)))
 
 
 @dataclass
@@ -854,15 +857,15 @@ class _ConstantLister:
                     if isinstance(value := node.get(name), OnnxTensor | OnnxSparseTensor):
                         self._add(above, node.outputs[0], value, constant=True)
                 continue
+            inside = node_path(above, node)
             for name, attribute in node.attributes.items():
                 values = attribute.values
-                title = node.name or next(filter(None, node.outputs), node.op)
                 for number, value in enumerate(values):
                     own = name if len(values) < 2 else f"{name}_{number}"
                     if isinstance(value, OnnxGraph):
-                        self.graph(value, nested_path(above, title, own))
+                        self.graph(value, (*inside, attr(own)))
                     elif isinstance(value, OnnxTensor | OnnxSparseTensor):
-                        self._add((*above, key(title)), own, value, constant=True)
+                        self._add(inside, own, value, constant=True)
 
     def _add(self, above: Path, name: str, found: OnnxTensor | OnnxSparseTensor, *, constant: bool) -> None:
         if not name:

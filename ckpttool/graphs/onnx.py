@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.core import limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, key
+from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, attr, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import (
     OnnxAttribute,
@@ -401,12 +401,10 @@ class _ModelReader:
         """Return an attribute's value as the graph has it."""
         value = attribute.value
         if isinstance(value, OnnxGraph):
-            title = node.name or next(filter(None, node.outputs), node.op)
-            path = onnx.nested_path(frame.path, title, name)
+            path = (*onnx.node_path(frame.path, node), attr(name))
             return self.graph(value, frame._replace(path=path))
         if isinstance(value, OnnxTensor | OnnxSparseTensor):
-            title = node.name or next(filter(None, node.outputs), node.op)
-            return self._stored((*frame.path, key(title), key(name))).leaf
+            return self._stored((*onnx.node_path(frame.path, node), key(name))).leaf
         if name in _TYPES and isinstance(value, int):
             row = onnx.TYPES.get(value)
             # An element type that cannot be read, or one of a later version, is refused where it is used.
