@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.mapping.rules import KEEP, Rule
 
 _MOST_NODES = 200_000
@@ -43,12 +43,8 @@ class GraphBuilder:
             raise UnsupportedError("the graph has too many nodes", found=str(self.count))
         stem = "/".join((*self.scope, op))
         names = tuple(self.unique_name(stem) for _ in range(outputs))
-        listed = list(inputs)
-        while listed and not listed[-1]:
-            listed.pop()
-        self.nodes.append(
-            OperatorNode(op, tuple(listed), names, attributes, self.title, self.scope, self.place)
-        )
+        trimmed = trim_inputs(inputs)
+        self.nodes.append(OperatorNode(op, trimmed, names, attributes, self.title, self.scope, self.place))
         return names
 
     def one(self, op: str, *inputs: str, **attributes: Any) -> str:

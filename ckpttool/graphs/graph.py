@@ -9,7 +9,7 @@ understand it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -118,6 +118,12 @@ class Graph:
     outputs: tuple[Value, ...]
     constants: Mapping[str, Constant]
     name: str = ""
+
+
+def trim_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
+    """Return a node's inputs without those at the end that are omitted."""
+    count = max((number for number, name in enumerate(inputs, 1) if name), default=0)
+    return tuple(inputs[:count])
 
 
 def inline_constant(array: np.ndarray) -> Constant:

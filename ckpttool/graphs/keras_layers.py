@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.graph import Constant, OperatorNode, inline_constant
+from ckpttool.graphs.graph import Constant, OperatorNode, inline_constant, trim_inputs
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -200,10 +200,7 @@ class LayerCall:
         """Add a node with several outputs and return their names."""
         title = "/".join(self.scope)
         names = tuple(self.reader.new_name(f"{title}/{op}") for _ in range(count))
-        inputs = tuple(inputs)
-        while inputs and not inputs[-1]:
-            inputs = inputs[:-1]
-        node = OperatorNode(op, inputs, names, attributes, title, self.scope, self.place)
+        node = OperatorNode(op, trim_inputs(inputs), names, attributes, title, self.scope, self.place)
         self.nodes.append(node)
         self.reader.tracer.add(node)
         return list(names)

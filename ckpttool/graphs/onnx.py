@@ -26,7 +26,7 @@ from ckpttool.formats.onnx import (
     OnnxValue,
     OperatorKey,
 )
-from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant
+from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.operators import is_known, list_operators
 
@@ -350,9 +350,8 @@ class _ModelReader:
             if value is not None:
                 attributes[name] = self._attribute(node, name, value, frame)
         opset = max((frame.opsets.get(domain, 0) for domain in _DOMAINS), default=0)
-        inputs, outputs = (tuple(frame.name(name) for name in names) for names in (node.inputs, node.outputs))
-        while inputs and not inputs[-1]:
-            inputs = inputs[:-1]
+        inputs = trim_inputs([frame.name(name) for name in node.inputs])
+        outputs = tuple(frame.name(name) for name in node.outputs)
 
         def add(value: Any, dtype: str) -> str:
             name = f"{frame.prefix}{next(filter(None, node.outputs), node.op)}/constant_{len(self.constants)}"

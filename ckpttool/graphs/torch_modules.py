@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.operators import is_known
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Rule
 
@@ -238,10 +238,9 @@ class TorchCall:
     def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
         """Add a node and return the name of its first output."""
         names = tuple(self.reader.new_name(self.scope, op) for _ in range(outputs))
-        while inputs and not inputs[-1]:
-            inputs = inputs[:-1]
         title = ".".join(self.scope)
-        self.nodes.append(OperatorNode(op, inputs, names, attributes, title, self.scope, self.place))
+        node = OperatorNode(op, trim_inputs(inputs), names, attributes, title, self.scope, self.place)
+        self.nodes.append(node)
         return names[0]
 
     def constant(self, value: Any, dtype: str = "") -> str:
