@@ -85,12 +85,12 @@ class GraphBuilder:
     def graph(self, inputs: Sequence[Value], outputs: Sequence[Value], name: str = "") -> Graph:
         """Return the graph of the nodes and constants that its outputs need."""
         needed = {value.name for value in outputs}
-        nodes = _needed_nodes(self.nodes, needed)
+        nodes = needed_nodes(self.nodes, needed)
         constants = {key: value for key, value in self.constants.items() if key in needed}
         return Graph(nodes, tuple(inputs), tuple(outputs), constants, name)
 
 
-def _needed_nodes(nodes: Sequence[OperatorNode], needed: set[str]) -> tuple[OperatorNode, ...]:
+def needed_nodes(nodes: Sequence[OperatorNode], needed: set[str]) -> tuple[OperatorNode, ...]:
     """Return the nodes whose outputs are needed, and those without outputs; add what they use to `needed`."""
     kept: list[OperatorNode] = []
     for node in reversed(nodes):
@@ -100,7 +100,7 @@ def _needed_nodes(nodes: Sequence[OperatorNode], needed: set[str]) -> tuple[Oper
         for key, value in attributes.items():
             if isinstance(value, Graph):
                 needed |= {output.name for output in value.outputs}
-                attributes[key] = replace(value, nodes=_needed_nodes(value.nodes, needed))
+                attributes[key] = replace(value, nodes=needed_nodes(value.nodes, needed))
         needed.update(node.inputs)
         kept.append(replace(node, attributes=attributes))
     return tuple(reversed(kept))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
+from ckpttool.graphs.builder import needed_nodes
 from ckpttool.graphs.graph import Graph, OperatorNode
 from ckpttool.graphs.operators import compute_node, is_known
 from ckpttool.libraries.onnx_operators import ProgramRecorder, ProgramValue
@@ -73,16 +74,6 @@ def prune_program(recorder: ProgramRecorder, action: ProgramValue) -> GraphProgr
     return GraphProgram(program, tuple(dict.fromkeys(paths)))
 
 
-def _list_needed(graph: Graph, output: str) -> list[OperatorNode]:
-    """Return the nodes that an output depends on, in order."""
-    needed, nodes = {output}, []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.outputs):
-            nodes.append(node)
-            needed.update(node.inputs)
-    return nodes[::-1]
-
-
 def lower_graph(graph: Graph, output: str, file: str) -> GraphProgram:
     """Return the program that computes one output of a graph for one observation, in float32.
 
@@ -103,7 +94,7 @@ def lower_graph(graph: Graph, output: str, file: str) -> GraphProgram:
         )
     builder = _ProgramBuilder(graph, inputs=[("obs", shape)])
     builder.values[value.name] = ProgramValue(0, shape)
-    for node in _list_needed(graph, output):
+    for node in needed_nodes(graph.nodes, {output}):
         try:
             with np.errstate(all="ignore"):
                 builder.values[node.outputs[0]] = builder.lower(node)
