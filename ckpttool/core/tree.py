@@ -304,6 +304,11 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         """Paths of every name that people use."""
         return NameIndex(self.leaves, self.names, self.aliases)
 
+    @cached_property
+    def shared(self) -> Mapping[Path, Path]:
+        """The leaf's path for the path of every alias."""
+        return {alias.path: path for path, others in self.aliases.items() for alias in others}
+
     def alias_name(self, alias: Alias) -> str:
         """Return an alias's display name, in its exact form if a leaf already has that name."""
         shown = display(alias.path)

@@ -188,7 +188,6 @@ class _KerasGraphReader:
     def __post_init__(self) -> None:
         """Trace shapes with the constants as they are added."""
         self.tracer = ShapeTracer(Graph((), (), (), self.constants), {})
-        self.shared = {alias.path: path for path, found in self.tree.aliases.items() for alias in found}
 
     def graph(self, document: Mapping[str, Any]) -> Graph:
         """Return the graph of the whole model."""
@@ -408,14 +407,14 @@ class _KerasGraphReader:
 
     def find_tensor(self, path: Path) -> Constant | None:
         """Return the tensor at a path of the tree, None without one."""
-        path = self.shared.get(path, path)
+        path = self.tree.shared.get(path, path)
         leaf = self.tree.get(path)
         return None if leaf is None else Constant(leaf, path)
 
     def list_children(self, scope: Sequence[str]) -> list[str]:
         """Return the names below a module of the tree, in the tree's order."""
         if not self.children:
-            for path in (*(path for path, _ in self.tree.tensors()), *self.shared):
+            for path in (*(path for path, _ in self.tree.tensors()), *self.tree.shared):
                 for depth, step in enumerate(path):
                     self.children.setdefault(path[:depth], {})[str(step.value)] = None
         return list(self.children.get(tuple(map(attr, scope)), ()))

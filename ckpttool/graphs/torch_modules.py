@@ -69,8 +69,7 @@ class _TorchModuleReader:
     names: int = 0
 
     def __post_init__(self) -> None:
-        """List the attributes and entries below each path, and the places of shared tensors."""
-        self.shared = {alias.path: path for path, found in self.tree.aliases.items() for alias in found}
+        """List the attributes and entries below each path."""
         self.below: dict[Path, dict[Any, None]] = {}
         for path in (*self.tree, *self.tree.containers):
             for depth, step in enumerate(path):
@@ -203,7 +202,7 @@ class TorchCall:
         """Return the path and leaf of a parameter or buffer, None if the module has none."""
         for kind in ("_parameters", "_buffers"):
             path = (*self.path, attr(kind), key(name))
-            path = self.reader.shared.get(path, path)
+            path = self.reader.tree.shared.get(path, path)
             leaf = self.reader.tree.get(path)
             if isinstance(leaf, Leaf):
                 _require(leaf.dtype in _FLOATS)

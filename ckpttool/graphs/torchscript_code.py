@@ -200,9 +200,8 @@ class ScriptInterpreter:
             return ScriptTensor(path)
         if isinstance(leaf, ValueLeaf):
             return leaf.value
-        for first, others in self.tree.aliases.items():
-            if any(alias.path == path for alias in others):
-                return ScriptTensor(first)
+        if path in self.tree.shared:
+            return ScriptTensor(self.tree.shared[path])
         if path in self.tree.containers:
             return ScriptModule(path)
         return self._final(module, name)

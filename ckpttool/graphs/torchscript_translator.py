@@ -435,8 +435,7 @@ class ScriptTranslator(ScriptInterpreter):
             return ScriptModule(path)
         step = key if container.kind == "dict" else index
         names: dict[Any, Path] = {}
-        aliases = {alias.path: first for first, others in self.tree.aliases.items() for alias in others}
-        for candidate in (*self.tree, *self.tree.containers, *aliases):
+        for candidate in (*self.tree, *self.tree.containers, *self.tree.shared):
             if len(candidate) > len(path) and candidate[: len(path)] == path:
                 names[candidate[len(path)].value] = candidate[: len(path) + 1]
         values: dict[Any, Any] = {}
@@ -445,8 +444,8 @@ class ScriptTranslator(ScriptInterpreter):
             leaf = self.tree.get(child)
             if isinstance(leaf, ValueLeaf):
                 values[name] = leaf.value
-            elif isinstance(leaf, Leaf) or child in aliases:
-                values[name] = ScriptTensor(aliases.get(child, child))
+            elif isinstance(leaf, Leaf) or child in self.tree.shared:
+                values[name] = ScriptTensor(self.tree.shared.get(child, child))
             else:
                 values[name] = self._stored_list(child)
         if container.kind == "dict":
