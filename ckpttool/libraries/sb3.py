@@ -499,8 +499,8 @@ _SPACE = (_DATA, key("observation_space"))
 _LIBRARY = "stable_baselines3.common.torch_layers."
 _EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor", "FlattenExtractor")}
 _CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
-NATURE_SIZES, NATURE_STRIDES = (8, 4, 3), (4, 2, 1)
-"""Kernel sizes and strides of the convolutions of Mnih et al. 2015."""
+# Kernel sizes and strides of the convolutions of Mnih et al. 2015.
+_NATURE_SIZES, NATURE_STRIDES = (8, 4, 3), (4, 2, 1)
 _LINEAR = "linear.0"
 # Each part is searched in the whole tree, and a file may contain any number.
 _MOST_PARTS = 100
@@ -615,16 +615,26 @@ def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> E
     modules = (*_CONVOLUTIONS, _LINEAR)
     if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
         return None
-    kernels = [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]
-    if len(shape) != 3 or any(k[2:] != (n, n) for k, n in zip(kernels, NATURE_SIZES, strict=False)):
-        return None
-    height, width = shape[1:]
-    for size, stride in zip(NATURE_SIZES, NATURE_STRIDES, strict=True):
-        height, width = (height - size) // stride + 1, (width - size) // stride + 1
-    if kernels[0][1] != shape[0] or kernels[3][1:] != (kernels[2][0] * height * width,):
+    if not fits_nature_encoder(shape, [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]):
         return None
     divided = read_setting(tree, "policy_kwargs", "normalize_images", True) is not False
     return EncoderInput(name, shape, 1 / 255 if divided else 1.0, NATURE_STRIDES, 1)
+
+
+def fits_nature_encoder(images: Shape, kernels: Sequence[Shape]) -> bool:
+    """Return whether three convolutions and a dense layer, of these shapes, are the encoder of such images.
+
+    Images are [channels, height, width], kernels in PyTorch's order.
+    """
+    if len(images) != 3:
+        return False
+    channels, height, width = images
+    *convolutions, dense = kernels
+    for kernel, size, stride in zip(convolutions, _NATURE_SIZES, NATURE_STRIDES, strict=True):
+        if kernel[1:] != (channels, size, size):
+            return False
+        channels, height, width = kernel[0], (height - size) // stride + 1, (width - size) // stride + 1
+    return dense[1:] == (channels * height * width,)
 
 
 def _leaf_shape(tree: Tree, path: Path) -> Shape:
