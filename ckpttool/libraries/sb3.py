@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
@@ -146,12 +146,10 @@ def _read_observation_space(tree: Tree) -> schema.ObservationSpace | None:
 def _read_part_choices(tree: Tree, part: str, place: Path) -> Choices | None:
     """Return the discrete observations of a Dict's part, or of the whole space (""); None for others."""
     if not part:
-        choices = _read_space(tree, "observation_space")
-    else:
-        space = tree.containers.get(place)
-        members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
-        choices = _make_choices(str(space.name).rpartition(".")[2], members) if space is not None else None
-    return None if choices is None or choices.scores == "bernoulli" else choices
+        return _read_space(tree, "observation_space")
+    space = tree.containers.get(place)
+    members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
+    return _make_choices(str(space.name).rpartition(".")[2], members) if space is not None else None
 
 
 def _parse_numbers(text: str) -> tuple[float, ...]:
@@ -242,13 +240,21 @@ def has_box_actions(tree: Tree) -> bool:
     return not kind or kind.endswith((".Box", "Box"))
 
 
-def read_choices(tree: Tree) -> Choices | None:
-    """Return the discrete actions of the file's action space; None for other or incomplete spaces.
+def read_choices(tree: Tree, scores: Scores = "values") -> Choices | None:
+    """Return the numbered actions of a Discrete or MultiDiscrete action space; None for others.
 
     The library gives the environment numbers from 0, whatever the space's `start` is.
     """
     choices = _read_space(tree, "action_space")
-    return None if choices is None else choices._replace(starts=(0,) * len(choices.counts))
+    return None if choices is None else choices._replace(starts=(0,) * len(choices.counts), scores=scores)
+
+
+def _read_binary_choices(tree: Tree) -> Choices | None:
+    """Return the actions of a MultiBinary space (gymnasium/spaces/multi_binary.py); None for others."""
+    if _space_class(tree, "action_space").rpartition(".")[2] != "MultiBinary":
+        return None
+    count = _read_whole(_member(tree, "action_space", "n"))
+    return schema.make_binary_choices(*count) if len(count) == 1 and 0 < count[0] < _MOST_PIXELS else None
 
 
 def _read_space(tree: Tree, space: str) -> Choices | None:
@@ -259,14 +265,11 @@ def _read_space(tree: Tree, space: str) -> Choices | None:
 def _make_choices(kind: str, members: Mapping[str, Leaf | ValueLeaf | None]) -> Choices | None:
     """Return the discrete values of a space of this class; None for other or incomplete spaces.
 
-    gymnasium/spaces/discrete.py, multi_discrete.py and multi_binary.py: `n`, `nvec` and `start`; files of Gym
-    have no start.
+    gymnasium/spaces/discrete.py and multi_discrete.py: `n`, `nvec` and `start`; files of Gym have no start.
     """
     count, counts, starts = (_read_whole(members[name]) for name in ("n", "nvec", "start"))
     if kind == "Discrete":
         return schema.make_choices(count, starts, single=True)
-    if kind == "MultiBinary" and len(count) == 1 and 0 < count[0] < _MOST_PIXELS:
-        return schema.make_binary_choices(count[0])
     return schema.make_choices(counts, starts, single=False) if kind == "MultiDiscrete" else None
 
 
@@ -1414,7 +1417,7 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
         drawn = None if table is _SEARCHED else schema.CATEGORICAL
         binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
-        return _add_choices(binding, tree, "actor")
+        return add_choices(binding, read_choices(tree) or _read_binary_choices(tree), "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
 
@@ -1453,19 +1456,15 @@ def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
     binding = replace(binding, consumed=binding.consumed | more)
     if not _space_class(tree, "action_space") and not quantiles:
         return binding.choosing(tree)
-    return _add_choices(binding.with_q_policies(), tree, "critic", "quantiles" if quantiles else "values")
+    choices = read_choices(tree, "quantiles" if quantiles else "values")
+    return add_choices(binding.with_q_policies(), choices, "critic")
 
 
-def _add_choices(
-    binding: RecognizedAgent, tree: Tree, component: str, scores: Literal["values", "quantiles"] = "values"
-) -> RecognizedAgent:
+def add_choices(binding: RecognizedAgent, choices: Choices | None, component: str) -> RecognizedAgent:
     """Return the binding with the discrete actions of the file; without them its policy is not played."""
-    choices = read_choices(tree)
     if choices is None:
         return binding.refused(component, DISCRETE_CHOICE)
-    choices = choices if choices.scores == "bernoulli" else choices._replace(scores=scores)
-    facts = binding.facts.read("data/action_space", head="argmax", choices=choices)
-    return replace(binding, facts=facts)
+    return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
 
 
 def _component_path(path: Path) -> Path:
