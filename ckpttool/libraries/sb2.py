@@ -437,11 +437,9 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     notes = (make_settings_note(len(settings), "data"),) if settings else ()
     if idle:
         notes = (*notes, make_settings_note(len(idle), "variables that no action depends on"))
-    listed = (*binding.moves.assumed, *assumed)
-    every = replace(binding.moves, moves=moves, assumed=listed, notes=(*binding.moves.notes, *notes))
     consumed = binding.consumed | frozenset((*settings, *idle)) | repeated | list_ddpg_variables(tree)
-    binding = replace(binding, moves=every, consumed=consumed)
-    binding = replace(binding, facts=_read_metadata(tree, binding, ours))
+    binding = replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed)
+    binding = replace(binding, facts=_read_metadata(tree, binding, ours)).assuming(*assumed).noted(*notes)
     binding = binding.entered(*sb3.list_custom_classes(tree, (("policy",), "policy")))
     return binding if table is TABLE else _add_choices(binding, tree, names)
 

@@ -757,8 +757,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
     if norm.assumed:
         shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
         sentence = f"observations are normalised with {name}: epsilon {norm.epsilon:g}, {shown}"
-        moves = binding.moves
-        binding = replace(binding, moves=replace(moves, assumed=(*moves.assumed, sentence)))
+        binding = binding.assuming(sentence)
     return _replace_metadata(binding, binding.facts.read(name, norm=norm))
 
 
