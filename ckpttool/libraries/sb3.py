@@ -57,9 +57,11 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     WritingTable,
     count_critics,
+    find_quantiles,
     has_q_policy,
     has_value_network,
     is_gaussian,
+    list_kernel_shapes,
     plan_torch_file,
 )
 from ckpttool.mapping.layer_kinds import kernel_permutation
@@ -1084,18 +1086,11 @@ def _make_on_policy_table(binding: RecognizedAgent, agent: Tree) -> tuple[Writin
 
 def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, _PolicyClass]:
     """Return the table of DQN or QR-DQN, whose outputs are [quantiles, actions], and the policy class."""
-    choices = binding.facts.choices
-    wide = choices is not None and choices.scores in ("quantiles", "quantiles_last")
-    net = "quantile_net" if wide else "q_net"
-    outputs, arguments = None, {}
-    if choices is not None and wide:
-        acting = next(part for part in binding.parts if part.acts)
-        number = choices.values_per_action(_sizes(agent, acting)[-1])
-        arguments["n_quantiles"] = number
-        outputs = (sum(choices.counts), number) if choices.scores == "quantiles_last" else None
+    quantiles = find_quantiles(binding, agent, QUANTILES)
+    net = "quantile_net" if quantiles else "q_net"
     rows = [
-        NetworkRow(f"{component}/q1", (_POLICY,), LayerNames(pattern, pattern), outputs)
-        for component, module in (("critic", net), ("critic_target", f"{net}_target"))
+        NetworkRow(place, (_POLICY,), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
+        for place, module in (("critic/q1", net), ("critic_target/q1", f"{net}_target"))
         for pattern in (f"{module}.{net}.{{s}}",)
     ]
     writing = WritingTable(
@@ -1109,7 +1104,10 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, 
         scores=("values", QUANTILES, "quantiles_last"),
         spaces=frozenset(("starts",)),
     )
-    name = "sb3_contrib.qrdqn.policies.QRDQNPolicy" if wide else f"{_PACKAGE}.dqn.policies.DQNPolicy"
+    if quantiles:
+        name, arguments = "sb3_contrib.qrdqn.policies.QRDQNPolicy", {"n_quantiles": quantiles.number}
+    else:
+        name, arguments = f"{_PACKAGE}.dqn.policies.DQNPolicy", {}
     return writing, _PolicyClass(name, "relu", {"": "critic"}, arguments)
 
 
@@ -1230,8 +1228,7 @@ def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Seq
 
 def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
     """Return the widths of a network: its inputs, its hidden layers, its outputs."""
-    kernels = [agent[schema.canonical_weight_path(part, n, "kernel")] for n in range(len(part.layers))]
-    shapes = [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
+    shapes = list_kernel_shapes(part, agent)
     return [shapes[0][0], *(shape[1] for shape in shapes)]
 
 
