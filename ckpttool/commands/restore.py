@@ -951,7 +951,7 @@ def with_source_computation(
     code = found.get("code")
     if code and (code == single_networks.HOOK or "refused" not in found):
         sentence = f"the source's own code, {code}, only applies its layers in sequence"
-        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
+        return binding.assuming(sentence)
     if single_networks.read_computation(checkpoint) is not None:
         return binding
     name = os.path.basename(str((recorded.source or {}).get("path") or "SOURCE"))

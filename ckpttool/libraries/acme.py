@@ -84,8 +84,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = bind(tree, table)
     if binding is None:
         return None
-    notes = (*binding.moves.notes, *list_distribution_notes(binding, tree))
-    binding = replace(binding, moves=replace(binding.moves, notes=notes))
+    binding = binding.noted(*list_distribution_notes(binding, tree))
     return _add_metadata(binding, {segment for each in names for segment in each})
 
 

@@ -156,13 +156,8 @@ def _add_image_encoder(binding: RecognizedAgent, tree: Tree, root: Path) -> Reco
     more = {name for name in modules if name.startswith("network.")} - {*_CONVOLUTIONS, *_DENSE}
     if acting is None or len(leaves) < len(paths) or more:
         return binding
-    channels, (height, width) = _IMAGES[0], _IMAGES[1:]
-    for module, size, stride in zip(_CONVOLUTIONS, sb3.NATURE_SIZES, sb3.NATURE_STRIDES, strict=True):
-        shape = leaves[f"{module}.weight"].shape
-        if shape[1:] != (channels, size, size):
-            return binding
-        channels, height, width = shape[0], (height - size) // stride + 1, (width - size) // stride + 1
-    if leaves[f"{_DENSE[0]}.weight"].shape[1:] != (channels * height * width,):
+    kernels = [leaves[f"{module}.weight"].shape for module in (*_CONVOLUTIONS, _DENSE[0])]
+    if not sb3.fits_nature_encoder(_IMAGES, kernels):
         return binding
     moves = []
     for number, module in enumerate(_CONVOLUTIONS):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import STATISTICS_UNKNOWN, unknown_fact
+from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores, unknown_fact
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import sb3, schema, write
@@ -437,11 +437,9 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     notes = (make_settings_note(len(settings), "data"),) if settings else ()
     if idle:
         notes = (*notes, make_settings_note(len(idle), "variables that no action depends on"))
-    listed = (*binding.moves.assumed, *assumed)
-    every = replace(binding.moves, moves=moves, assumed=listed, notes=(*binding.moves.notes, *notes))
     consumed = binding.consumed | frozenset((*settings, *idle)) | repeated | list_ddpg_variables(tree)
-    binding = replace(binding, moves=every, consumed=consumed)
-    binding = replace(binding, facts=_read_metadata(tree, binding, ours))
+    binding = replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed)
+    binding = replace(binding, facts=_read_metadata(tree, binding, ours)).assuming(*assumed).noted(*notes)
     binding = binding.entered(*sb3.list_custom_classes(tree, (("policy",), "policy")))
     return binding if table is TABLE else _add_choices(binding, tree, names)
 
@@ -488,10 +486,10 @@ def _add_choices(
 ) -> RecognizedAgent:
     """Return the binding of DQN or an on-policy agent with its actions; refuse layers of other kinds."""
     q_network = not any(part.acts for part in binding.parts)
-    component = "critic" if q_network else "actor"
     dueling = q_network and any(part.title == "critic/q2" for part in binding.parts)
+    scores: Scores = "dueling" if dueling else "values"
     if q_network:
-        binding = binding.with_q_policies("dueling" if dueling else "values")
+        binding = binding.with_q_policies(scores)
     else:
         other = {each[1] for each in names.values() if each[:1] == ("model",) and len(each) > 2}
         strange = sorted(each for each in other if each != "q" and not _ON_POLICY_LAYER.fullmatch(each))
@@ -502,18 +500,8 @@ def _add_choices(
         return binding
     if not any(path[:2] == (_DATA, key("action_space")) for path in tree):
         # The weights without the settings: DQN's actions are one choice.
-        return binding.choosing(tree, "dueling" if dueling else "values", where="deepq/model/state_value")
-    choices = _read_choices(tree)
-    if choices is None:
-        return binding.refused(component, schema.DISCRETE_CHOICE)
-    choices = choices._replace(scores="dueling" if dueling else "values")
-    return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
-
-
-def _read_choices(tree: Tree) -> schema.Choices | None:
-    """Return the discrete actions of the file's action space; None for others, and for MultiBinary."""
-    choices = sb3.read_choices(tree)
-    return None if choices is None or choices.scores == "bernoulli" else choices
+        return binding.choosing(tree, scores, where="deepq/model/state_value")
+    return sb3.add_choices(binding, sb3.read_choices(tree, scores), "critic" if q_network else "actor")
 
 
 def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -578,7 +566,7 @@ def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, froze
 
 def _name_by_shape(tree: Tree, shapes: Sequence[Shape]) -> list[tuple[str, ...]] | None:
     """Return names for DQN's or an on-policy algorithm's variables; None unless one order fits the shapes."""
-    choices = _read_choices(tree)
+    choices = sb3.read_choices(tree)
     outputs = sum(choices.counts) if choices is not None else len(sb3.read_bound(tree, "low") or ())
     if shapes[:1] == [()] and choices is not None and len(shapes) % 2:
         half = len(shapes) // 2

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
@@ -57,9 +57,11 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     WritingTable,
     count_critics,
+    find_quantiles,
     has_q_policy,
     has_value_network,
     is_gaussian,
+    list_kernel_shapes,
     plan_torch_file,
 )
 from ckpttool.mapping.layer_kinds import kernel_permutation
@@ -146,12 +148,10 @@ def _read_observation_space(tree: Tree) -> schema.ObservationSpace | None:
 def _read_part_choices(tree: Tree, part: str, place: Path) -> Choices | None:
     """Return the discrete observations of a Dict's part, or of the whole space (""); None for others."""
     if not part:
-        choices = _read_space(tree, "observation_space")
-    else:
-        space = tree.containers.get(place)
-        members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
-        choices = _make_choices(str(space.name).rpartition(".")[2], members) if space is not None else None
-    return None if choices is None or choices.scores == "bernoulli" else choices
+        return _read_space(tree, "observation_space")
+    space = tree.containers.get(place)
+    members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
+    return _make_choices(str(space.name).rpartition(".")[2], members) if space is not None else None
 
 
 def _parse_numbers(text: str) -> tuple[float, ...]:
@@ -242,13 +242,21 @@ def has_box_actions(tree: Tree) -> bool:
     return not kind or kind.endswith((".Box", "Box"))
 
 
-def read_choices(tree: Tree) -> Choices | None:
-    """Return the discrete actions of the file's action space; None for other or incomplete spaces.
+def read_choices(tree: Tree, scores: Scores = "values") -> Choices | None:
+    """Return the numbered actions of a Discrete or MultiDiscrete action space; None for others.
 
     The library gives the environment numbers from 0, whatever the space's `start` is.
     """
     choices = _read_space(tree, "action_space")
-    return None if choices is None else choices._replace(starts=(0,) * len(choices.counts))
+    return None if choices is None else choices._replace(starts=(0,) * len(choices.counts), scores=scores)
+
+
+def _read_binary_choices(tree: Tree) -> Choices | None:
+    """Return the actions of a MultiBinary space (gymnasium/spaces/multi_binary.py); None for others."""
+    if _space_class(tree, "action_space").rpartition(".")[2] != "MultiBinary":
+        return None
+    count = _read_whole(_member(tree, "action_space", "n"))
+    return schema.make_binary_choices(*count) if len(count) == 1 and 0 < count[0] < _MOST_PIXELS else None
 
 
 def _read_space(tree: Tree, space: str) -> Choices | None:
@@ -259,14 +267,11 @@ def _read_space(tree: Tree, space: str) -> Choices | None:
 def _make_choices(kind: str, members: Mapping[str, Leaf | ValueLeaf | None]) -> Choices | None:
     """Return the discrete values of a space of this class; None for other or incomplete spaces.
 
-    gymnasium/spaces/discrete.py, multi_discrete.py and multi_binary.py: `n`, `nvec` and `start`; files of Gym
-    have no start.
+    gymnasium/spaces/discrete.py and multi_discrete.py: `n`, `nvec` and `start`; files of Gym have no start.
     """
     count, counts, starts = (_read_whole(members[name]) for name in ("n", "nvec", "start"))
     if kind == "Discrete":
         return schema.make_choices(count, starts, single=True)
-    if kind == "MultiBinary" and len(count) == 1 and 0 < count[0] < _MOST_PIXELS:
-        return schema.make_binary_choices(count[0])
     return schema.make_choices(counts, starts, single=False) if kind == "MultiDiscrete" else None
 
 
@@ -499,8 +504,8 @@ _SPACE = (_DATA, key("observation_space"))
 _LIBRARY = "stable_baselines3.common.torch_layers."
 _EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor", "FlattenExtractor")}
 _CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
-NATURE_SIZES, NATURE_STRIDES = (8, 4, 3), (4, 2, 1)
-"""Kernel sizes and strides of the convolutions of Mnih et al. 2015."""
+# Kernel sizes and strides of the convolutions of Mnih et al. 2015.
+_NATURE_SIZES, NATURE_STRIDES = (8, 4, 3), (4, 2, 1)
 _LINEAR = "linear.0"
 # Each part is searched in the whole tree, and a file may contain any number.
 _MOST_PARTS = 100
@@ -615,16 +620,26 @@ def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> E
     modules = (*_CONVOLUTIONS, _LINEAR)
     if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
         return None
-    kernels = [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]
-    if len(shape) != 3 or any(k[2:] != (n, n) for k, n in zip(kernels, NATURE_SIZES, strict=False)):
-        return None
-    height, width = shape[1:]
-    for size, stride in zip(NATURE_SIZES, NATURE_STRIDES, strict=True):
-        height, width = (height - size) // stride + 1, (width - size) // stride + 1
-    if kernels[0][1] != shape[0] or kernels[3][1:] != (kernels[2][0] * height * width,):
+    if not fits_nature_encoder(shape, [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]):
         return None
     divided = read_setting(tree, "policy_kwargs", "normalize_images", True) is not False
     return EncoderInput(name, shape, 1 / 255 if divided else 1.0, NATURE_STRIDES, 1)
+
+
+def fits_nature_encoder(images: Shape, kernels: Sequence[Shape]) -> bool:
+    """Return whether three convolutions and a dense layer, of these shapes, are the encoder of such images.
+
+    Images are [channels, height, width], kernels in PyTorch's order.
+    """
+    if len(images) != 3:
+        return False
+    channels, height, width = images
+    *convolutions, dense = kernels
+    for kernel, size, stride in zip(convolutions, _NATURE_SIZES, NATURE_STRIDES, strict=True):
+        if kernel[1:] != (channels, size, size):
+            return False
+        channels, height, width = kernel[0], (height - size) // stride + 1, (width - size) // stride + 1
+    return dense[1:] == (channels * height * width,)
 
 
 def _leaf_shape(tree: Tree, path: Path) -> Shape:
@@ -744,8 +759,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
     if norm.assumed:
         shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
         sentence = f"observations are normalised with {name}: epsilon {norm.epsilon:g}, {shown}"
-        moves = binding.moves
-        binding = replace(binding, moves=replace(moves, assumed=(*moves.assumed, sentence)))
+        binding = binding.assuming(sentence)
     return _replace_metadata(binding, binding.facts.read(name, norm=norm))
 
 
@@ -1072,18 +1086,11 @@ def _make_on_policy_table(binding: RecognizedAgent, agent: Tree) -> tuple[Writin
 
 def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, _PolicyClass]:
     """Return the table of DQN or QR-DQN, whose outputs are [quantiles, actions], and the policy class."""
-    choices = binding.facts.choices
-    wide = choices is not None and choices.scores in ("quantiles", "quantiles_last")
-    net = "quantile_net" if wide else "q_net"
-    outputs, arguments = None, {}
-    if choices is not None and wide:
-        acting = next(part for part in binding.parts if part.acts)
-        number = choices.values_per_action(_sizes(agent, acting)[-1])
-        arguments["n_quantiles"] = number
-        outputs = (sum(choices.counts), number) if choices.scores == "quantiles_last" else None
+    quantiles = find_quantiles(binding, agent, QUANTILES)
+    net = "quantile_net" if quantiles else "q_net"
     rows = [
-        NetworkRow(f"{component}/q1", (_POLICY,), LayerNames(pattern, pattern), outputs)
-        for component, module in (("critic", net), ("critic_target", f"{net}_target"))
+        NetworkRow(place, (_POLICY,), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
+        for place, module in (("critic/q1", net), ("critic_target/q1", f"{net}_target"))
         for pattern in (f"{module}.{net}.{{s}}",)
     ]
     writing = WritingTable(
@@ -1097,7 +1104,10 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, 
         scores=("values", QUANTILES, "quantiles_last"),
         spaces=frozenset(("starts",)),
     )
-    name = "sb3_contrib.qrdqn.policies.QRDQNPolicy" if wide else f"{_PACKAGE}.dqn.policies.DQNPolicy"
+    if quantiles:
+        name, arguments = "sb3_contrib.qrdqn.policies.QRDQNPolicy", {"n_quantiles": quantiles.number}
+    else:
+        name, arguments = f"{_PACKAGE}.dqn.policies.DQNPolicy", {}
     return writing, _PolicyClass(name, "relu", {"": "critic"}, arguments)
 
 
@@ -1218,8 +1228,7 @@ def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Seq
 
 def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
     """Return the widths of a network: its inputs, its hidden layers, its outputs."""
-    kernels = [agent[schema.canonical_weight_path(part, n, "kernel")] for n in range(len(part.layers))]
-    shapes = [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
+    shapes = list_kernel_shapes(part, agent)
     return [shapes[0][0], *(shape[1] for shape in shapes)]
 
 
@@ -1404,7 +1413,7 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
         drawn = None if table is _SEARCHED else schema.CATEGORICAL
         binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
-        return _add_choices(binding, tree, "actor")
+        return add_choices(binding, read_choices(tree) or _read_binary_choices(tree), "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
 
@@ -1443,19 +1452,15 @@ def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
     binding = replace(binding, consumed=binding.consumed | more)
     if not _space_class(tree, "action_space") and not quantiles:
         return binding.choosing(tree)
-    return _add_choices(binding.with_q_policies(), tree, "critic", "quantiles" if quantiles else "values")
+    choices = read_choices(tree, "quantiles" if quantiles else "values")
+    return add_choices(binding.with_q_policies(), choices, "critic")
 
 
-def _add_choices(
-    binding: RecognizedAgent, tree: Tree, component: str, scores: Literal["values", "quantiles"] = "values"
-) -> RecognizedAgent:
+def add_choices(binding: RecognizedAgent, choices: Choices | None, component: str) -> RecognizedAgent:
     """Return the binding with the discrete actions of the file; without them its policy is not played."""
-    choices = read_choices(tree)
     if choices is None:
         return binding.refused(component, DISCRETE_CHOICE)
-    choices = choices if choices.scores == "bernoulli" else choices._replace(scores=scores)
-    facts = binding.facts.read("data/action_space", head="argmax", choices=choices)
-    return replace(binding, facts=facts)
+    return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
 
 
 def _component_path(path: Path) -> Path:

@@ -601,9 +601,8 @@ class RecognizedAgent:
 
     def without_optimizers(self, tree: Tree) -> RecognizedAgent | None:
         """Return the binding for its tree without optimizers; None for a tree with other differences."""
-        lost = [move for move in self.moves.moves if move.source not in tree]
-        gone = {move.target[0] for move in lost}
-        if not gone or gone & {attr(name) for name in OPTIMIZERS} != gone:
+        gone = {move.target[0] for move in self.moves.moves if move.source not in tree}
+        if not gone or not gone <= {attr(name) for name in OPTIMIZERS}:
             return None
         return replace(
             self,
@@ -615,6 +614,10 @@ class RecognizedAgent:
     def noted(self, *notes: str) -> RecognizedAgent:
         """Return the binding with further notes on the mapping."""
         return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))
+
+    def assuming(self, *sentences: str) -> RecognizedAgent:
+        """Return the binding with further assumptions on its networks."""
+        return replace(self, moves=replace(self.moves, assumed=(*self.moves.assumed, *sentences)))
 
     def entered(self, *entries: LedgerEntry) -> RecognizedAgent:
         """Return the binding with further ledger entries."""

@@ -205,7 +205,7 @@ def _bind_policy(
         if binding is None or own is None:
             return binding
         sentence = f"the model's custom class {own} only applies its layers in sequence"
-        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
+        return binding.assuming(sentence)
     steps = model_steps.read_keras_steps(document)
     binding = None
     # Chain layers can be converted to other frameworks; a program can only be run.
@@ -216,7 +216,7 @@ def _bind_policy(
     kinds = model_steps.list_precisions(document)
     if kinds:
         sentence = f"computed in float32: the model's own dtypes are {abbreviate_list([*kinds], 3)}"
-        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
+        binding = binding.assuming(sentence)
     return binding
 
 
@@ -446,7 +446,7 @@ def _add_bounds(
         sentence = (
             f"{abbreviate_list([*limits], 3)} does not scale actions: pass --bounds to set the action bounds"
         )
-        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, sentence)))
+        return binding.assuming(sentence)
     facts = binding.facts.read(abbreviate_list([*limits], 3), action_low=low, action_high=high)
     return replace(binding, facts=facts)
 

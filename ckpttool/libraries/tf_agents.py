@@ -330,7 +330,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
             found = (*binding.unplaced.get("critic", ()), left)
             binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
     if halved and not certain:
-        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, _HALVED)))
+        binding = binding.assuming(_HALVED)
     if any("_value_net" in each[1:2] for each in segments):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return _add_statistics(binding, names, tree)

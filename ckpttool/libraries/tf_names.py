@@ -85,9 +85,7 @@ def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
             assumed |= dict.fromkeys(_note_gaps(part, encoded=part.component in binding.fronts))
     if binding.layout != NO_LAYOUT:
         assumed |= dict.fromkeys(_note_norms(binding, framework))
-    moves = binding.moves
-    binding = replace(binding, moves=replace(moves, assumed=(*moves.assumed, *assumed)))
-    return binding.entered(*_note_residuals(binding))
+    return binding.assuming(*assumed).entered(*_note_residuals(binding))
 
 
 def _is_named(pattern: re.Pattern[str], name: tuple[str, ...]) -> bool:

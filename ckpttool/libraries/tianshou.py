@@ -42,10 +42,10 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     WritingTable,
     count_critics,
+    find_quantiles,
     has_q_policy,
     has_value_network,
     is_gaussian,
-    list_kernel_shapes,
     plan_torch_file,
 )
 from ckpttool.mapping.rules import KEEP, Move, Plan, Settings, ToTensor
@@ -432,19 +432,17 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
 
     C51's optimizer also lists the support, which has no gradient.
     """
-    choices, outputs = binding.facts.choices, None
+    choices, quantiles = binding.facts.choices, find_quantiles(binding, agent, QUANTILES)
     rows: list[NetworkRow | SingleTensorRow] = []
     constants: dict[Path, Leaf | ValueLeaf] = {}
-    if choices is not None and choices.scores in ("quantiles", QUANTILES):
-        acting = next(part for part in binding.parts if part.acts)
-        number = choices.values_per_action(list_kernel_shapes(acting, agent)[-1][-1])
-        constants[key("tau_hat"),] = _make_midpoints(number)
-        outputs = (number, sum(choices.counts)) if choices.scores == "quantiles" else None
+    if quantiles:
+        constants[key("tau_hat"),] = _make_midpoints(quantiles.number)
     if choices is not None and choices.support:
         rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),)))
     rows += [
-        NetworkRow(place, (), LayerNames(f"{net}.model.model.{{s}}", f"{net}.model.model.{{s}}"), outputs)
+        NetworkRow(place, (), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
         for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
+        for pattern in (f"{net}.model.model.{{s}}",)
     ]
     return WritingTable(
         "Tianshou",

@@ -789,6 +789,25 @@ def has_q_policy(binding: RecognizedAgent) -> bool:
     return any(part.chooses for part in binding.parts)
 
 
+class QuantileOutputs(NamedTuple):
+    """The quantiles of each action, and the extents for `NetworkRow.outputs` if a library's order differs."""
+
+    number: int
+    swapped: tuple[int, int] | None
+
+
+def find_quantiles(binding: RecognizedAgent, agent: Tree, order: Scores) -> QuantileOutputs | None:
+    """Return the quantiles that a Q-network outputs, None for another; `order` is the library's."""
+    choices = binding.facts.choices
+    if choices is None or choices.scores not in ("quantiles", "quantiles_last"):
+        return None
+    acting = next(part for part in binding.parts if part.acts)
+    number = choices.values_per_action(list_kernel_shapes(acting, agent)[-1][-1])
+    actions = sum(choices.counts)
+    axes = (number, actions) if choices.scores == "quantiles" else (actions, number)
+    return QuantileOutputs(number, None if choices.scores == order else axes)
+
+
 def has_value_network(binding: RecognizedAgent) -> bool:
     """Return whether the agent is PPO-like: a policy and a state value."""
     found = {part.component for part in binding.parts}

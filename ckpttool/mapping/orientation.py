@@ -667,21 +667,21 @@ class _Neighbours:
     def __init__(self, tree: Tree, layers: list[Layer], widths: list[_Widths], *, ordered: bool) -> None:
         self.tree, self.layers, self.widths, self.ordered = tree, layers, widths, ordered
         self.stems = [_STEM_NUMBER.sub("", layer.title) for layer in layers]
+        self.windows = [at for at, layer in enumerate(layers) if _kind_names(layer) & _WINDOW_KINDS]
+        rows: dict[str, list[int]] = {"": list(range(len(layers)))}
+        if not ordered:
+            # In files sorted by name, only layers of the same numbering are neighbours.
+            rows = {stem: [] for stem in self.stems}
+            for at in sorted(range(len(layers)), key=lambda at: _numbers(layers[at])):
+                rows[self.stems[at]].append(at)
+        self.following = {at: after for row in rows.values() for at, after in pairwise(row)}
+        self.preceding = {after: at for at, after in self.following.items()}
 
     def _shape(self, at: int) -> tuple[int, ...]:
         return _weight_shape(self.tree, self.layers[at])
 
     def _kinds(self, at: int) -> frozenset[str]:
         return _kind_names(self.layers[at])
-
-    def _next(self, at: int, step: int) -> int | None:
-        """Return the layer before or after one: in files sorted by name, only of the same numbering."""
-        if self.ordered:
-            return at + step if 0 <= at + step < len(self.layers) else None
-        family = [other for other, stem in enumerate(self.stems) if stem == self.stems[at]]
-        family.sort(key=lambda other: _numbers(self.layers[other]))
-        place = family.index(at) + step
-        return family[place] if 0 <= place < len(family) else None
 
     def _before(self, at: int) -> list[_Widths]:
         """Return the sizes of the layers before one: of all others if the order is unknown."""
@@ -723,7 +723,7 @@ class _Neighbours:
         A dense layer turns columns into rows, an embedding outputs columns.
         """
         rows, columns = self._shape(at)
-        before, after = self._next(at, -1), self._next(at, 1)
+        before, after = self.preceding.get(at), self.following.get(at)
         previous = self.widths[before] if before is not None else _Widths()
         following = self.widths[after] if after is not None else _Widths()
         taken = self._taken(at)
@@ -747,20 +747,17 @@ class _Neighbours:
 
     def _after_image(self, columns: int, taken: frozenset[int]) -> tuple[str, str] | None:
         """Return that a matrix is dense if it takes a flattened image, and no layer takes its columns."""
-        images = _union(self.widths[at].makes for at in self._windows())
+        images = _union(self.widths[at].makes for at in self.windows)
         if columns not in taken and any(1 < each < columns and columns % each == 0 for each in images):
             return "dense", f"a flattened image may have its {columns:,} columns, and no layer takes them"
         return None
-
-    def _windows(self) -> list[int]:
-        return [at for at in range(len(self.layers)) if self._kinds(at) & _WINDOW_KINDS]
 
     def window(self, at: int) -> tuple[str, str] | None:
         """Return the kind of a weight [channels, 1, ...]."""
         if self._kinds(at) != _WINDOW_KINDS:
             return None
         shape = self._shape(at)
-        others = [other for other in self._windows() if other != at]
+        others = [other for other in self.windows if other != at]
         made = any(shape[0] in self.widths[other].makes for other in others if other < at or not self.ordered)
         # A window of one place takes the channels of a depthwise convolution.
         taken = any((there := self._shape(other))[1] == shape[0] and max(there[2:]) > 1 for other in others)
@@ -780,7 +777,7 @@ class _Neighbours:
 
     def twin(self, at: int) -> tuple[str, str] | None:
         """Return the kind of the same layer in an equal network of the file, e.g. a target network."""
-        name, before = self.layers[at].name, self._next(at, -1)
+        name, before = self.layers[at].name, self.preceding.get(at)
         if before is not None and self._shape(at)[0] in self.widths[before].makes:
             return None
         for other in self.layers:
