@@ -312,7 +312,7 @@ class FrameStack(Wrapper):
 
     def _joined(self, rows: np.ndarray) -> np.ndarray:
         """Return the stacks of the rows in the shape of the policy's observations."""
-        frames = self._frames[rows]
+        frames: np.ndarray = self._frames[rows]
         frames = np.moveaxis(frames, 1, -2) if self._channels_last else frames
         return frames.reshape(len(rows), *self._shape)
 
