@@ -162,6 +162,19 @@ def test_stacked_images_are_those_of_vec_frame_stack(pictures: Mapping[str, str]
     np.testing.assert_array_equal(found, wanted)
 
 
+def test_bounds_of_stacked_grids_are_those_of_vec_frame_stack() -> None:
+    stacked = pytest.importorskip("stable_baselines3.common.vec_env.stacked_observations")
+    gymnasium = importlib.import_module("gymnasium")
+    low = np.arange(6.0).reshape(2, 3)
+    env = SimpleNamespace(
+        observation_space=gymnasium.spaces.Box(low, low + 9, dtype=np.float64),
+        action_space=gymnasium.spaces.Discrete(2),
+    )
+    wrapper = wrappers.FrameStack(gymnasium_engine.describe_env(env), 1, 2, repeat_bounds=True)
+    space = stacked.StackedObservations(1, 2, env.observation_space).stacked_observation_space
+    np.testing.assert_array_equal(wrapper.spec.observation_bounds["obs"], (space.low, space.high))
+
+
 @pytest.mark.parametrize("padding", ["reset", "zero"])
 def test_stacked_images_are_those_of_gymnasium(pictures: Mapping[str, str], padding: str) -> None:
     gymnasium = importlib.import_module("gymnasium")

@@ -537,6 +537,13 @@ def environment_hint(agent: Agent, command: Sequence[str], obs_dim: int | None, 
     return options[0] if len(options) == 1 else f"{sizes} match: {', or '.join(options)}"
 
 
+def _listed_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
+    """Return the environment wrappers as given, else as recorded in the agent's own files."""
+    if how.wrappers is None:
+        return restore.training_wrappers(agent.known)
+    return tuple(wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
+
+
 # The stack of Stable-Baselines3, which may be around VecNormalize.
 _STACK = "VecFrameStack"
 
@@ -547,16 +554,15 @@ def repeat_statistics(agent: Agent, how: Protocol) -> Agent:
     Their size shows that training normalised before it stacked.
     """
     norm, part = agent.known.obs_norm, agent.playable(agent.title(how.network))
-    found = restore.training_wrappers(agent.known)
-    if how.wrappers is not None:
-        found = tuple(wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
-    if norm is None or part is None or not found or found[-1].title != _STACK:
+    around = _listed_wrappers(agent, how)
+    if norm is None or part is None or not around or around[-1].title != _STACK:
         return agent
-    count, size = found[-1].arguments.get("n_stack"), len(norm["mean"])
+    *inner, stack = around
+    count, size = stack.arguments.get("n_stack"), len(norm["mean"])
     if type(count) is not int or count < 2 or size * count != layer_widths(agent.tree, part)[0]:
         return agent
-    last = WrapperSpec(found[-1].name, {"padding": list(norm["mean"]), **found[-1].arguments})
-    listed = [{"name": each.name, "arguments": dict(each.arguments)} for each in (*found[:-1], last)]
+    padded = WrapperSpec(stack.name, {"padding": list(norm["mean"]), **stack.arguments})
+    listed = [{"name": spec.name, "arguments": dict(spec.arguments)} for spec in (*inner, padded)]
     repeated = {**norm, **{name: list(norm[name]) * count for name in ("mean", "var")}}
     env = {**(agent.known.env or {}), "wrappers": listed}
     return dataclasses.replace(agent, known=dataclasses.replace(agent.known, obs_norm=repeated, env=env))
@@ -576,11 +582,10 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
 
     Raise UsageError for an unknown wrapper, because its effect on the agent would be missing.
     """
-    found = restore.training_wrappers(agent.known)
+    around = _listed_wrappers(agent, how)
     if how.wrappers is not None:
-        given = (wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
-        found = tuple(_with_padding(each, agent.known) for each in given)
-    for each in found:
+        around = tuple(_with_padding(wrapper, agent.known) for wrapper in around)
+    for each in around:
         if not wrappers.is_known_wrapper(each):
             raise UsageError(
                 "unknown environment wrapper",
@@ -600,7 +605,7 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
                     "without the wrapper"
                 ),
             )
-    return found
+    return around
 
 
 def _assume_preprocessing(agent: Agent, front: PolicyEncoder, env: str) -> tuple[WrapperSpec, ...]:
@@ -609,9 +614,10 @@ def _assume_preprocessing(agent: Agent, front: PolicyEncoder, env: str) -> tuple
     Raise UsageError for a game that skips frames itself: whether training skipped in both is in no file.
     """
     (stream, *others) = front.streams
-    frames = environments.find_game_frame_skip(env) if stream.image and not others and env else None
     chain = wrappers.ATARI_PREPROCESSING.get(agent.binding.layout)
-    if frames is None or chain is None or stream.shape[1:] != (ATARI_SIDE, ATARI_SIDE):
+    images = stream.image and not others and stream.shape[1:] == (ATARI_SIDE, ATARI_SIDE)
+    frames = environments.find_game_frame_skip(env) if chain is not None and images and env else None
+    if chain is None or frames is None:
         return ()
     around = tuple(wrappers.parse_wrapper(text.format(frames=stream.shape[0])) for text in chain)
     if frames != 1:

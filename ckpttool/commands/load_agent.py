@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -38,7 +39,7 @@ from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
-from ckpttool.networks.network import NOISE, Backend, Dtype, Network, Observation, Policy, State
+from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
 
 _NUMPY, _TORCH, _TENSORFLOW = "numpy", "torch", "tensorflow"
 
@@ -134,6 +135,7 @@ class LoadedAgent:
         self._agent, self._how = prepared.agent, how
         self._settings, self._spec = prepared.settings, prepared.spec
         self._network = prepared.network
+        self._part = policy_part(self._agent, how.network)
         self._backend = cast(Backend, plugins.find("backends", how.backend).load())
         self._policies: dict[str, Policy] = {}
         self._lock = threading.Lock()
@@ -380,16 +382,14 @@ class LoadedAgent:
             with suppress(UnsupportedError):
                 settings, _ = read_sampling(agent, part, settings, Protocol(stochastic=True))
                 settings, drawn = replace(settings, output="distribution"), True
-        seen = None if self._spec is None else self._spec.shapes
-        network = policy_network(agent.tree, part, settings, front, seen)
-        return make(network.cast(self._how.dtype), drawn=drawn)
+        return make(self._policy_network(part, settings), drawn=drawn)
 
     def _sample(self, observations: Any, epsilon: float | None, state: State = ()) -> tuple[Any, State]:
         """Return drawn actions and the next state.
 
         The rows of a batch take their random numbers in turn from one stream.
         """
-        _, sampler = self._sampling(epsilon)
+        _, sampler = self._sampling if epsilon is None else self._read_sampling(Protocol(epsilon=epsilon))
         on_host = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
         if isinstance(sampler, NormalSampler):
             found, after = self._step("sample", on_host, state, sampler)
@@ -408,13 +408,16 @@ class LoadedAgent:
 
         return as_tensor(np.asarray(actions)).to(observations.device), after
 
-    def _sampling(self, epsilon: float | None = None) -> tuple[NetworkSettings, Sampler]:
-        """Return the settings of the network whose actions are drawn, and how; note what that assumes."""
-        how = Protocol(stochastic=epsilon is None, epsilon=epsilon)
-        part = policy_part(self._agent, self._how.network)
-        found = read_sampling(self._agent, part, self._settings, how)
+    @cached_property
+    def _sampling(self) -> tuple[NetworkSettings, Sampler]:
+        """The settings of the network whose actions are drawn, and how; the ledger notes the assumptions."""
+        how = Protocol(stochastic=True)
+        sampling = self._read_sampling(how)
         self.ledger = sidecar.merge_entries(self.ledger, sampling_entries(self._agent, how))
-        return found
+        return sampling
+
+    def _read_sampling(self, how: Protocol) -> tuple[NetworkSettings, Sampler]:
+        return read_sampling(self._agent, self._part, self._settings, how)
 
     def _policy(self, role: str) -> Policy:
         """Return a network on the device: "act", "scores", or the one of that title."""
@@ -426,19 +429,20 @@ class LoadedAgent:
         if role == "act":
             return self._network
         if role in ("scores", "sample", "distribution"):
-            part = policy_part(self._agent, self._how.network)
-            settings = self._settings.scores if role == "scores" else self._sampling()[0]
+            settings = self._settings.scores if role == "scores" else self._sampling[0]
             if role == "distribution":
                 settings = replace(settings, output="distribution")
-            seen = None if self._spec is None else self._spec.shapes
-            front = self._agent.front(part.title)
-            found = policy_network(self._agent.tree, part, settings, front, seen)
-        else:
-            part_of = self._agent.runnable(role)
-            if part_of is None:
-                raise UsageError(f"the checkpoint has no network {role}", file=self.path)
-            found = build_part_network(self._agent, part_of, self._settings)
-        return found.cast(self._how.dtype)
+            return self._policy_network(self._part, settings)
+        part = self._agent.runnable(role)
+        if part is None:
+            raise UsageError(f"the checkpoint has no network {role}", file=self.path)
+        return build_part_network(self._agent, part, self._settings).cast(self._how.dtype)
+
+    def _policy_network(self, part: AgentNetwork, settings: NetworkSettings) -> Network:
+        """Return a policy's network, for observations in the environment's shapes if there is one."""
+        seen = None if self._spec is None else self._spec.shapes
+        network = policy_network(self._agent.tree, part, settings, self._agent.front(part.title), seen)
+        return network.cast(self._how.dtype)
 
     def _step(
         self, role: str, observations: Observation, state: State = (), sampler: NormalSampler | None = None
@@ -454,15 +458,12 @@ class LoadedAgent:
             given = {name: np.asarray(value)[None] for name, value in observations.items()}
         elif single:
             given = np.asarray(observations)[None]
-        if sampler is not None:
-            named = {**given} if isinstance(given, Mapping) else {OBS: given}
-            rows = len(next(iter(named.values())))
-            given = named
 
         def step(policy: Policy) -> tuple[np.ndarray, State]:
-            if sampler is not None:
-                given[NOISE] = sampler.draw([self._stream] * rows)
-            return policy.step(given, state)
+            if sampler is None:
+                return policy.step(given, state)
+            rows = len(next(iter(given.values())) if isinstance(given, Mapping) else given)
+            return policy.step(sampler.with_noise(given, [self._stream] * rows), state)
 
         found, after = self._run(role, step)
         return found[0] if single else found, after

@@ -404,10 +404,11 @@ def _report(
             f"kept in the sidecar: {format_count(len(names), 'value')} ({abbreviate_list(names, 3)})",
         )
     report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
+    if not unused or plan.missing:
+        return report
     optimizers = general_conversion.list_optimizers(ready.tree).values()
-    stateful = {ready.names[path] for own in optimizers for path in own}
-    only = unused and not plan.missing and stateful.issuperset(unused)
-    return replace(report, remedy="--optimizer none") if only else report
+    state = {ready.names[path] for own in optimizers for path in own}
+    return replace(report, remedy="--optimizer none") if state.issuperset(unused) else report
 
 
 def _used_paths(plan: Plan, agent: RecognizedAgent | None) -> set[Path]:
@@ -428,7 +429,8 @@ def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple
 def _tensors_beside_networks(tree: Tree, agent: RecognizedAgent) -> list[Path]:
     """Return the tensors that only training needs, which the layout lets the sidecar keep."""
     places = getattr(plugins.find("layouts", agent.layout).load(), "KEPT", ())
-    return [path for path, _ in tree.tensors() if tree.names[path].startswith(tuple(f"{p}/" for p in places))]
+    below = tuple(f"{place}/" for place in places)
+    return [path for path, _ in tree.tensors() if tree.names[path].startswith(below)] if below else []
 
 
 def _stated_settings(stated: OptimizerOptions, known: Sidecar | None) -> Settings | None:
@@ -655,8 +657,8 @@ class _Planner:
         except (MappingError, UnsupportedError) as error:
             failed = error
         left = _open_problems(self.tree, plan, agent.consumed) if plan is not None else list(self.tree)
-        beside = _tensors_beside_networks(self.tree, agent)
-        better = self._better_by_parts(agent, [each for each in left if each not in beside])
+        beside = frozenset(_tensors_beside_networks(self.tree, agent))
+        better = self._better_by_parts(agent, [path for path in left if path not in beside])
         if better is not None:
             return _Choice(better)
         if failed is not None:

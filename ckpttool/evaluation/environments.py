@@ -598,13 +598,18 @@ def import_gymnasium() -> Any:
     return importlib.import_module("gymnasium")
 
 
+def _import_with_games(env_id: str) -> Any:
+    """Return the library, with the Atari games registered if the id may be one of them."""
+    library = import_gymnasium()
+    register_games(env_id, library.registry)
+    return library
+
+
 def find_game_frame_skip(env_id: str) -> int | Sequence[int] | None:
     """Return the frames per action of an Atari game, None for other environments or without the libraries."""
     if not is_gymnasium_installed():
         return None
-    registry = import_gymnasium().registry
-    register_games(env_id, registry)
-    return read_frame_skip(registry.get(env_id))
+    return read_frame_skip(_import_with_games(env_id).registry.get(env_id))
 
 
 def find_reward_threshold(env_id: str) -> float | None:
@@ -621,7 +626,7 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
     Gymnasium's own arguments of `make` are rejected too: a file must not change time limits or
     wrappers.
     """
-    library = import_gymnasium()
+    library = _import_with_games(env_id)
     with translate_gymnasium_errors(env_id):
         entry = library.spec(env_id).entry_point
         kind = library.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
@@ -737,8 +742,6 @@ def make_vector_env(
     `keywords` are fields of VectorEnvOptions that override `options`.
     """
     options = replace(options or VectorEnvOptions(), **keywords)
-    if is_gymnasium_installed():
-        register_games(env_id, import_gymnasium().registry)
     _require_allowed(env_id, options)
     own = _make_without_gymnasium(env_id, num_envs, options)
     if own is not None:
@@ -782,7 +785,7 @@ def _gymnasium_builder(
     env_id: str, num_envs: int, options: VectorEnvOptions
 ) -> Callable[[Mapping[str, Any]], VectorEnv]:
     """Return a function that creates Gymnasium environments with arguments added to the options."""
-    gymnasium = import_gymnasium()
+    gymnasium = _import_with_games(env_id)
     given = {**(options.kwargs or {}), **({"render_mode": "rgb_array"} if options.pictures else {})}
     games, _ = split_game_wrappers(options.wrappers)
     # Only Gymnasium's own environments can render.

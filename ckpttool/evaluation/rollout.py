@@ -83,6 +83,11 @@ class NormalSampler:
         )
         return np.stack(list(rows))
 
+    def with_noise(self, obs: Observation, streams: Sequence[np.random.Generator | None]) -> Observation:
+        """Return the observations with the numbers of one step as a further input."""
+        named = obs if isinstance(obs, Mapping) else {OBS: obs}
+        return {**named, NOISE: self.draw(streams)}
+
 
 Sampler = ActionSampler | NormalSampler
 
@@ -138,8 +143,7 @@ class ActionLimits:
             return obs
         playing = set(rows.tolist())
         streams = [self._draws[row] if row in playing else None for row in range(self.shape[0])]
-        named = obs if isinstance(obs, Mapping) else {OBS: obs}
-        return {**named, NOISE: self._normal.draw(streams)}
+        return self._normal.with_noise(obs, streams)
 
     def apply(
         self, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray, lengths: np.ndarray

@@ -240,63 +240,12 @@ class HistoryWrapper(Wrapper):
 
 
 class FrameStack(Wrapper):
-    """Stack the last observations, newest last; zeros or `padding` before the first."""
+    """Stack the last observations, newest last; zeros or `padding` before the first.
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        rows: int,
-        n_stack: int,
-        *,
-        padding: Sequence[float] | None = None,
-        repeat_first: bool = False,
-        repeat_bounds: bool = False,
-    ) -> None:
-        super().__init__(spec, rows)
-        blank = np.zeros(spec.obs_dim) if padding is None else np.asarray(padding, np.float64)
-        if blank.shape != (spec.obs_dim,):
-            raise UsageError(
-                "the observation statistics and one observation of the stack have different sizes",
-                expected=str(spec.obs_dim),
-                found=str(len(blank)),
-            )
-        self._count, self._repeat = n_stack, repeat_first
-        self._blank = np.tile(blank, n_stack)
-        self._frames: np.ndarray = np.zeros((rows, n_stack * spec.obs_dim))
-        found = spec.observation_bounds.get(OBS)
-        stack = np.repeat if repeat_bounds else np.tile
-        bounds = None if found is None else (stack(found[0], n_stack), stack(found[1], n_stack))
-        self._sized(n_stack * spec.obs_dim, bounds)
-
-    @staticmethod
-    def size(obs: int, act: int, n_stack: int = 1, **_: Any) -> int:  # noqa: ARG004
-        """Return the size of that many observations."""
-        return n_stack * obs
-
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Clear the stack."""
-        self._frames[rows] = np.tile(obs, self._count) if self._repeat else self._blank
-        self._frames[rows, -obs.shape[1] :] = obs
-        return np.asarray(self._frames[rows])
-
-    def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,
-        outcome: Outcome,
-    ) -> tuple[np.ndarray, Outcome]:
-        """Append the observation."""
-        self._frames[rows] = np.concatenate([self._frames[rows, obs.shape[1] :], obs], axis=1)
-        return self._frames[rows], outcome
-
-
-class ImageStack(Wrapper):
-    """Stack the last images or other observations of several axes, newest last.
-
-    VecFrameStack (`repeat_bounds`) joins the channels, which are the first axis of a space of images if that
-    is the shortest one (stable_baselines3/common/preprocessing.py, is_image_space_channels_first), else the
-    last axis. Gymnasium's FrameStack adds a first axis.
+    Those of one axis are joined to one. Of several axes, VecFrameStack (`repeat_bounds`) joins the channels,
+    which are the first axis of a space of images if that is the shortest one
+    (stable_baselines3/common/preprocessing.py, is_image_space_channels_first), else the last axis;
+    Gymnasium's FrameStack adds a first axis.
     """
 
     def __init__(
@@ -310,23 +259,45 @@ class ImageStack(Wrapper):
         repeat_bounds: bool = False,
     ) -> None:
         super().__init__(spec, rows)
-        if padding is not None:
-            raise UnsupportedError("normalised observations of several axes are not stacked")
         ((name, shape, dtype),) = spec.observation
-        low, high = spec.observation_bounds[name]
-        image = len(shape) == 3 and dtype == "uint8" and bool((low == 0).all() and (high == 255).all())
-        self._axis = None if not repeat_bounds else 0 if image and np.argmin(shape) == 0 else -1
-        self._frames: np.ndarray = np.zeros((rows, n_stack, *shape), dtype)
-        self._repeat = repeat_first
-        low, high = (self._join(np.repeat(bound[None, None], n_stack, 1))[0] for bound in (low, high))
-        bounds = {name: (low, high)}
-        self.spec = replace(spec, observation=((name, low.shape, dtype),), observation_bounds=bounds)
+        flat = len(shape) == 1
+        if not flat and padding is not None:
+            raise UnsupportedError("normalised observations of several axes are not stacked")
+        self._blank = np.zeros(shape) if padding is None else np.asarray(padding, np.float64)
+        if self._blank.shape != shape:
+            raise UsageError(
+                "the observation statistics and one observation of the stack have different sizes",
+                expected=str(spec.obs_dim),
+                found=str(len(self._blank)),
+            )
+        bounds = spec.observation_bounds.get(name)
+        joins = flat or repeat_bounds
+        axis = 0 if flat or not joins or _has_channels_first(shape, dtype, bounds) else -1
+        stacked = [*shape] if joins else [1, *shape]
+        stacked[axis] *= n_stack
+        self._shape, self._repeat = tuple(stacked), repeat_first
+        self._channels_last = axis == -1
+        # Wrappers inside compute observations of one axis in float64.
+        self._frames: np.ndarray = np.zeros((rows, n_stack, *shape), np.float64 if flat else dtype)
+        known: dict[str, Bounds] = {}
+        if bounds is not None:
+            low, high = (
+                np.repeat(end, n_stack, axis) if repeat_bounds else np.stack([end] * n_stack).reshape(stacked)
+                for end in bounds
+            )
+            known = {name: (low, high)}
+        self.spec = replace(spec, observation=((name, self._shape, dtype),), observation_bounds=known)
+
+    @staticmethod
+    def size(obs: int, act: int, n_stack: int = 1, **_: Any) -> int:  # noqa: ARG004
+        """Return the size of that many observations."""
+        return n_stack * obs
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Clear the stack."""
-        self._frames[rows] = obs[:, None] if self._repeat else 0
+        self._frames[rows] = obs[:, None] if self._repeat else self._blank
         self._frames[rows, -1] = obs
-        return self._join(self._frames[rows])
+        return self._joined(rows)
 
     def step(
         self,
@@ -336,15 +307,22 @@ class ImageStack(Wrapper):
         outcome: Outcome,
     ) -> tuple[np.ndarray, Outcome]:
         """Append the observation."""
-        self._frames[rows, :-1] = self._frames[rows, 1:]
-        self._frames[rows, -1] = obs
-        return self._join(self._frames[rows]), outcome
+        self._frames[rows] = np.concatenate([self._frames[rows, 1:], obs[:, None]], axis=1)
+        return self._joined(rows), outcome
 
-    def _join(self, frames: np.ndarray) -> np.ndarray:
-        """Return the stacks of frames [rows, n_stack, ...] in the shape of the policy's observations."""
-        if self._axis is None:
-            return frames
-        return np.concatenate(list(np.moveaxis(frames, 1, 0)), axis=1 if self._axis == 0 else -1)
+    def _joined(self, rows: np.ndarray) -> np.ndarray:
+        """Return the stacks of the rows in the shape of the policy's observations."""
+        frames: np.ndarray = self._frames[rows]
+        frames = np.moveaxis(frames, 1, -2) if self._channels_last else frames
+        return frames.reshape(len(rows), *self._shape)
+
+
+def _has_channels_first(shape: Sequence[int], dtype: str, bounds: Bounds | None) -> bool:
+    """Return whether a space is one of images whose channels are the first axis."""
+    if len(shape) != 3 or dtype != "uint8" or bounds is None:
+        return False
+    low, high = bounds
+    return bool((low == 0).all() and (high == 255).all()) and int(np.argmin(shape)) == 0
 
 
 class MaskVelocity(Wrapper):
@@ -779,7 +757,6 @@ class WrappedVector:
         self._chain: list[Wrapper] = []
         for each in played:
             kind = cast(type[Wrapper], _PLAYED[each.title][0])
-            kind = ImageStack if kind is FrameStack and images else kind
             self._chain.append(kind(spec, inner.num_envs, **wrapper_arguments(each)))
             spec = self._chain[-1].spec
         self.num_envs, self.engine = inner.num_envs, inner.engine

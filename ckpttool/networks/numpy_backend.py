@@ -44,7 +44,6 @@ from ckpttool.networks.network import (
     look_up,
 )
 from ckpttool.networks.policy_training import (
-    TRAINED,
     AdamState,
     GradientEngine,
     Learner,
@@ -52,6 +51,7 @@ from ckpttool.networks.policy_training import (
     PolicyLearner,
     TrainingEngine,
     clip_factor,
+    layer_arrays,
     trained_arrays,
 )
 
@@ -636,7 +636,7 @@ def _with_weights(network: Network, weights: list[np.ndarray]) -> Network:
     left = iter(weights)
     nodes = []
     for node in network.nodes:
-        names = TRAINED.get(type(node.layer), ())
-        new: dict[str, Any] = {n: next(left) for n in names if getattr(node.layer, n) is not None}
+        arrays = layer_arrays(node.layer).items()
+        new: dict[str, Any] = {name: next(left) for name, (_, trained) in arrays if trained}
         nodes.append(replace(node, layer=replace(node.layer, **new)) if new else node)
     return replace(network, nodes=tuple(nodes))

@@ -13,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.networks.network import Layer, Network, assemble, dtype_of, look_up
+from ckpttool.networks.network import Layer, Network, dtype_of, look_up
 from ckpttool.networks.policy_training import (
-    TRAINED,
     AdamState,
     Learner,
     OptimizerSetup,
@@ -24,7 +23,7 @@ from ckpttool.networks.policy_training import (
     layer_arrays,
     without_values,
 )
-from ckpttool.networks.tensorflow_backend import LAYERS, Function, Tensor
+from ckpttool.networks.tensorflow_backend import LAYERS, Tensor
 
 
 def require_keras(what: str) -> None:
@@ -106,18 +105,33 @@ def _take_each(variables: Sequence[Tensor]) -> Callable[[np.ndarray], Tensor]:
     return lambda _: next(left)
 
 
+def _run_on_cpu(net: NetworkModel, *inputs: Tensor) -> Tensor:
+    """Return the output [batch, n] of a network without memory."""
+    with tf.device("cpu:0"):
+        return net.call(*inputs)
+
+
+def _move(slow: NetworkModel, fast: NetworkModel, tau: float) -> None:
+    """Move every weight of the target network by the fraction `tau` towards the online one."""
+    for target, online in zip(slow.trainable_variables, fast.trainable_variables, strict=True):
+        target.value.assign_add(tau * (online.value - target.value))
+
+
 class TensorFlowEngine:
     """A learner as Keras variables on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
         require_keras("training steps")
         with tf.device("cpu:0"):
-            self._nets = {title: _KerasNetwork(network) for title, network in learner.networks.items()}
-            self._actor_adam = _KerasAdam(learner.actor_adam, self._nets["actor"].variables)
-            critics = chain.from_iterable(self._nets[title].variables for title in learner.critics)
+            self._nets = {title: NetworkModel(network) for title, network in learner.networks.items()}
+            self._actor_adam = _KerasAdam(learner.actor_adam, self._nets["actor"].trainable_variables)
+            critics = chain.from_iterable(self._nets[title].trainable_variables for title in learner.critics)
             self._critic_adam = _KerasAdam(learner.critic_adam, list(critics))
         # Each is traced once: a hundred eager steps take five times as long.
-        self._forward = {title: tf.function(net.run, autograph=False) for title, net in self._nets.items()}
+        self._forward = {
+            title: tf.function(partial(_run_on_cpu, net), autograph=False)
+            for title, net in self._nets.items()
+        }
         self._regress = tf.function(self._square, autograph=False)
         self._improve = tf.function(self._judge, autograph=False)
         self._follow = tf.function(self._drawn, autograph=False)
@@ -143,44 +157,22 @@ class TensorFlowEngine:
 
     def weights(self, title: str) -> list[np.ndarray]:
         """Return a network's trained arrays."""
-        return [variable.numpy() for variable in self._nets[title].variables]
+        return [variable.numpy() for variable in self._nets[title].trainable_variables]
 
     def _square(self, critics: Sequence[str], target: Tensor, *inputs: Tensor) -> None:
         def loss() -> Tensor:
-            errors = [tf.reduce_mean((self._nets[q].run(*inputs) - target) ** 2) for q in critics]
+            errors = [tf.reduce_mean((_run_on_cpu(self._nets[q], *inputs) - target) ** 2) for q in critics]
             return tf.add_n(errors)
 
         self._critic_adam.step(loss)
 
     def _judge(self, actor: str, critic: str, obs: Tensor) -> None:
         self._actor_adam.step(
-            lambda: -tf.reduce_mean(self._nets[critic].run(obs, self._nets[actor].run(obs)))
+            lambda: -tf.reduce_mean(_run_on_cpu(self._nets[critic], obs, _run_on_cpu(self._nets[actor], obs)))
         )
 
     def _drawn(self, slow: str, fast: str, tau: float) -> None:
-        for kept, value in zip(self._nets[slow].variables, self._nets[fast].variables, strict=True):
-            kept.value.assign_add(tau * (value.value - kept.value))
-
-
-class _KerasNetwork:
-    """A network whose trained arrays are Keras variables."""
-
-    def __init__(self, network: Network) -> None:
-        self.variables: list[Tensor] = []
-        self._call = assemble(network, self._lower)
-
-    def run(self, *inputs: Tensor) -> Tensor:
-        """Return the output [batch, n]."""
-        with tf.device("cpu:0"):
-            return self._call(inputs)[0]
-
-    def _lower(self, layer: Layer) -> Function:
-        put = self._variable if type(layer) in TRAINED else tf.constant
-        return look_up(LAYERS, type(layer), "tensorflow backend")(layer, put)
-
-    def _variable(self, array: np.ndarray) -> Tensor:
-        self.variables.append(keras.Variable(array, dtype=array.dtype.name))
-        return self.variables[-1]
+        _move(self._nets[slow], self._nets[fast], tau)
 
 
 class _KerasAdam:
@@ -239,7 +231,7 @@ class TensorFlowGradientEngine:
 
     def __init__(self, learner: PolicyLearner) -> None:
         with tf.device("cpu:0"):
-            self._nets = {title: _KerasNetwork(network) for title, network in learner.networks.items()}
+            self._nets = {title: NetworkModel(network) for title, network in learner.networks.items()}
             self._vectors = {
                 title: keras.Variable(array, dtype=array.dtype.name)
                 for title, array in learner.vectors.items()
@@ -249,7 +241,10 @@ class TensorFlowGradientEngine:
                 for name, setup in learner.optimizers.items()
             }
         self._titles = {name: setup.titles for name, setup in learner.optimizers.items()}
-        self._forward = {title: tf.function(net.run, autograph=False) for title, net in self._nets.items()}
+        self._forward = {
+            title: tf.function(partial(_run_on_cpu, net), autograph=False)
+            for title, net in self._nets.items()
+        }
         self._backward = {
             title: tf.function(partial(_differentiate, net), autograph=False)
             for title, net in self._nets.items()
@@ -257,7 +252,7 @@ class TensorFlowGradientEngine:
         self._sums: dict[str, list[np.ndarray]] = {}
 
     def _variables(self, title: str) -> list[Tensor]:
-        return [self._vectors[title]] if title in self._vectors else self._nets[title].variables
+        return [self._vectors[title]] if title in self._vectors else self._nets[title].trainable_variables
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
@@ -289,28 +284,27 @@ class TensorFlowGradientEngine:
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""
-        for kept, value in zip(self._nets[slow].variables, self._nets[fast].variables, strict=True):
-            kept.value.assign_add(tau * (value.value - kept.value))
+        _move(self._nets[slow], self._nets[fast], tau)
 
     def weights(self, title: str) -> list[np.ndarray]:
         """Return the trained arrays of a network or vector."""
         return [np.array(variable.numpy()) for variable in self._variables(title)]
 
 
-def _differentiate(net: _KerasNetwork, gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
+def _differentiate(net: NetworkModel, gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
     """Return the gradients of the inputs and of the variables."""
     with tf.GradientTape() as tape:
         for each in inputs:
             tape.watch(each)
-        made = net.run(*inputs)
-    weights = [variable.value for variable in net.variables]
-    found: list[Tensor] = tape.gradient(
-        made,
+        output = _run_on_cpu(net, *inputs)
+    weights = [variable.value for variable in net.trainable_variables]
+    gradients: list[Tensor] = tape.gradient(
+        output,
         [*inputs, *weights],
         output_gradients=gradient,
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    return found
+    return gradients
 
 
 _ARGUMENTS = {
