@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry
 from ckpttool.core.text import format_count
@@ -575,8 +576,6 @@ def _find_setting(optimizer: _GraphOptimizer, settings: Settings, name: str) -> 
 
 def _multiply_float32(beta: float, steps: int) -> float:
     """Return beta in float32 after this many multiplications by itself, rounded each time."""
-    import numpy as np
-
     factors = np.full(min(steps, _MOST_STEPS) + 1, beta, np.float32)
     with np.errstate(under="ignore"):
         return float(np.multiply.accumulate(factors)[-1])
