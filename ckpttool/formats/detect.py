@@ -192,16 +192,25 @@ def _probe_path(path: str) -> Probe:
 
 
 def _locate(probe: Probe) -> CheckpointLocation | None:
-    found = matching_formats(probe, plugins.BUILT_IN["formats"])
-    if not found:
-        ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
-        found = matching_formats(probe, (p for p in plugins.installed("formats") if p.name not in ours))
+    found = find_format(probe)
+    return _find_backup(probe.path) if found is None and probe.kind == "missing" else found
+
+
+def find_format(probe: Probe) -> CheckpointLocation | None:
+    """Return the format that reads the path; raise UsageError if several match it."""
+    found = claiming_formats(probe)
     if len(found) > 1:
         names = " and ".join(each.format.NAME for each in found)
         raise UsageError(f"the path matches more than one format: {names}", file=probe.path)
-    if found:
-        return found[0]
-    return _find_backup(probe.path) if probe.kind == "missing" else None
+    return found[0] if found else None
+
+
+def claiming_formats(probe: Probe) -> list[CheckpointLocation]:
+    """Return the matches of the built-in formats; if there are none, those of plugins."""
+    ours = plugins.BUILT_IN["formats"]
+    return matching_formats(probe, ours) or matching_formats(
+        probe, (plugin for plugin in plugins.installed("formats") if plugin not in ours)
+    )
 
 
 def _find_run_model(probe: Probe) -> Probe:
