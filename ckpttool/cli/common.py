@@ -417,7 +417,7 @@ def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> l
     """
     if not lines:
         return []
-    fit = shorten if cut else _keep_whole
+    fit = shorten if cut else keep_whole
     lines = [_escape_line(line) for line in lines]
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
@@ -461,7 +461,8 @@ def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> l
     return text
 
 
-def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
+def keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
+    """Return the text as it is."""
     return text
 
 

@@ -22,6 +22,7 @@ from ckpttool.cli.common import (
     align_columns,
     fit_path,
     has_colors,
+    keep_whole,
     strip_line_end,
     terminal_width,
     wrap_sentence,
@@ -940,17 +941,13 @@ def _layer_table(rows: Sequence[_ArchitectureRow]) -> list[str]:
     if cut and name + text > room:
         name = min(name, max(_LAYER_NAME, room - text), max(_SHORTEST_PATH, room // 2))
         text = max(_SHORTEST_PATH, room - name)
-    fit = shorten if cut else _keep_whole
+    fit = shorten if cut else keep_whole
     lines = [
         f"{fit(row.name, name):<{name}}  {fit(row.text, text):<{text}}  {row.output:<{output}}"
         f"  {row.parameters:>{parameters}}  {row.macs:>{macs}}".rstrip()
         for row in every
     ]
     return [f"{DIM}{lines[0]}{PLAIN}" if has_colors() else lines[0], *lines[1:]]
-
-
-def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
-    return text
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:
