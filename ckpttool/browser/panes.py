@@ -28,6 +28,7 @@ from ckpttool.browser.model import (
     fit_text,
     pad_text,
 )
+from ckpttool.commands import stats
 from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow, describe_module_kind, json_value
 from ckpttool.core.checkpoint import slice_leaf
 from ckpttool.core.dtypes import np
@@ -388,8 +389,6 @@ class GridPane(Widget, can_focus=True):
 
 def _block_moments(found: np.ndarray) -> Moments | None:
     """Return the moments of the cells read, for use while those of the whole are unknown."""
-    from ckpttool.commands import stats
-
     return stats.compute_moments(found) if found.dtype != object and found.size else None
 
 

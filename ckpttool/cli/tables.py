@@ -27,6 +27,7 @@ from ckpttool.cli.common import (
     terminal_width,
     wrap_sentence,
 )
+from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
 from ckpttool.commands.inspect import (
     ModuleSummary,
     TensorRow,
@@ -41,13 +42,17 @@ from ckpttool.commands.inspect import (
     user_given_names,
 )
 from ckpttool.commands.outline import (
+    LayerGroup,
     ListingOutline,
     OmittedValues,
     OutlineEntry,
     ScalarReader,
     SiblingGroup,
     describe_group,
+    fold_alike,
+    format_extents,
     missing_shards,
+    outline_layers,
 )
 from ckpttool.core import sidecar, urls
 from ckpttool.core.checkpoint import UNSAFE, Checkpoint, worst_verdict
@@ -832,8 +837,6 @@ def _title_line(checkpoint: Checkpoint) -> str:
 
 def _dataflow_lines(found: CheckpointSummary) -> list[str]:
     """Return a blank line and the dataflow of an agent's networks; empty without an agent."""
-    from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
-
     if found.binding is None:
         return []
     recorded = find_recorded_facts(found.checkpoint)
@@ -868,8 +871,6 @@ def _outline_lines(view: TreeView) -> list[str]:
     """Return a blank line and the classes of each model's layers, in few lines."""
     if not view.models:
         return []
-    from ckpttool.commands.outline import outline_layers
-
     lines = [""]
     for model in view.models[:_MOST_OUTLINES]:
         lines.append(shorten(_model_title(model), terminal_width()))
@@ -884,8 +885,6 @@ def _outline_lines(view: TreeView) -> list[str]:
 
 def _model_title(model: Architecture) -> str:
     """Return the model's class, source, inputs, parameters and operations."""
-    from ckpttool.commands.outline import format_extents
-
     root = model.root
     named = f"{clean(root.path)}: " if root.path else ""
     facts = [
@@ -911,8 +910,6 @@ class _ArchitectureRow(NamedTuple):
 
 def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
     """Yield a row per layer below the root, alike ones once."""
-    from ckpttool.commands.outline import LayerGroup, fold_alike, format_extents
-
     start = f"{root.path}/" if root.path else ""
     for entry in fold_alike(root.below):
         group = entry if isinstance(entry, LayerGroup) else LayerGroup(entry, 1, entry)

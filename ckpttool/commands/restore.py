@@ -37,6 +37,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.formats import common, onnx, tf_common
 from ckpttool.formats.common import Format
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
+from ckpttool.formats.tf_bundle import MissingShardTensor
 from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
@@ -685,8 +686,6 @@ def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = 
 
 def require_shards(tree: Tree) -> None:
     """Raise TruncatedError naming the first missing shard that tensors of the tree need."""
-    from ckpttool.formats.tf_bundle import MissingShardTensor
-
     lost: dict[str, list[Leaf]] = {}
     for _, leaf in tree.tensors():
         if isinstance(leaf.source, MissingShardTensor | MissingShard):

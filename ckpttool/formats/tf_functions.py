@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ckpttool.core import dtypes
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import Shape
@@ -226,8 +227,6 @@ def constant_array(fields: ConstantFields) -> np.ndarray | None:
 
     The last number is repeated for entries without one. Raise FormatError if the values do not fit the shape.
     """
-    from ckpttool.core import dtypes
-
     name = tf_saved_model_messages.type_name(fields.dtype)
     if name not in _NUMERIC:
         return None

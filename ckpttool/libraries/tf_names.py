@@ -20,7 +20,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
-from ckpttool.formats.tf_common import VariableInfo
+from ckpttool.formats.tf_common import VariableInfo, format_object
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
 from ckpttool.libraries.optimizers_read import (
     ADAM,
@@ -352,7 +352,6 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     if not checkpoint.format.startswith("keras_"):
         return None
     from ckpttool.formats import keras_tree
-    from ckpttool.formats.tf_common import format_object
 
     part = next((part for part in binding.parts if part.acts), None)
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol
 
+from ckpttool.core import dtypes
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import Scores
@@ -172,8 +173,6 @@ class StatisticsRow(NamedTuple):
         return made._replace(added={self.places["count"]: zero}, assumed=(sentence,))
 
     def _leaf(self, numbers: np.ndarray) -> Leaf:
-        from ckpttool.core import dtypes
-
         shape = _fill_shape(self.shape, numbers.size)
         data = numbers.astype(dtypes.numpy_dtype(self.dtype)).tobytes()
         return Leaf(self.dtype, shape, Inline(data), "", "buffer")
