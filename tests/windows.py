@@ -196,7 +196,8 @@ def simulate() -> None:
 
     def disk_usage(path: Any) -> types.SimpleNamespace:
         found = statvfs(path)
-        return types.SimpleNamespace(free=found.f_bavail * found.f_frsize)
+        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        return types.SimpleNamespace(total=total, free=free)
 
     shutil.disk_usage = disk_usage  # type: ignore[assignment]
     shutil._use_fd_functions = False  # type: ignore[attr-defined]

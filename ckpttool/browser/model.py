@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 
@@ -31,14 +31,11 @@ from ckpttool.commands.inspect import (
 )
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
 from ckpttool.core import checkpoint, dtypes, urls
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.source import LARGE, iter_pieces
 from ckpttool.core.text import clean, compile_glob, describe_error, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Keys of the browser: their actions, for the screens, the last line and the help.
 
@@ -514,8 +511,6 @@ def _read_streaming(row: TensorRow, done: Callable[[TensorNumbers | None], None]
 
 
 def _read_pieces(leaf: Leaf) -> Iterator[np.ndarray]:
-    import numpy as np
-
     dtype = dtypes.numpy_dtype(leaf.dtype)
     for data in iter_pieces(leaf.source):
         yield np.frombuffer(data, dtype)

@@ -28,16 +28,16 @@ from ckpttool.browser.model import (
     fit_text,
     pad_text,
 )
+from ckpttool.commands import stats
 from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow, describe_module_kind, json_value
 from ckpttool.core.checkpoint import slice_leaf
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import LARGE, Inline, Span, StridedView
 from ckpttool.core.text import clean, describe_error, format_size, shorten
 from ckpttool.core.tree import Leaf
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ckpttool.browser.model import Job
     from ckpttool.commands.stats import Moments
     from ckpttool.core.source import Shape
@@ -389,8 +389,6 @@ class GridPane(Widget, can_focus=True):
 
 def _block_moments(found: np.ndarray) -> Moments | None:
     """Return the moments of the cells read, for use while those of the whole are unknown."""
-    from ckpttool.commands import stats
-
     return stats.compute_moments(found) if found.dtype != object and found.size else None
 
 
@@ -740,8 +738,6 @@ class TensorCells:
             return self._wrapped(grid, rows, columns)
         place = grid.leading(table)
         if self._whole is None and self._is_partial():
-            import numpy as np
-
             # Row by row, because a wide table has many invisible values between two rows.
             return np.stack([self._part((*place, row, _to_slice(columns))) for row in rows])
         index: Any = (*place, _to_slice(rows), _to_slice(columns))
@@ -749,8 +745,6 @@ class TensorCells:
         return block
 
     def _wrapped(self, grid: ValueGrid, rows: range, columns: range) -> np.ndarray:
-        import numpy as np
-
         start, stop = rows.start * grid.wrap, min(rows.stop * grid.wrap, self._leaf.size)
         if not grid.shape:
             return self._array().reshape(1, 1)
@@ -772,8 +766,6 @@ class TensorCells:
     def _array(self) -> np.ndarray:
         if self._whole is None:
             if self._leaf.dtype == "string":
-                import numpy as np
-
                 self._whole = np.empty(self._leaf.size, object)
                 self._whole[:] = self._leaf.strings()
                 self._whole = self._whole.reshape(self._leaf.shape)
@@ -790,8 +782,6 @@ class CellDifference:
 
     def read(self, grid: ValueGrid, table: int, rows: range, columns: range) -> np.ndarray:
         """Return left - right of the cells, in float64 (complex128)."""
-        import numpy as np
-
         a, b = (side.read(grid, table, rows, columns) for side in self._sides)
         wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
         with np.errstate(invalid="ignore"):

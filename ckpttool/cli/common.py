@@ -36,10 +36,11 @@ from typing import (
 
 import typer
 
-from ckpttool.core import text, urls
+from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.errors import (
     CkpttoolError,
     LimitError,
+    MissingExtraError,
     NotACheckpointError,
     UsageError,
     abbreviate_list,
@@ -417,7 +418,7 @@ def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> l
     """
     if not lines:
         return []
-    fit = shorten if cut else _keep_whole
+    fit = shorten if cut else keep_whole
     lines = [_escape_line(line) for line in lines]
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
@@ -461,7 +462,8 @@ def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> l
     return text
 
 
-def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
+def keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
+    """Return the text as it is."""
     return text
 
 
@@ -530,7 +532,6 @@ def complete_schemas(incomplete: str) -> list[str]:
 
 def complete_environments(incomplete: str) -> list[str]:
     """Return the environments registered by Gymnasium itself; none if it is not installed."""
-    from ckpttool.core.errors import MissingExtraError
     from ckpttool.evaluation.environments import import_gymnasium
 
     try:
@@ -669,8 +670,6 @@ def after_eval(found: Sweep, env: str | None) -> Steps:
 
 def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[str, ...]:
     """Return the command that plays an agent, with its environment if neither file nor sidecar names it."""
-    from ckpttool.core import sidecar
-
     if found is not None and found.binding is not None and found.binding.facts.env:
         return "eval", path
     # Do not download anything for a suggestion.
@@ -1058,8 +1057,6 @@ def show_fetch_progress(*, quiet: bool) -> Iterator[None]:
     if quiet or not is_stderr_terminal():
         yield
         return
-    from ckpttool.core import filesystem
-
     shown: dict[str, _DelayedBar] = {}
 
     def report(name: str, done: int, total: int) -> None:

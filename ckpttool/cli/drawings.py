@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.common import ColumnLine
 from ckpttool.cli.tables import list_rows
+from ckpttool.commands.dataflow import restore_strips
 from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
 from ckpttool.commands.inspect import CheckpointSummary, describe_module_kind
+from ckpttool.commands.outline import architecture_strips
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
@@ -566,8 +568,6 @@ def write_dataflow(
     force: bool = False,
 ) -> dict[str, Any]:
     """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
-    from ckpttool.commands.dataflow import restore_strips
-    from ckpttool.commands.outline import architecture_strips
     from ckpttool.report.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":

@@ -22,10 +22,12 @@ from ckpttool.cli.common import (
     align_columns,
     fit_path,
     has_colors,
+    keep_whole,
     strip_line_end,
     terminal_width,
     wrap_sentence,
 )
+from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
 from ckpttool.commands.inspect import (
     ModuleSummary,
     TensorRow,
@@ -40,13 +42,17 @@ from ckpttool.commands.inspect import (
     user_given_names,
 )
 from ckpttool.commands.outline import (
+    LayerGroup,
     ListingOutline,
     OmittedValues,
     OutlineEntry,
     ScalarReader,
     SiblingGroup,
     describe_group,
+    fold_alike,
+    format_extents,
     missing_shards,
+    outline_layers,
 )
 from ckpttool.core import sidecar, urls
 from ckpttool.core.checkpoint import UNSAFE, Checkpoint, worst_verdict
@@ -831,8 +837,6 @@ def _title_line(checkpoint: Checkpoint) -> str:
 
 def _dataflow_lines(found: CheckpointSummary) -> list[str]:
     """Return a blank line and the dataflow of an agent's networks; empty without an agent."""
-    from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
-
     if found.binding is None:
         return []
     recorded = find_recorded_facts(found.checkpoint)
@@ -867,8 +871,6 @@ def _outline_lines(view: TreeView) -> list[str]:
     """Return a blank line and the classes of each model's layers, in few lines."""
     if not view.models:
         return []
-    from ckpttool.commands.outline import outline_layers
-
     lines = [""]
     for model in view.models[:_MOST_OUTLINES]:
         lines.append(shorten(_model_title(model), terminal_width()))
@@ -883,8 +885,6 @@ def _outline_lines(view: TreeView) -> list[str]:
 
 def _model_title(model: Architecture) -> str:
     """Return the model's class, source, inputs, parameters and operations."""
-    from ckpttool.commands.outline import format_extents
-
     root = model.root
     named = f"{clean(root.path)}: " if root.path else ""
     facts = [
@@ -910,8 +910,6 @@ class _ArchitectureRow(NamedTuple):
 
 def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
     """Yield a row per layer below the root, alike ones once."""
-    from ckpttool.commands.outline import LayerGroup, fold_alike, format_extents
-
     start = f"{root.path}/" if root.path else ""
     for entry in fold_alike(root.below):
         group = entry if isinstance(entry, LayerGroup) else LayerGroup(entry, 1, entry)
@@ -940,17 +938,13 @@ def _layer_table(rows: Sequence[_ArchitectureRow]) -> list[str]:
     if cut and name + text > room:
         name = min(name, max(_LAYER_NAME, room - text), max(_SHORTEST_PATH, room // 2))
         text = max(_SHORTEST_PATH, room - name)
-    fit = shorten if cut else _keep_whole
+    fit = shorten if cut else keep_whole
     lines = [
         f"{fit(row.name, name):<{name}}  {fit(row.text, text):<{text}}  {row.output:<{output}}"
         f"  {row.parameters:>{parameters}}  {row.macs:>{macs}}".rstrip()
         for row in every
     ]
     return [f"{DIM}{lines[0]}{PLAIN}" if has_colors() else lines[0], *lines[1:]]
-
-
-def _keep_whole(text: str, width: int) -> str:  # noqa: ARG001  # it stands for `shorten`
-    return text
 
 
 def _frozen_suffix(found: CheckpointSummary) -> str:

@@ -34,6 +34,7 @@ from ckpttool.core.atomic_write import (
     write_file,
 )
 from ckpttool.core.checkpoint import Checkpoint, CodeReference
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -167,7 +168,7 @@ class CandidateCollector:
 
     def _is_claimed(self, path: str) -> bool:
         try:
-            return _find_format(Probe(path)) is not None
+            return detect.find_format(Probe(path)) is not None
         except CkpttoolError:
             return True
 
@@ -270,7 +271,7 @@ class CandidateCollector:
 
     def _claimed_folder(self, folder: str) -> None:
         try:
-            found = _claims(Probe(folder))
+            found = detect.claiming_formats(Probe(folder))
         except CkpttoolError as error:
             self._put(folder, error=error)
             return
@@ -296,7 +297,7 @@ class CandidateCollector:
             self.skipped.append(path)
             return
         try:
-            found = _find_format(probe)
+            found = detect.find_format(probe)
         except CkpttoolError as error:
             if kind == FOREIGN:
                 self._leave_unchecked(path, error, find_unclaimed_code(path))
@@ -407,27 +408,6 @@ def describe_stray_file(path: str) -> tuple[tuple[CodeReference, ...], CkpttoolE
     if suffix_kind(os.path.basename(path)) == OWN:
         return references, NotACheckpointError("no checkpoint uses this file", file=path)
     return (references, None) if references else None
-
-
-def _claims(probe: Probe) -> list[CheckpointLocation]:
-    """Return the matches of the built-in formats; if there are none, those of plugins."""
-    ours = plugins.BUILT_IN["formats"]
-    names = {plugin.name for plugin in ours}
-    found = detect.matching_formats(probe, ours)
-    others = (plugin for plugin in plugins.installed("formats") if plugin.name not in names)
-    return found or detect.matching_formats(probe, others)
-
-
-def _find_format(probe: Probe) -> CheckpointLocation | None:
-    """Return the format that reads a file.
-
-    Raise UsageError if two formats match it, and whatever the formats raise.
-    """
-    found = _claims(probe)
-    if len(found) > 1:
-        both = " and ".join(each.format.NAME for each in found)
-        raise UsageError(f"formats {both} both match this path", file=probe.path)
-    return found[0] if found else None
 
 
 def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeReference, ...]:
@@ -777,8 +757,6 @@ def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
-    import numpy as np
-
     data = leaf.read()
     try:
         array = as_array(data, leaf.dtype, leaf.shape)

@@ -38,6 +38,7 @@ from ckpttool.commands.stats import (
 from ckpttool.core import dtypes, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Shape
@@ -262,8 +263,6 @@ def _round_tree(
 
 def _holds_exactly(wide: str, narrow: str) -> bool:
     """Return whether one floating-point type represents all values of another exactly."""
-    import numpy as np
-
     found = np.promote_types(dtypes.numpy_dtype(wide), dtypes.numpy_dtype(narrow))
     return bool(found == dtypes.numpy_dtype(wide))
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import filesystem, sidecar
 from ckpttool.core import text as documents
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
+from ckpttool.core.tree import Leaf, Path, Plain, Record, Tree, ValueLeaf
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf
     from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 
 
@@ -257,8 +256,6 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
 
 def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return observation statistics in sidecar form; raise UsageError for missing or invalid ones."""
-    import numpy as np
-
     file = given if isinstance(given, str) else None
     found = _read_statistics_file(given) if isinstance(given, str) else dict(given)
     if found.get("mean") is None or (found.get("var") is None and found.get("std") is None):
@@ -287,15 +284,11 @@ def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_array(value: Any) -> np.ndarray | Any:
-    from ckpttool.core.tree import Leaf
-
     return value.array() if isinstance(value, Leaf) else value
 
 
 def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the statistics of a Dict observation's parts as one, with the size of each."""
-    import numpy as np
-
     rows = {
         name: [_as_array(group.get(what)).reshape(-1) for what in ("mean", "var")]
         for name, group in groups.items()
@@ -305,7 +298,6 @@ def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _read_statistics_file(file: str) -> dict[str, Any]:
-    from ckpttool.core.tree import Leaf
     from ckpttool.formats.detect import open_checkpoint
     from ckpttool.libraries.sb3 import read_default_clip
 
@@ -367,8 +359,6 @@ def _read_statistics_json(file: str) -> dict[str, Any]:
 
 def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:
     """Return a number or boolean, stored as a value or as a tensor with one element."""
-    from ckpttool.core.tree import Leaf
-
     leaf = named.get(at)
     if isinstance(leaf, Leaf):
         return leaf.array().reshape(-1)[0].item() if math.prod(leaf.shape) == 1 else None
@@ -387,6 +377,10 @@ NO_FACTS = AgentFacts()
 # library's defaults. A setting that matches the value in use is not reported.
 
 _OBSERVED = r"obs|observations?|states?|inputs?"
+_OBSERVED_LIMITS = (
+    rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
+    rf"|clip_({_OBSERVED})"
+)
 _NOT_OBSERVED = (
     r"ret|returns?|rews?|rewards?|adv|advantages?|values?|critics?|images?|grads?|actions?|priv\w*"
 )
@@ -400,8 +394,7 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
         rf"|whiten\w*|preprocessor|clip(ping)?|clip_range|shift|offset|cent(er|re)|mu|sigma|loc)"
         rf"|(norm(alize|alise|alizer|aliser)?|clip|scale)_?({_OBSERVED}|ob)"
         r"|(empirical_)?normali[sz](er|ation|e)|running_mean_std|running_(mean|var|variance|std|norm)|obs_filter"
-        rf"|({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
-        rf"|clip_({_OBSERVED})"
+        rf"|{_OBSERVED_LIMITS}"
     ),
     "action bounds": re.compile(
         r"max_actions?|min_actions?|act(ion)?_(max|min|limits?|bounds?|scales?|bias|low|high|range)"
@@ -469,10 +462,7 @@ _FOREIGN = frozenset(
     | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
 )
 # A limit or unit of the observations, which a program may contain without using it.
-_LIMIT = re.compile(
-    rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
-    rf"|clip_({_OBSERVED})"
-)
+_LIMIT = re.compile(_OBSERVED_LIMITS)
 # Settings of layers other than the policy's hidden layers.
 _ELSEWHERE = re.compile(
     r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder|discrim|reward"
@@ -522,17 +512,19 @@ _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", 
 
 
 class AgentEvidence(NamedTuple):
-    """One piece of evidence whose name is in the vocabulary: a tensor or a plain value."""
+    """One piece of evidence whose name is in the vocabulary: a tensor or a plain value.
+
+    `file` is the file beside the checkpoint that contains it.
+    """
 
     what: Topic
     name: str
     leaf: Leaf | ValueLeaf
+    file: str | None = None
 
     @property
     def plain(self) -> Plain:
         """The value, None for a tensor."""
-        from ckpttool.core.tree import ValueLeaf
-
         return self.leaf.value if isinstance(self.leaf, ValueLeaf) else None
 
 
@@ -607,8 +599,6 @@ def unconverted_entries(
 
 def _unconverted_evidence(tree: Tree, use: _ConversionUsage, kept: Collection[str]) -> Iterator[LedgerEntry]:
     """Yield evidence in a checkpoint outside its model: one entry per module of tensors, or per value."""
-    from ckpttool.core.tree import Leaf
-
     modules: set[str] = set()
     names = tree.names.values()
     for path, leaf in tree.items():
@@ -618,7 +608,7 @@ def _unconverted_evidence(tree: Tree, use: _ConversionUsage, kept: Collection[st
         above = name.rpartition("/")[0]
         seen = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
         what = None if seen or _is_of_layer(name, names) else classify_topic(name)
-        entry = use.entry(AgentEvidence(what, name, leaf), name) if what is not None else None
+        entry = use.entry(AgentEvidence(what, name, leaf)) if what is not None else None
         if entry is not None:
             modules.add(above)
             yield entry
@@ -687,45 +677,32 @@ def _parent_modules(names: Collection[str]) -> frozenset[str]:
 class _ConversionUsage(NamedTuple):
     """The entries that the conversion of a model writes, to compare evidence with.
 
-    `extents` are the dimensions of matrices; `normalised` is true if observation statistics are
-    written.
+    `observed` are the possible observation sizes: the dimensions of matrices; `normalised` is true if
+    observation statistics are written. No file beside the checkpoint is used.
     """
 
     written: frozenset[str]
-    extents: frozenset[int]
+    observed: frozenset[int]
     normalised: bool
-
-    @property
-    def observed(self) -> Collection[int]:
-        """The possible observation sizes: the dimensions of matrices."""
-        return self.extents
-
-    @property
-    def files(self) -> Collection[str]:
-        """The names of files beside the checkpoint that are used."""
-        return ()
+    files: Collection[str] = ()
 
     def hint(self, file: str | None) -> str:
         """Return the fix for unused statistics."""
         return f"apply {file or 'them'} to the inputs of the model; the target does not contain them"
 
-    def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
+    def entry(self, found: AgentEvidence) -> LedgerEntry | None:
         """Return the entry for one piece of evidence, None if the weights do not depend on it."""
-        from ckpttool.core.tree import Leaf
-
-        leaf = found.leaf
-        if isinstance(leaf, Leaf):
-            if found.what != _OF_OBSERVATIONS or leaf.size < 2 or "int" in leaf.dtype:
-                return None
-            fits = not self.extents.isdisjoint((leaf.size, *leaf.shape)) and not _is_limit(found)
-            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
-        if found.what == _OF_OBSERVATIONS and isinstance(found.plain, bool | str) and not self.normalised:
+        if found.what != _OF_OBSERVATIONS:
+            return None
+        if isinstance(found.leaf, Leaf):
+            return _statistics_tensor(found, found.leaf, self.observed, self.normalised, self.hint(None))
+        if isinstance(found.plain, bool | str) and not self.normalised:
             value = found.plain
             named = value is True or (isinstance(value, str) and re.search("filter|norm", value, re.I))
             certain = (
                 value is True and re.search(rf"(^|_)({_OBSERVED})(_|$)", _last_word(found.name)) is not None
             )
-            return _entry(found, where, decides=certain, hint=self.hint(None)) if named else None
+            return _entry(found, decides=certain, hint=self.hint(None)) if named else None
         return None
 
 
@@ -780,10 +757,8 @@ class _PolicyUsage(NamedTuple):
         name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
         return name not in ("activations", "action_low") or self.known.is_read(name)
 
-    def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
+    def entry(self, found: AgentEvidence) -> LedgerEntry | None:
         """Return the entry for one piece of evidence, None if it has no effect or is used."""
-        from ckpttool.core.tree import Leaf
-
         judge = {
             "observation statistics": self._statistics,
             "action bounds": self._bounds,
@@ -794,20 +769,15 @@ class _PolicyUsage(NamedTuple):
             "custom code": self._code,
         }.get(found.what)
         if judge is None:
-            return _entry(found, where) if isinstance(found.leaf, Leaf) else None
-        return judge(found, where, file)
+            return _entry(found) if isinstance(found.leaf, Leaf) else None
+        return judge(found)
 
-    def _statistics(self, found: AgentEvidence, where: str, file: str | None) -> LedgerEntry | None:
-        from ckpttool.core.tree import Leaf
-
+    def _statistics(self, found: AgentEvidence) -> LedgerEntry | None:
         if isinstance(found.leaf, Leaf):
-            if found.leaf.size < 2 or "int" in found.leaf.dtype:
-                return None
-            fits = self.widths[0] in (found.leaf.size, *found.leaf.shape) and not _is_limit(found)
-            return _entry(found, where, decides=fits and not self.settled, hint=self.hint(file))
+            return _statistics_tensor(found, found.leaf, self.widths[:1], self.settled, self.hint(None))
         value = found.plain
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return self._scale(found, float(value), where)
+            return self._scale(found, float(value))
         if self.settled or _is_empty(value) or not isinstance(value, bool | str):
             return None
         # A boolean or a filter's name; other texts are names of files and columns.
@@ -817,9 +787,9 @@ class _PolicyUsage(NamedTuple):
             "use --obs-norm FILE to supply the statistics; if training did not normalise, this "
             "setting is wrong"
         )
-        return _entry(found, where, decides=True, hint=hint)
+        return _entry(found, decides=True, hint=hint)
 
-    def _scale(self, found: AgentEvidence, value: float, where: str) -> LedgerEntry | None:
+    def _scale(self, found: AgentEvidence, value: float) -> LedgerEntry | None:
         """Return the entry for a number that scales or limits observations."""
         last = _last_word(found.name)
         norm = self.known.obs_norm
@@ -827,57 +797,51 @@ class _PolicyUsage(NamedTuple):
             if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
                 return None
             own = self.binding.facts.norm
-            return _entry(found, where, decides=norm is not None and own is not None and own.assumed)
+            return _entry(found, decides=norm is not None and own is not None and own.assumed)
         if re.search("scal(e|es|ing)", last):
-            return None if value in (0.0, 1.0) else _entry(found, where, decides=norm is None)
-        return _entry(found, where) if _is_limit(found) and value != 0 else None
+            return None if value in (0.0, 1.0) else _entry(found, decides=norm is None)
+        return _entry(found) if _is_limit(found) and value != 0 else None
 
-    def _bounds(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
-        from ckpttool.core.tree import Leaf
-
+    def _bounds(self, found: AgentEvidence) -> LedgerEntry | None:
         value = found.plain
         if isinstance(found.leaf, Leaf):
             # Layouts move the buffers of an action map; other buffers have one number per action, or one in
             # total.
             if found.leaf.size not in (1, self.widths[1]):
                 return None
-            return _entry(found, where, decides=self.known.action_low is None and self._is_assumed("head"))
+            return _entry(found, decides=self.known.action_low is None and self._is_assumed("head"))
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if self.known.action_low is None:
-            return _entry(found, where) if math.isfinite(value) else None
+            return _entry(found) if math.isfinite(value) else None
         stated = [*(self.known.action_low or ()), *(self.known.action_high or ())]
         if any(abs(abs(value) - abs(each)) <= 1e-6 * max(1.0, abs(each)) for each in stated):
             return None
         # A different lower bound changes the actions; a different upper one may be a unit.
         lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", found.name.lower())[-1])
-        return _entry(found, where, decides=lower is not None)
+        return _entry(found, decides=lower is not None)
 
     def _is_assumed(self, fact: str) -> bool:
         return fact not in self.known.provenance or self.known.is_assumed(fact)
 
-    def _activation(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+    def _activation(self, found: AgentEvidence) -> LedgerEntry | None:
         name, used = _activation_name(found.plain), set(self.known.activations or ())
         # A function after the last layer is the action map; settings of other networks are not played.
         if name is None or not used or name in used or _ELSEWHERE.search(found.name.lower()):
             return None
         hint = f"--activation {name}" if name in sidecar.ACTIVATIONS else None
-        return _entry(found, where, decides=True, hint=hint)
+        return _entry(found, decides=True, hint=hint)
 
-    def _distribution(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
-        from ckpttool.core.tree import Leaf
-
+    def _distribution(self, found: AgentEvidence) -> LedgerEntry | None:
         head, name = self.known.head, found.name.lower()
         if head is None or isinstance(found.leaf, Leaf) or re.search("critic|value|vf_|qf?_", name):
             return None
         squashes = _squashes(found.plain, _last_word(name))
         if squashes is None or squashes == ("tanh" if head in _TANH else "linear"):
             return None
-        return _entry(found, where, decides=self._is_assumed("head"))
+        return _entry(found, decides=self._is_assumed("head"))
 
-    def _architecture(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
-        from ckpttool.core.tree import Leaf
-
+    def _architecture(self, found: AgentEvidence) -> LedgerEntry | None:
         value = found.plain
         if (
             _is_empty(value)
@@ -890,11 +854,9 @@ class _PolicyUsage(NamedTuple):
         normed = "norm" in name or _last_word(name).removeprefix("use_") in ("ln", "bn")
         if "dropout" in name or (normed and ("layer_norm" in kinds or self.binding.fronts)):
             return None  # dropout is inactive when an agent is played
-        return _entry(found, where, decides=value is True and "critic" not in name)
+        return _entry(found, decides=value is True and "critic" not in name)
 
-    def _wrapper(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
-        from ckpttool.core.tree import Leaf, Record
-
+    def _wrapper(self, found: AgentEvidence) -> LedgerEntry | None:
         value = found.plain
         if (
             _is_empty(value)
@@ -907,15 +869,13 @@ class _PolicyUsage(NamedTuple):
             # A simulator's own frame skip is part of the environment.
             certain = not re.search("frame_?skip", _last_word(found.name))
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return _entry(found, where, decides=certain) if is_number else None
+            return _entry(found, decides=certain) if is_number else None
         own = {str(each.get("name")) for each in (self.known.env or {}).get("wrappers") or ()}
         if {named, named.rpartition(".")[2]} & own or not re.search(r"[A-Za-z]", named):
             return None
-        return _entry(found, where, decides=True)
+        return _entry(found, decides=True)
 
-    def _code(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
-        from ckpttool.core.tree import Record
-
+    def _code(self, found: AgentEvidence) -> LedgerEntry | None:
         value = found.plain
         name = value.name if isinstance(value, Record) else value
         if not isinstance(name, str) or _is_empty(name):
@@ -924,7 +884,7 @@ class _PolicyUsage(NamedTuple):
         if last in ("_target_", "class_path", "class_name") and not _has_role(found.name, name):
             return None
         if "." not in name:
-            return _entry(found, where, decides=True) if _is_own_class(last, name.strip("'\"")) else None
+            return _entry(found, decides=True) if _is_own_class(last, name.strip("'\"")) else None
         if re.search(r"[/\\\s]", name) or not re.fullmatch(r"\W*(class\s|function\s)?.*\.[A-Z]\w*\W*", name):
             return None  # a file name or a version
         module = re.sub(r"^\W*(class|function)?\s*['\"]?", "", name).partition(".")[0]
@@ -932,7 +892,7 @@ class _PolicyUsage(NamedTuple):
             return None
         # Configurations create all objects by such names, also a program's own plain agent.
         plain = last in ("_target_", "class_path") and _is_plain(_HUMPS.findall(name.rpartition(".")[2]))
-        return _entry(found, where, decides=not plain)
+        return _entry(found, decides=not plain)
 
 
 def _has_role(setting: str, class_: str) -> bool:
@@ -963,18 +923,25 @@ def _is_own_class(setting: str, name: str) -> bool:
     return foreign and (role or not re.fullmatch("(model|agent)(_.*)?|.*_(name|type)", setting))
 
 
-def _entry(
-    found: AgentEvidence, where: str, *, decides: bool = False, hint: str | None = None
-) -> LedgerEntry:
-    from ckpttool.core.tree import Leaf, Record
-
+def _entry(found: AgentEvidence, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
     leaf = found.leaf
     if isinstance(leaf, Leaf):
         value = f"{leaf.dtype}{list(leaf.shape)}"
     else:
         value = leaf.value.name if isinstance(leaf.value, Record) else str(leaf.value)
         value = f"{re.split(r'[/.]', found.name)[-1]} = {value[:80]}"
+    where = found.name if found.file is None else f"{found.file}: {found.name}"
     return LedgerEntry("not used", found.what, value, where, decides=decides, hint=hint)
+
+
+def _statistics_tensor(
+    found: AgentEvidence, leaf: Leaf, observed: Collection[int], settled: bool, hint: str
+) -> LedgerEntry | None:
+    """Return the entry for a tensor of statistics; it decides if it has the size of an observation."""
+    if leaf.size < 2 or "int" in leaf.dtype:
+        return None
+    fits = not {*observed}.isdisjoint((leaf.size, *leaf.shape)) and not _is_limit(found)
+    return _entry(found, decides=fits and not settled, hint=hint)
 
 
 def _is_empty(value: Plain) -> bool:
@@ -983,8 +950,6 @@ def _is_empty(value: Plain) -> bool:
 
 def _activation_name(value: Plain) -> str | None:
     """Return the activation named by a setting, None for anything else."""
-    from ckpttool.core.tree import Record
-
     if not isinstance(value, str | Record):
         return None
     text = value.name if isinstance(value, Record) else value
@@ -995,8 +960,6 @@ def _activation_name(value: Plain) -> str | None:
 
 def _squashes(value: Plain, last: str) -> str | None:
     """Return the function after a policy's last layer as named by a setting, None if it names none."""
-    from ckpttool.core.tree import Record
-
     if isinstance(value, bool):
         return ("tanh" if value else "linear") if re.search("squash|tanh", last) or value else None
     if not isinstance(value, str | Record):
@@ -1018,8 +981,6 @@ def _last_word(name: str) -> str:
 
 def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsage) -> Iterator[LedgerEntry]:
     """Yield evidence in the checkpoint itself: one entry per module of tensors, one per value."""
-    from ckpttool.core.tree import Leaf
-
     taken = _agent_entries(binding)
     used = _used_tensors(binding)
     stated = tuple(place for fact, place in binding.facts.origins.items() if place and facts.uses(fact))
@@ -1039,7 +1000,7 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsa
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
         seen.add(path)
-        entry = facts.entry(AgentEvidence(what, name, leaf), name)
+        entry = facts.entry(AgentEvidence(what, name, leaf))
         if entry is not None:
             modules.add(path[:-1])
             yield entry
@@ -1057,7 +1018,6 @@ def _per_observation(
     tree: Tree, taken: Collection[Path], stated: Collection[str], widths: tuple[int, int]
 ) -> Iterator[LedgerEntry]:
     """Yield an entry for each tensor outside layers that has one number per observation."""
-    from ckpttool.core.tree import Leaf
     from ckpttool.libraries import schema
 
     obs, actions = widths
@@ -1079,7 +1039,7 @@ def _per_observation(
             continue  # zero means, unit deviations or infinite limits have no effect
         hint = "if these are observation statistics, use --obs-norm FILE (with mean and var) to apply them"
         found = AgentEvidence("observation statistics", name, leaf)
-        yield _entry(found, name, decides=obs != actions, hint=hint)
+        yield _entry(found, decides=obs != actions, hint=hint)
 
 
 def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) -> RecognizedAgent:
@@ -1088,7 +1048,6 @@ def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) ->
     They override a library's defaults, but not facts that the layout itself reads. Contradictory
     settings are left for the ledger.
     """
-    from ckpttool.core.tree import ValueLeaf
     from ckpttool.libraries.schema import NO_LAYOUT
 
     if binding.layout == NO_LAYOUT:
@@ -1122,24 +1081,18 @@ _NO_FUNCTION = frozenset(("", "none", "null", "default", "auto"))
 
 def _names_function(leaf: Leaf | ValueLeaf) -> bool:
     """Return whether a setting of activations names one, of any library."""
-    from ckpttool.core.tree import Record, ValueLeaf
-
     if not isinstance(leaf, ValueLeaf) or not isinstance(leaf.value, str | Record):
         return False
     return isinstance(leaf.value, Record) or leaf.value.strip().lower() not in _NO_FUNCTION
 
 
 def _format_function(leaf: Leaf | ValueLeaf) -> str:
-    from ckpttool.core.tree import Record, ValueLeaf
-
     value = leaf.value if isinstance(leaf, ValueLeaf) else None
     return value.name if isinstance(value, Record) else str(value)
 
 
 def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
     """Return a single number, or the numbers of a small tensor."""
-    from ckpttool.core.tree import Leaf
-
     if isinstance(leaf, Leaf):
         is_small = leaf.size <= most and leaf.dtype.startswith(("float", "int"))
         return [float(each) for each in leaf.array().reshape(-1)] if is_small else []
@@ -1191,8 +1144,6 @@ def _lacks(facts: AgentMetadata, what: Topic) -> bool:
 
 
 def _used_tensors(binding: RecognizedAgent) -> Collection[str]:
-    from ckpttool.core.tree import Leaf
-
     norm = binding.facts.norm
     return {leaf.key for leaf in norm if isinstance(leaf, Leaf)} if norm is not None else ()
 
@@ -1424,6 +1375,6 @@ def _settings_file(file: str, name: str, facts: _PolicyUsage | _ConversionUsage)
         what = classify_topic(shown)
         if what is None:
             continue
-        entry = facts.entry(AgentEvidence(what, shown, leaf), f"{name}: {shown}")
+        entry = facts.entry(AgentEvidence(what, shown, leaf, name))
         if entry is not None:
             yield entry

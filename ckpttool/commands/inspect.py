@@ -10,7 +10,7 @@ import shlex
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -257,15 +257,7 @@ class PluginRow:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "available": self.available,
-            "extra": self.extra,
-            "reads": self.reads,
-            "writes": self.writes,
-            "seen": self.seen,
-        }
+        return asdict(self)
 
 
 def list_plugins(kind: plugins.Kind) -> tuple[PluginRow, ...]:

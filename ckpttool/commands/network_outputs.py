@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -347,15 +347,7 @@ class Parity:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "name": self.name,
-            "n": self.n,
-            "max_abs": self.max_abs,
-            "max_rel": self.max_rel,
-            "error_a": self.error_a,
-            "error_b": self.error_b,
-            "within": self.within,
-        }
+        return asdict(self)
 
 
 def failed_parity(title: str) -> Parity:

@@ -141,7 +141,8 @@ def parse_layer_options(
     kinds: Sequence[str], flatten: Sequence[str], unflatten: Sequence[str] = ()
 ) -> tuple[LayerOption, ...]:
     """Return the parsed layer options; raise UsageError for invalid ones."""
-    return (*_parse_kinds(kinds), *_parse_flatten(flatten), *_parse_unflatten(unflatten))
+    shapes = (*_parse_shapes(flatten, "--flatten"), *_parse_shapes(unflatten, "--unflatten"))
+    return (*_parse_kinds(kinds), *shapes)
 
 
 def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[str], list[str]]:
@@ -178,23 +179,17 @@ def _parse_kinds(lines: Sequence[str]) -> Iterator[LayerOption]:
         yield LayerOption(pattern, compile_glob(pattern), match["name"], LayerFacts(number))
 
 
-def _parse_flatten(lines: Sequence[str]) -> Iterator[LayerOption]:
+def _parse_shapes(lines: Sequence[str], option: str) -> Iterator[LayerOption]:
     for text in lines:
-        pattern, wanted = _split_option(text, "--flatten", "PATTERN=H,W,C")
-        if wanted == _NO or _SHAPE.fullmatch(wanted):
+        pattern, wanted = _split_option(text, option, "PATTERN=H,W,C")
+        if option == "--unflatten":
+            facts = LayerFacts(makes=NO_IMAGE if wanted == _NO else _parse_order(wanted, option))
+        elif wanted == _NO or _SHAPE.fullmatch(wanted):
             shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
-            yield LayerOption(pattern, compile_glob(pattern), None, LayerFacts(flatten=shape))
+            facts = LayerFacts(flatten=shape)
         else:
-            yield LayerOption(
-                pattern, compile_glob(pattern), None, LayerFacts(takes=_parse_order(wanted, "--flatten"))
-            )
-
-
-def _parse_unflatten(lines: Sequence[str]) -> Iterator[LayerOption]:
-    for text in lines:
-        pattern, wanted = _split_option(text, "--unflatten", "PATTERN=H,W,C")
-        order = NO_IMAGE if wanted == _NO else _parse_order(wanted, "--unflatten")
-        yield LayerOption(pattern, compile_glob(pattern), None, LayerFacts(makes=order))
+            facts = LayerFacts(takes=_parse_order(wanted, option))
+        yield LayerOption(pattern, compile_glob(pattern), None, facts)
 
 
 def _parse_order(wanted: str, option: str) -> AxisOrder:
@@ -702,32 +697,20 @@ class TargetKind(NamedTuple):
     plan: str = "plan"
 
 
+_BUNDLE = TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True)
+# Libraries whose agents are files of torch.save.
+_SAVED = ("cleanrl", "tianshou", "spinningup", "rsl_rl", "fasttd3", "skrl", "rl_games", "elegantrl")
 TARGETS: dict[str, TargetKind] = {
     "torch": TargetKind("pytorch", "td3_torch"),
-    "tf": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True),
-    "tf1": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": False}), prefix=True, state=True),
+    "tf": _BUNDLE,
+    "tf1": _BUNDLE._replace(options=MappingProxyType({"graph": False})),
     "fujimoto": TargetKind("pytorch_set", "fujimoto", prefix=True, agent=True),
-    "cleanrl": TargetKind("pytorch", "cleanrl", agent=True),
-    "tianshou": TargetKind("pytorch", "tianshou", agent=True),
-    "spinningup": TargetKind("pytorch", "spinningup", agent=True),
-    "rsl_rl": TargetKind("pytorch", "rsl_rl", agent=True),
-    "fasttd3": TargetKind("pytorch", "fasttd3", agent=True),
-    "skrl": TargetKind("pytorch", "skrl", agent=True),
-    "rl_games": TargetKind("pytorch", "rl_games", agent=True),
-    "elegantrl": TargetKind("pytorch", "elegantrl", agent=True),
+    **{name: TargetKind("pytorch", name, agent=True) for name in _SAVED},
     "d3rlpy": TargetKind("d3rlpy", "d3rlpy", agent=True, plan="plan_d3"),
     "d3rlpy_model": TargetKind("pytorch", "d3rlpy", agent=True),
     "keras": TargetKind("keras_h5", "td3_tf", MappingProxyType({"root": "policy"})),
     "sb3": TargetKind("stable_baselines3", "stable_baselines3", agent=True),
-    "tf2rl": TargetKind(
-        "tensor_bundle", "tf2rl", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
-    ),
-    "tf_agents": TargetKind(
-        "tensor_bundle", "tf_agents", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
-    ),
-    "acme": TargetKind(
-        "tensor_bundle", "acme", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
-    ),
+    **{name: _BUNDLE._replace(layout=name, agent=True) for name in ("tf2rl", "tf_agents", "acme")},
     "keras_rl": TargetKind("keras_rl", "keras_rl", prefix=True, agent=True, ending=".h5f"),
     "rllib": TargetKind("rllib", "rllib", agent=True),
     "sb2": TargetKind("stable_baselines2", "stable_baselines2", agent=True),
@@ -749,7 +732,6 @@ _SUFFIXES = {
     ".onnx": "onnx",
 }
 _INDEX = ".index"
-# Other names that users type for a target, in lower case without separators.
 # Other names of targets, accepted as they are.
 _ALIASES = {
     "pytorch": "torch",
@@ -759,14 +741,13 @@ _ALIASES = {
     "huggingface": "safetensors",
     "onnxruntime": "onnx",
 }
+# What users may mean by other words, in lower case without separators.
 _MEANT = {
-    "tensorflow": "tf",
-    "tf2": "tf",
+    **_ALIASES,
     "ckpt": "tf",
     "checkpoint": "tf",
     "tensorflow1": "tf1",
     "savedmodel": "tf",
-    "pytorch": "torch",
     "pt": "torch",
     "pth": "torch",
     "h5": "keras",

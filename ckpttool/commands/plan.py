@@ -35,7 +35,7 @@ from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.libraries import optimizers_write, recognize, schema, tf_names
+from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.optimizers_read import WITHOUT, is_scheduled
 from ckpttool.libraries.schema import (
@@ -601,8 +601,6 @@ class _Planner:
 
     def _from_onnx(self) -> Plan:
         """Return the plan of an ONNX model: its layers as a state_dict, then like any state_dict."""
-        from ckpttool.libraries import onnx_policies  # not needed by other formats
-
         checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
         if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
             raise UsageError(

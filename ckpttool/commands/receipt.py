@@ -30,6 +30,7 @@ from ckpttool.libraries.schema import (
     OPTIMIZERS,
     RecognizedAgent,
 )
+from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
 from ckpttool.mapping.rules import (
     MappingReport,
 )
@@ -60,8 +61,6 @@ def with_policy_facts(
     are carried over.
     """
     # Recorded computations need modules that no agent of a layout needs.
-    from ckpttool.libraries.single_networks import read_computation
-
     recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
     if found.same_layout or (found.facts is not None and (model or part is not None)):
         return own
@@ -90,8 +89,6 @@ class _PolicyFacts(NamedTuple):
 
 
 def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Sidecar | None) -> _PolicyFacts:
-    from ckpttool.libraries.single_networks import recognize_single_policy
-
     policy = None
     try:
         policy = recognize_checkpoint(checkpoint)
@@ -125,8 +122,6 @@ def _portable_policy_facts(
     checkpoint: Checkpoint, target: Checkpoint, policy: RecognizedAgent, *, by_layout: bool
 ) -> Sidecar | None:
     """Return the facts with which the target is the same policy, None if it is not."""
-    from ckpttool.libraries.single_networks import recognize_single_policy
-
     if not (by_layout or _RECORDED & policy.facts.origins.keys()) or policy.fronts:
         return None
     bound = {move.source for move in policy.moves.moves} | policy.consumed

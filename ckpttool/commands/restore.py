@@ -20,6 +20,7 @@ from ckpttool.commands.folder import list_names
 from ckpttool.commands.inspect import format_command
 from ckpttool.core import filesystem, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChecksumError,
     CkpttoolError,
@@ -36,6 +37,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.formats import common, onnx, tf_common
 from ckpttool.formats.common import Format
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
+from ckpttool.formats.tf_bundle import MissingShardTensor
 from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
@@ -53,8 +55,6 @@ from ckpttool.mapping.rules import MoveList, ToValue
 from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ckpttool.evaluation.wrappers import WrapperSpec
 
 
@@ -296,8 +296,6 @@ def find_contradictions(
 
 def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -> bool:
     """Return whether two values of a fact are equal within float32 rounding."""
-    import numpy as np
-
     one, other = ones[0], others[0]
     if name == "choices":
         return schema.Choices.read(one) == schema.Choices.read(other)
@@ -319,8 +317,6 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
 
 
 def _all_close(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    import numpy as np
-
     return all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_ROUNDED, atol=_ROUNDED) for a, b in pairs
     )
@@ -502,8 +498,6 @@ def _file_bounds(
     scale, bias = (agent.get((attr("actor"), attr(n))) for n in ("action_scale", "action_bias"))
     if not isinstance(scale, Leaf) or policy is None:
         return {"action_low": None, "action_high": None}
-    import numpy as np
-
     count = layer_widths(agent, policy)[1]
     for leaf in (scale, bias):
         if isinstance(leaf, Leaf) and math.prod(leaf.shape) not in (1, count):
@@ -532,8 +526,6 @@ def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | Non
     """Return the statistics in sidecar form: mean, var, epsilon inside the root, clip."""
     if norm is None:
         return None
-    import numpy as np
-
     var = _to_flat_array(norm.var) if norm.var is not None else _to_flat_array(cast(Leaf, norm.std)) ** 2
     epsilon = norm.epsilon
     if norm.outside:
@@ -694,8 +686,6 @@ def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = 
 
 def require_shards(tree: Tree) -> None:
     """Raise TruncatedError naming the first missing shard that tensors of the tree need."""
-    from ckpttool.formats.tf_bundle import MissingShardTensor
-
     lost: dict[str, list[Leaf]] = {}
     for _, leaf in tree.tensors():
         if isinstance(leaf.source, MissingShardTensor | MissingShard):

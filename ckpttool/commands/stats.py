@@ -6,12 +6,13 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.commands.inspect import json_value
 from ckpttool.core import limits, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint, html_text
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape, as_array
 from ckpttool.core.text import compile_glob, no_match_error
@@ -19,10 +20,6 @@ from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Differences between two arrays of one shape: counts, the largest ones, and where.
 
@@ -81,8 +78,6 @@ def compare_leaves(left: Leaf, right: Leaf) -> ArrayDifference | None:
 
 def compare_arrays(left: np.ndarray, right: np.ndarray) -> ArrayDifference | None:
     """Compare two arrays of equal shape and any type; return None if all elements are equal."""
-    import numpy as np
-
     a, b = left.reshape(-1), right.reshape(-1)
     found = _DifferenceSums()
     for start in range(0, a.size, _PIECE):
@@ -114,8 +109,6 @@ class _DifferenceSums:
 
     def take(self, a: np.ndarray, b: np.ndarray, start: int) -> None:
         """Add a piece that starts at element `start`."""
-        import numpy as np
-
         x, y = _to_float64(a), _to_float64(b)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             other = _unequal_elements(a, b, x, y)
@@ -137,8 +130,6 @@ class _DifferenceSums:
         self.max_rel = max(self.max_rel, float(relative.max()))
 
     def _angle(self, x: np.ndarray, y: np.ndarray) -> None:
-        import numpy as np
-
         self._dot += float(np.vdot(x, y).real)
         self._left += float(np.vdot(x, x).real)
         self._right += float(np.vdot(y, y).real)
@@ -150,15 +141,11 @@ class _DifferenceSums:
 
 
 def _to_float64(array: np.ndarray) -> np.ndarray:
-    import numpy as np
-
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def _unequal_elements(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return where elements differ; within one type bits are compared, except for NaN."""
-    import numpy as np
-
     if a.dtype == b.dtype and a.dtype.itemsize in (1, 2, 4, 8):
         bits = np.dtype(f"u{a.dtype.itemsize}")
         other = a.view(bits) != b.view(bits)
@@ -170,8 +157,6 @@ def _unequal_elements(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray
 
 def _distance(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return |a - b|; exact for integers of one type, even with 64 bits."""
-    import numpy as np
-
     # Equal infinities have no difference.
     apart: np.ndarray = np.where(x == y, 0.0, np.abs(x - y))
     if a.dtype == b.dtype and a.dtype.kind in _INTEGERS and a.dtype.itemsize == 8:
@@ -183,8 +168,6 @@ def _distance(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.
 def _compare_strings(left: Leaf, right: Leaf) -> ArrayDifference | None:
     if left.dtype != right.dtype:
         return None
-    import numpy as np
-
     first, second = left.strings(), right.strings()
     unlike = [at for at, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     if not unlike:
@@ -440,8 +423,6 @@ def compute_moments(array: np.ndarray) -> Moments:
 
 def histogram(array: np.ndarray, found: Moments) -> tuple[int, ...]:
     """Return the count of finite numbers in each of BINS equal intervals between the extremes."""
-    import numpy as np
-
     if not found.finite or found.low == found.high or not math.isfinite(found.high - found.low):
         return ()
     counts = np.zeros(BINS, np.int64)
@@ -451,8 +432,6 @@ def histogram(array: np.ndarray, found: Moments) -> tuple[int, ...]:
 
 
 def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
-    import numpy as np
-
     flat = array.reshape(-1)
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
@@ -460,8 +439,6 @@ def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
 
 
 def _piece_moments(piece: np.ndarray) -> Moments:
-    import numpy as np
-
     numbers = piece[np.isfinite(piece)]
     nans = int(np.isnan(piece).sum())
     infs = piece.size - numbers.size - nans
@@ -476,8 +453,6 @@ def _piece_moments(piece: np.ndarray) -> Moments:
 
 def euclidean_norm(numbers: np.ndarray) -> float:
     """Return the norm of float64 numbers, also if their squares are above or below what float64 holds."""
-    import numpy as np
-
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(np.dot(numbers, numbers))
     if 1 / _LARGE < total < math.inf:
@@ -688,8 +663,6 @@ def _squared_slot_warnings(known: Moments) -> Iterator[str]:
 
 
 def _unit_warnings(path: Path, array: np.ndarray, known: Moments) -> Iterator[str]:
-    import numpy as np
-
     if known.size > 1 and known.high == known.low == 0 and array.ndim > 1:
         yield "all zeros"
         return

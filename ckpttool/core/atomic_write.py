@@ -20,6 +20,7 @@ from io import FileIO
 from typing import IO, NamedTuple, Protocol, Self, cast
 
 from ckpttool.core import filesystem, urls
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.core.source import File
 
@@ -179,8 +180,6 @@ def keep_freed_memory() -> None:
     mapping blocks, up to 32 MiB, and twice as much may stay free. Otherwise each tensor's pages are
     requested anew, which takes longer than filling them. No effect on other platforms.
     """
-    import numpy as np
-
     np.empty(_KEPT, np.uint8)
 
 

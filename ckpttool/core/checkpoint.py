@@ -9,12 +9,13 @@ import sys
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import MissingExtraError, NameNotFoundError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import (
     DeflatedSpan,
@@ -35,7 +36,6 @@ from ckpttool.core.text import clean, compile_glob, format_count, format_size, s
 from ckpttool.core.tree import Leaf, Path, Plain, Role, Tree, ValueLeaf, display, iter_modules, suggest_names
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 
@@ -78,14 +78,7 @@ class CodeReference:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "name": self.name,
-            "verdict": self.verdict,
-            "calls": self.calls,
-            "offset": self.offset,
-            "where": self.where,
-            "by": self.by,
-        }
+        return asdict(self)
 
 
 def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
@@ -346,8 +339,6 @@ class SliceOp(NamedTuple):
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Return the slice."""
-        import numpy as np
-
         taken: np.ndarray = np.asarray(array[tuple(axis.slice for axis in self.axes)])
         return taken
 
@@ -360,8 +351,6 @@ class StringSlice(NamedTuple):
 
     def read(self) -> bytes:
         """Return the selected strings, each after its length."""
-        import numpy as np
-
         whole = np.empty(self.base.size, object)
         whole[:] = self.base.strings()
         taken = SliceOp(self.axes).apply(whole.reshape(self.base.shape)).reshape(-1)
@@ -509,8 +498,6 @@ class Handle:
         Raise UnsupportedError for a type without numbers in NumPy (with ml_dtypes), FormatError for
         damaged bytes, ChangedError if the file changed after it was listed.
         """
-        import numpy as np
-
         if self.leaf.dtype == "string":
             words = np.empty(self.leaf.size, object)
             words[:] = self.leaf.strings()

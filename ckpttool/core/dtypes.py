@@ -1,13 +1,35 @@
-"""Table of element types: our name, the size, and the name in every format."""
+"""Table of element types: our name, the size, and the name in every format; and NumPy, imported on use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError
 
+
+class LazyModule:
+    """A module that is imported when it is first used: what only lists a checkpoint needs no NumPy."""
+
+    def __init__(self, name: str) -> None:
+        """Remember the module's name."""
+        self._name = name
+        self._module: ModuleType | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module."""
+        if self._module is None:
+            self._module = importlib.import_module(self._name)
+        return getattr(self._module, name)
+
+
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy
+
+    np = numpy
+else:
+    np = LazyModule("numpy")
 
 
 class DType(NamedTuple):
@@ -116,8 +138,6 @@ def _number_family(name: str) -> str | None:
 
 def numpy_dtype(name: str) -> np.dtype:
     """Return the little-endian numpy dtype of `name`; raise UnsupportedError if none fits."""
-    import numpy as np
-
     row = BY_NAME.get(name)
     if row is None or not row.itemsize:
         raise UnsupportedError(

@@ -370,15 +370,13 @@ def rename(source: str, target: str, *, replace: bool) -> None:
 
 def free_bytes(folder: str) -> int | None:
     """Return the free bytes of a folder's file system, or None if it does not report them."""
-    try:
-        if not hasattr(os, "statvfs"):
-            import shutil
+    import shutil
 
-            return shutil.disk_usage(folder).free
-        found = os.statvfs(folder)
+    try:
+        found = shutil.disk_usage(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    return found.free if found.total else None
 
 
 def is_just_changed(found: os.stat_result, tick_ns: int) -> bool:

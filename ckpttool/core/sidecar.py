@@ -136,37 +136,24 @@ class Sidecar:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document, in the order of docs/sidecar.md."""
-        return {
-            "schema": SCHEMA,
-            "tool": f"ckpttool {__version__}",
-            "source": self.source,
-            "target_sha256": self.target_sha256,
-            "rules": list(self.rules),
-            "assumed": list(self.assumed),
-            "env": self.env,
-            "obs_dim": self.obs_dim,
-            "action_low": self.action_low,
-            "action_high": self.action_high,
-            **({} if self.choices is None else {"choices": dict(self.choices)}),
-            **({} if self.observation_space is None else {"observation_space": dict(self.observation_space)}),
-            "head": self.head,
-            "activations": self.activations,
-            "obs_norm": self.obs_norm,
-            "epsilon": self.epsilon,
-            "optimizers": self.optimizers,
-            "objects": self.objects,
-            "stripped": None if self.stripped is None else list(self.stripped),
-            "computation": None if self.computation is None else dict(self.computation),
-            "parity": None if self.parity is None else list(self.parity),
-            **({} if self.verification is None else {"verification": dict(self.verification)}),
-            "provenance": dict(self.provenance),
-            "residue": list(self.residue),
-            "undo": None if self.undo is None else dict(self.undo),
-        }
+        facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        head = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", "source": facts.pop("source")}
+        shown = {name: value for name, value in facts.items() if value is not None or name not in _OMITTED}
+        return head | {name: _json_form(value) for name, value in shown.items()}
 
     def encode(self) -> bytes:
         """Return the file's bytes, which are the same for equal sidecars."""
         return (json.dumps(self.document(), indent=1, allow_nan=False) + "\n").encode()
+
+
+# Facts that a sidecar lists only where they are known.
+_OMITTED = ("choices", "observation_space", "verification")
+
+
+def _json_form(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if value is None or isinstance(value, str | int) else list(value)
 
 
 def sidecar_path(path: str) -> str:

@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ckpttool.core import dtypes, filesystem
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChangedError,
     ChecksumError,
@@ -22,10 +23,6 @@ from ckpttool.core.errors import (
     TruncatedError,
     UnsupportedError,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # CRC-32, as in zip; CRC-32C, and the mask that LevelDB and TensorFlow apply to a stored one.
 
@@ -62,8 +59,6 @@ def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
     else:
         # The library rejects views, whose memory may be released during the call; it accepts arrays without a
         # copy.
-        import numpy as np
-
         taken = np.frombuffer(data, np.uint8)
     found: int = google_crc32c.extend(running, taken)
     return found
@@ -204,8 +199,6 @@ class File(NamedTuple):
 
         With a buffer for the `whole` they are read into it, and stay valid.
         """
-        import numpy as np
-
         if filesystem.find_store(self.path) is not None:
             yield from self._fetched(offset, length, whole)
             return
@@ -354,8 +347,6 @@ class Span(NamedTuple):
     def _read_large(self) -> memoryview:
         # In one piece, the kernel's write and the checksum's read would both go through main memory. An
         # array, because numpy requests huge pages, which cause five hundred times fewer page faults.
-        import numpy as np
-
         self.file.require(self.offset, self.length)  # before there is room for a size that a header states
         whole = np.empty(self.length, np.uint8).data
         for _ in self.pieces(whole):
@@ -525,8 +516,6 @@ class ByteSwappedSpan(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the bytes in little-endian order."""
-        import numpy as np
-
         data = np.frombuffer(self.base.read(), dtype=np.dtype(f"V{self.width}"))
         flat = data.view(np.uint8).reshape(-1, self.width)[:, ::-1]
         return np.ascontiguousarray(flat).reshape(-1).data
@@ -575,8 +564,6 @@ class StridedView(NamedTuple):
         require_length(data, stop - first)
         if self.plain():
             return data
-        import numpy as np
-
         flat = np.frombuffer(data, dtype=np.uint8)
         if self.width > 1:
             flat = np.ascontiguousarray(flat.reshape(-1, self.width)[:, ::-1]).reshape(-1)
@@ -596,8 +583,6 @@ class TransformedSource(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the bytes of the transformed array."""
-        import numpy as np
-
         array = as_array(self.base.read(), self.dtype, self.shape)
         dtype, _ = self.op.output(self.dtype, self.shape)
         changed = np.ascontiguousarray(self.op.apply(array), dtype=dtypes.numpy_dtype(dtype))
@@ -623,8 +608,6 @@ def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
 
     Raise FormatError unless their number matches the shape.
     """
-    import numpy as np
-
     kind = dtypes.numpy_dtype(dtype)
     require_length(data, math.prod(shape) * kind.itemsize)
     return np.frombuffer(data, dtype=kind).reshape(shape)
@@ -646,8 +629,6 @@ def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
     Raise FormatError unless they fill it exactly: a returned array never contains uninitialised
     memory.
     """
-    import numpy as np
-
     whole, at = np.empty(nbytes, np.uint8), 0
     for each in parts:
         part = np.frombuffer(each, np.uint8)
@@ -665,8 +646,6 @@ def combine_parts(dtype: str, shape: Shape, parts: Iterable[tuple[tuple[slice, .
     Raise FormatError unless the parts have as many elements as the tensor. The caller ensures that
     they do not overlap. Elements outside all parts are zero.
     """
-    import numpy as np
-
     whole, count = np.zeros(shape, dtypes.numpy_dtype(dtype)), 0
     for place, source in parts:
         # The ellipsis makes an array without axes a view, too.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import IO, Any, NamedTuple, NoReturn, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ckpttool.core import filesystem, limits, urls
 from ckpttool.core.errors import (
@@ -35,30 +35,21 @@ from ckpttool.core.limits import Limits
 from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
 from ckpttool.core.text import format_size
 
+if TYPE_CHECKING:
+    import tarfile
+
 # Tar archives as bytes: the position of every plain file; other entries are rejected.
-#
-# The standard library's reader takes longer to import than a checkpoint takes to list, and of two members
-# with one name it uses the last where other readers use the first. Layouts follow POSIX.1-2017, pax, "ustar
-# Interchange Format" and "pax Header Block"; GNU's sizes in base 256 follow GNU tar's manual, "Extensions".
 
 BLOCK = 512
-# Name, size, checksum, type, link target, magic, name prefix; modes, owners, times and devices are skipped.
-_HEADER = struct.Struct("100s24x12s12x8sc100s6s82x155s12x")
-_CHECKSUM = slice(148, 156)
-_MAGIC = b"ustar"
-_PLAIN, _PAX = (b"0", b"\0"), b"x"
+_PLAIN = (b"0", b"\0")
 _PIECE = 1 << 20
-
-
-class _TarHeader(NamedTuple):
-    name: str
-    size: int
-    kind: bytes
+# Records of a pax header (POSIX.1-2017, "pax Header Block") that change what a member is.
+_CHANGING = ("path", "linkpath", "GNU.sparse")
 
 
 def is_tar_start(head: bytes) -> bool:
     """Return whether the bytes begin like a tar archive."""
-    return len(head) >= BLOCK and _HEADER.unpack_from(head)[5].startswith(_MAGIC)
+    return len(head) >= BLOCK and head[257:262] == b"ustar"
 
 
 def is_tar_header(block: bytes) -> bool:
@@ -84,7 +75,11 @@ def first_tar_member(file: File) -> str | None:
 
 
 def read_tar(file: File) -> Mapping[str, Span]:
-    """Return the files of an archive by name; raise FormatError unless all are plain and unique."""
+    """Return the files of an archive by name; raise FormatError unless all are plain and unique.
+
+    The standard library finds them, as for torch.load; but of two members with one name it uses the last,
+    and it takes a damaged header for the end of the archive.
+    """
     found: dict[str, Span] = {}
     for name, span in _iter_tar_members(file):
         if name in found:
@@ -94,92 +89,41 @@ def read_tar(file: File) -> Mapping[str, Span]:
 
 
 def _iter_tar_members(file: File) -> Iterator[tuple[str, Span]]:
-    at, longer = 0, None
-    while (block := _read_tar_block(file, at)) != bytes(BLOCK):
-        header = _parse_tar_header(file, block, at)
-        at += BLOCK
-        size = header.size if longer is None or header.kind == _PAX else longer
-        span = Span(file, at, size)
-        at += -(-size // BLOCK) * BLOCK
-        if at > file.size:
-            raise TruncatedError(f"member {header.name!r} is truncated", file=file.path, offset=span.offset)
-        if header.kind == _PAX:
-            longer = _pax_size(span)
-        else:
-            yield header.name, span
-            longer = None
-    if _read_tar_block(file, at + BLOCK) != bytes(BLOCK) or file.size % BLOCK:
-        raise TruncatedError("the archive does not end with empty blocks", file=file.path, offset=file.size)
-    for place in range(at, file.size, _PIECE):
+    import tarfile
+
+    try:
+        with tarfile.open(fileobj=cast(IO[bytes], FileStream(file)), mode="r:", errors="replace") as archive:
+            for member in archive:
+                if archive.offset > file.size or member.size < 0:
+                    what = f"member {member.name!r} is truncated"
+                    raise TruncatedError(what, file=file.path, offset=member.offset_data)
+                _require_plain_member(file, member)
+                yield member.name, Span(file, member.offset_data, member.size)
+            end = archive.offset
+    except (tarfile.TarError, ValueError) as error:
+        raise FormatError("the archive is damaged", file=file.path, found=str(error)[:120]) from error
+    for place in range(end, file.size, _PIECE):
         if file.read(place, min(_PIECE, file.size - place)).strip(b"\0"):
-            _fail_tar(file, "extra bytes after the end of the archive", place)
+            what = "a header is damaged, or extra bytes follow the end of the archive"
+            raise FormatError(what, file=file.path, offset=place)
+    if file.size < end + 2 * BLOCK or file.size % BLOCK:
+        raise TruncatedError("the archive does not end with empty blocks", file=file.path, offset=file.size)
 
 
-def _read_tar_block(file: File, at: int) -> bytes:
-    if at + BLOCK > file.size:
-        raise TruncatedError("the end of the archive is missing", file=file.path, offset=file.size)
-    return file.read(at, BLOCK)
-
-
-def _parse_tar_header(file: File, block: bytes, at: int) -> _TarHeader:
-    name, size, checksum, kind, _, magic, before = _HEADER.unpack(block)
-    bare = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
-    if not magic.startswith(_MAGIC) or _parse_octal(checksum, file, at) != sum(bare):
-        _fail_tar(file, "a header of the archive is damaged", at)
-    text = _tar_name(name)
-    if kind not in (*_PLAIN, _PAX):
-        raise UnsupportedError(
-            f"member {text!r} is not a regular file (type {kind.decode('latin-1')!r})",
-            file=file.path,
-            offset=at,
-        )
-    if any(before):
-        # GNU tar's own headers store times there; the library that torch used leaves the field empty.
-        raise UnsupportedError(f"member {text!r} has a name prefix", file=file.path, offset=at)
-    return _TarHeader(text, _parse_octal(size, file, at), kind)
-
-
-def _parse_octal(field: bytes, file: File, at: int) -> int:
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:])
-    digits = field.rstrip(b"\0 ").lstrip(b" ")
-    if not digits or digits.strip(b"01234567"):
-        _fail_tar(file, "a number in the archive's header is not octal", at)
-    return int(digits, 8)
-
-
-def _pax_size(span: Span) -> int | None:
-    """Return the size in bytes that a pax header sets for the next member; ignore times and owners.
-
-    Raise FormatError when records and lengths contradict each other, UnsupportedError for a record
-    that would change the type or content of the member.
-    """
-    if span.length > limits.current().text_bytes:
-        what, file, at = "a pax header is too long", span.file.path, span.offset
-        raise limits.limit_error("text_bytes", what, span.length, file=file, offset=at)
-    data, size = bytes(span.read()), None
-    while data:
-        length, _, rest = data.partition(b" ")
-        if not length.isdigit() or len(length) > 7 or data[int(length) - 1 : int(length)] != b"\n":
-            _fail_tar(span.file, "a pax header is damaged", span.offset)
-        keyword, _, value = rest[: int(length) - len(length) - 2].partition(b"=")
-        if keyword in (b"path", b"linkpath") or keyword.startswith(b"GNU.sparse"):
-            what = f"a pax header changes the {keyword.decode('latin-1')!r} of a member"
-            raise UnsupportedError(what, file=span.file.path, offset=span.offset)
-        if keyword == b"size":
-            if not value.isdigit() or len(value) > 19:
-                _fail_tar(span.file, "the size in a pax header is not a number", span.offset)
-            size = int(value)
-        data = data[int(length) :]
-    return size
-
-
-def _tar_name(name: bytes) -> str:
-    return name.partition(b"\0")[0].decode("utf-8", "replace")
-
-
-def _fail_tar(file: File, message: str, offset: int) -> NoReturn:
-    raise FormatError(message, file=file.path, offset=offset)
+def _require_plain_member(file: File, member: tarfile.TarInfo) -> None:
+    """Raise unless the member is a plain file, and its pax header valid and about times and owners only."""
+    headers = member.pax_headers
+    changed = next((name for name in headers if name.startswith(_CHANGING)), None)
+    if changed is not None:
+        what = f"a pax header changes the {changed!r} of a member"
+        raise UnsupportedError(what, file=file.path, offset=member.offset)
+    if member.type not in _PLAIN:
+        what = f"member {member.name!r} is not a regular file (type {member.type.decode('latin-1')!r})"
+        raise UnsupportedError(what, file=file.path, offset=member.offset)
+    # Some versions of the library leave out the rest of a header from the first record that is damaged.
+    extended = member.offset_data - member.offset > BLOCK
+    if (extended and not headers) or not all(map(str.isprintable, headers.values())):
+        raise FormatError("a pax header is damaged", file=file.path, offset=member.offset)
 
 
 # Records of zip archives, and the fields that both headers of a member share.
@@ -1035,8 +979,8 @@ def _member_path(name: str) -> str | None:
     return None if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path else path
 
 
-# Tar archives as folders. The standard library's reader parses every form of long names, which `read_tar`
-# rejects. Compressed archives are first unpacked as a whole.
+# Tar archives as folders: links and devices are left out, which `read_tar` rejects. Compressed archives are
+# first unpacked as a whole.
 
 # Magic bytes from RFC 1952 and from the documentation of bzip2 and xz.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}

@@ -2,12 +2,14 @@
 
 Source: numpy/lib/format.py (the docstring describes versions 1.0 to 3.0; `_write_array_header`,
 `_read_array_header`), numpy/lib/npyio.py (`savez`: a zip of `NAME.npy` members). NumPy evaluates
-the header as a Python literal; the small grammar here accepts a dict of text, truth values and
-tuples of integers.
+the header as a Python literal; here it may consist only of text, truth values, whole numbers and
+brackets.
 """
 
 from __future__ import annotations
 
+import ast
+import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -29,16 +31,16 @@ _TABLES = 4096
 _TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
 # White space that Python accepts between the parts of a literal; other ASCII space is an error there.
 _SPACE = " \t\n\r\f"
-_NUMBER = r"-?(?:0|[1-9]\d{0,19})L?"
-_TOKEN = re.compile(
-    rf"[{_SPACE}]*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>{_NUMBER})|(?P<mark>[][(){{}},:]))",
-    re.ASCII,
+# What a literal may consist of, which the parser of Python reads without deep recursion.
+_LITERAL = re.compile(
+    rf"(?:{_TEXT}|True|False|None|(?:0|[1-9]\d{{0,19}})L?|[][(){{}},:]|[{_SPACE}]+)*", re.ASCII
 )
+_LONG = re.compile(rf"({_TEXT})|(\d)L")
+_ENTRIES = {"descr", "fortran_order", "shape"}
 # Fixed-width text and bytes: bytes per unit of the width in NumPy's type name.
 _WIDE = {"U": 4, "S": 1, "V": 1}
 # numpy/lib/_format_impl.py: room for the first axis to grow, and the alignment of an array's bytes.
 _GROWTH, _ALIGNED = 21, 64
-_PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
 class NpyHeader(NamedTuple):
@@ -227,80 +229,42 @@ def _read_header(storage: Storage) -> NpyHeader:
     except UnicodeDecodeError:
         _fail(storage, "an array's header is not UTF-8", raw)
     # NumPy removes the L of Python 2's integers in the versions that Python 2 wrote.
-    descr, fortran, shape = _parse_header(storage, _tokenize(storage, text, long=version < 3), text)
-    return NpyHeader(descr, fortran, shape, start + length)
+    literal = _LONG.sub(lambda match: match[1] or match[2], text) if version < 3 else text
+    found = _parse_entries(storage, text, literal)
+    descr, fortran = found["descr"], found["fortran_order"]
+    if not isinstance(descr, str | list | tuple):
+        _fail(storage, "an array's type is not one that NumPy writes", text)
+    if not isinstance(fortran, bool):
+        _fail(storage, "an array's fortran_order is neither True nor False", text)
+    shape = _require_shape(storage, found["shape"], text)
+    return NpyHeader(descr if isinstance(descr, str) else None, fortran, shape, start + length)
 
 
 def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
     raise _npy_error(FormatError, storage, message, found=repr(shown[:60]) if shown else None)
 
 
-def _parse_header(storage: Storage, tokens: list[str], text: str) -> tuple[str | None, bool, Shape]:
+def _parse_entries(storage: Storage, text: str, literal: str) -> dict[str, object]:
     """Return the three entries of the header dict, in any order; others are an error."""
-    if len(tokens) < 2 or tokens[0] != "{" or tokens[-1] != "}":
-        _fail(storage, "an array's header is not a dict", text)
-    found: dict[str, list[str]] = {}
-    at, stop = 1, len(tokens) - 1
-    while at < stop:
-        name = tokens[at][1:-1] if tokens[at][0] in "'\"" else ""
-        end = _value_end(tokens, at + 2, stop)
-        if tokens[at + 1] != ":" or name in found or end <= at + 2:
-            _fail(storage, "an array's header is not a dict with three entries", text)
-        found[name] = tokens[at + 2 : end]
-        at = end + 1
-    if found.keys() != {"descr", "fortran_order", "shape"}:
-        _fail(storage, "an array's header does not contain descr, fortran_order and shape", text)
-    order = found["fortran_order"]
-    if order not in (["True"], ["False"]):
-        _fail(storage, "an array's fortran_order is neither True nor False", text)
-    return _parse_descr(storage, found["descr"]), order == ["True"], _parse_shape(storage, found["shape"])
+    if _LITERAL.fullmatch(text) is None:
+        _fail(storage, "an array's header is not a literal that NumPy writes", text)
+    try:
+        tree = ast.parse(literal.strip(_SPACE), mode="eval").body
+        found = ast.literal_eval(tree)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        _fail(storage, "an array's header is not a literal that NumPy writes", text)
+    if not isinstance(tree, ast.Dict) or found.keys() != _ENTRIES or len(tree.keys) != len(_ENTRIES):
+        _fail(storage, "an array's header is not a dict of descr, fortran_order and shape", text)
+    entries: dict[str, object] = found
+    return entries
 
 
-def _tokenize(storage: Storage, text: str, *, long: bool) -> list[str]:
-    tokens: list[str] = []
-    at, stop = 0, len(text.rstrip(_SPACE))
-    while at < stop:
-        match = _TOKEN.match(text, at)
-        if match is None or (match[0][-1] == "L" and not long):
-            _fail(storage, "an array's header is not a literal that NumPy writes", text[at:])
-        tokens.append(match[match.lastgroup or 0].removesuffix("L"))
-        at = match.end()
-    return tokens
-
-
-def _value_end(tokens: list[str], at: int, stop: int) -> int:
-    """Return the end of the value at `at`: a comma outside all brackets, or `stop`; -1 if neither."""
-    opened: list[str] = []
-    while at < stop and (opened or tokens[at] != ","):
-        if tokens[at] in ("(", "[", "{"):
-            opened.append(tokens[at])
-        elif tokens[at] in _PAIRS and (not opened or opened.pop() != _PAIRS[tokens[at]]):
-            return -1
-        at += 1
-    return -1 if opened else at
-
-
-def _parse_descr(storage: Storage, tokens: list[str]) -> str | None:
-    if len(tokens) == 1 and tokens[0][:1] in ("'", '"'):
-        return tokens[0][1:-1]
-    if tokens[0] in ("[", "("):
-        return None
-    _fail(storage, "an array's type is not one that NumPy writes", " ".join(tokens))
-
-
-def _parse_shape(storage: Storage, tokens: list[str]) -> Shape:
-    items, commas = tokens[1:-1:2], tokens[2:-1:2]
-    well = tokens[0] == "(" and tokens[-1] == ")" and all(mark == "," for mark in commas)
-    if not well or len(items) - len(commas) not in (0, 1) or (len(items) == 1 and not commas):
-        _fail(storage, "an array's shape is not a tuple", " ".join(tokens))
-    if len(items) > RANK:
-        _fail(storage, f"an array has {len(items):,} dimensions", "")
-    if not all(item.isdigit() for item in items):
-        _fail(storage, "an array's shape contains an item that is not a size", " ".join(tokens))
-    shape, count = tuple(map(int, items)), 1
-    for extent in shape:
-        # Zeros are left out, as in numpy: a zero must not hide an impossible size.
-        count *= extent or 1
-    if count > _LARGEST_COUNT:
-        _fail(storage, "an array has too many elements to count", " ".join(tokens))
+def _require_shape(storage: Storage, shape: object, text: str) -> Shape:
+    if not isinstance(shape, tuple) or not all(type(extent) is int for extent in shape):
+        _fail(storage, "an array's shape is not a tuple of whole numbers", text)
+    if len(shape) > RANK:
+        _fail(storage, f"an array has {len(shape):,} dimensions", "")
+    # Zeros are left out, as in numpy: a zero must not hide an impossible size.
+    if math.prod(extent or 1 for extent in shape) > _LARGEST_COUNT:
+        _fail(storage, "an array has too many elements to count", text)
     return shape

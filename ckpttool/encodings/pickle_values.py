@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.core import limits
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError, UnsupportedError
 
 # Contents of a pickle as inert data: names that are not looked up, calls that are not executed.
@@ -589,8 +590,6 @@ def _build_transposed(data: Any, kind: PickledDType, shape: tuple[Any, ...], axe
     count = math.prod(shape)
     if not count:
         return make_array(1, turned, kind, False, b"")
-    import numpy as np
-
     numbers = np.frombuffer(bytes(contents.data), f"V{len(contents.data) // count}").reshape(shape)
     return make_array(1, turned, kind, False, numbers.transpose(axes).tobytes())
 

@@ -126,16 +126,21 @@ def _read_handle(data: bytes, at: int, stop: int) -> tuple[BlockHandle, int]:
     return BlockHandle(offset, size), at
 
 
-def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[TableEntry]:
-    offset, size = handle
-    room = len(data) - FOOTER - TRAILER - offset
-    if size > room:
+def _require_within(handle: BlockHandle, size: int) -> None:
+    """Raise TruncatedError unless a file of `size` bytes contains the block, its trailer and a footer."""
+    room = size - FOOTER - TRAILER - handle.offset
+    if handle.size > room:
         raise TruncatedError(
             "a block of the table extends beyond the end of the file",
-            offset=offset,
-            expected=f"{size:,} bytes",
+            offset=handle.offset,
+            expected=f"{handle.size:,} bytes",
             found=f"{max(0, room):,}",
         )
+
+
+def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[TableEntry]:
+    offset, size = handle
+    _require_within(handle, len(data))
     stop = offset + size
     stored = source.unmask_crc(int.from_bytes(data[stop + 1 : stop + TRAILER], "little"))
     found = source.crc32c(data[offset : stop + 1])
@@ -250,20 +255,6 @@ def _require_key_range(lower: bytes | None, entries: list[TableEntry], bound: by
         raise FormatError("a block's keys are outside the range in the index", offset=offset)
 
 
-def parse_block(stored: bytes, left: TableLimits) -> list[TableEntry]:
-    """Return the entries of one block, for tables that are not read whole (SStable).
-
-    `stored` is the block with its trailer and FOOTER more bytes, which follow every block of a
-    table. Positions in errors count from its start. Only the unpacked size of the block is limited.
-    """
-    return _read_block(stored, BlockHandle(0, len(stored) - FOOTER - TRAILER), left)
-
-
-def parse_handle(data: bytes) -> BlockHandle:
-    """Return the location in a value of the index block."""
-    return _read_handle(data, 0, len(data))[0]
-
-
 def iter_value_places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield the keys of a valid uncompressed block, each with its value's start and length."""
     _, stop = _restart_points(contents)
@@ -321,8 +312,8 @@ def open_table(file: File) -> SStable:
         _block_entries(file, meta)
         bounds, blocks, free = [], [], 0
         for bound, value in _block_entries(file, index):
-            handle = parse_handle(value)
-            _require_within_file(file, handle)
+            handle, _ = _read_handle(value, 0, len(value))
+            _require_within(handle, file.size)
             if handle.offset < free:
                 # A block listed repeatedly would cost its size each time.
                 raise FormatError("the blocks of the table overlap", offset=handle.offset)
@@ -363,19 +354,8 @@ def _read_footer(file: File) -> tuple[BlockHandle, BlockHandle]:
         raise
 
 
-def _require_within_file(file: File, handle: BlockHandle) -> None:
-    room = file.size - FOOTER - TRAILER - handle.offset
-    if handle.size > room:
-        raise TruncatedError(
-            "a block of the table extends beyond the end of the file",
-            offset=handle.offset,
-            expected=f"{handle.size:,} bytes",
-            found=f"{max(0, room):,}",
-        )
-
-
 def _read_stored_block(file: File, handle: BlockHandle) -> bytes:
-    _require_within_file(file, handle)
+    _require_within(handle, file.size)
     return file.read(handle.offset, handle.size + TRAILER + FOOTER)
 
 
@@ -384,8 +364,8 @@ def _block_entries(file: File, handle: BlockHandle) -> list[TableEntry]:
 
 
 def _parse_stored_block(file: File, stored: bytes, handle: BlockHandle) -> list[TableEntry]:
-    try:
-        return parse_block(stored, table_limits(file.size))
+    try:  # FOOTER more bytes follow every block; positions in errors count from its start
+        return _read_block(stored, BlockHandle(0, handle.size), table_limits(file.size))
     except CkpttoolError as error:
         error.offset = (error.offset or 0) + handle.offset
         raise
@@ -402,14 +382,12 @@ def _block_value_places(file: File, handle: BlockHandle) -> dict[bytes, Place] |
     return {key: (handle.offset + start, length) for key, start, length in iter_value_places(contents)}
 
 
-@functools.lru_cache(maxsize=8)
-def _cached_small_block(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
+def _entries_by_key(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
     return dict(_block_entries(file, handle))
 
 
-@functools.lru_cache(maxsize=1)
-def _cached_large_block(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
-    return dict(_block_entries(file, handle))
+_cached_small_block = functools.lru_cache(maxsize=8)(_entries_by_key)
+_cached_large_block = functools.lru_cache(maxsize=1)(_entries_by_key)
 
 
 def _cached_entries(file: File, handle: BlockHandle) -> dict[bytes, bytes]:

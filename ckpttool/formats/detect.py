@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ckpttool.core import atomic_write, dtypes, filesystem, limits, plugins, urls
+from ckpttool.core import atomic_write, dtypes, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import (
     CODE,
@@ -192,16 +192,25 @@ def _probe_path(path: str) -> Probe:
 
 
 def _locate(probe: Probe) -> CheckpointLocation | None:
-    found = matching_formats(probe, plugins.BUILT_IN["formats"])
-    if not found:
-        ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
-        found = matching_formats(probe, (p for p in plugins.installed("formats") if p.name not in ours))
+    found = find_format(probe)
+    return _find_backup(probe.path) if found is None and probe.kind == "missing" else found
+
+
+def find_format(probe: Probe) -> CheckpointLocation | None:
+    """Return the format that reads the path; raise UsageError if several match it."""
+    found = claiming_formats(probe)
     if len(found) > 1:
         names = " and ".join(each.format.NAME for each in found)
         raise UsageError(f"the path matches more than one format: {names}", file=probe.path)
-    if found:
-        return found[0]
-    return _find_backup(probe.path) if probe.kind == "missing" else None
+    return found[0] if found else None
+
+
+def claiming_formats(probe: Probe) -> list[CheckpointLocation]:
+    """Return the matches of the built-in formats; if there are none, those of plugins."""
+    ours = plugins.BUILT_IN["formats"]
+    return matching_formats(probe, ours) or matching_formats(
+        probe, (plugin for plugin in plugins.installed("formats") if plugin not in ours)
+    )
 
 
 def _find_run_model(probe: Probe) -> Probe:
@@ -410,7 +419,7 @@ def _did_you_mean(locations: list[str]) -> str | None:
 
 
 class _FileSignature(NamedTuple):
-    start: bytes
+    start: bytes | tuple[bytes, ...]
     what: str
     hint: str | None = None
     at: int = 0
@@ -425,32 +434,28 @@ _ZIP_HINT = "use zip://MEMBER::ARCHIVE to read a member"
 # format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
 _WRONG = (
     _FileSignature(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
-    _FileSignature(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
-    _FileSignature(b"<html", "an HTML page, not a checkpoint", "download the file itself"),
+    _FileSignature(
+        (b"<!doctype html", b"<html"), "an HTML page, not a checkpoint", "download the file itself"
+    ),
     _FileSignature(b"\x1f\x8b", "a gzip archive", _TAR_HINT),
     _FileSignature(b"BZh", "a bzip2 archive", _TAR_HINT),
     _FileSignature(b"\xfd7zXZ\x00", "an xz archive", _TAR_HINT),
     _FileSignature(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
-    _FileSignature(b"\x78\x01", "zlib data, possibly a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\x5e", "zlib data, possibly a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\x9c", "zlib data, possibly a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\xda", "zlib data, possibly a joblib file", _JOBLIB),
+    _FileSignature((b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"), "zlib data, possibly a joblib file", _JOBLIB),
     _FileSignature(b"ustar", "a tar archive", _TAR_HINT, 257),
 )
 _EXPORT = "load it with its own program and save its arrays with numpy.savez"
 _NO_WEIGHTS = "point to the file that contains the weights"
 # Files of other programs, by first bytes that no text has or that mark a text file. Sources: the programs'
 # own format documents, under the names given here.
+_GGUF, _GGML = b"GGUF", (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _OTHERS = (
     _FileSignature(
-        b"GGUF",
+        _GGUF,
         "a GGUF model (llama.cpp), which is not supported",
         "use the checkpoint that it was converted from",
     ),
-    *(
-        _FileSignature(magic, "a GGML model (llama.cpp, whisper.cpp), which is not supported", _EXPORT)
-        for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")
-    ),
+    _FileSignature(_GGML, "a GGML model (llama.cpp, whisper.cpp), which is not supported", _EXPORT),
     _FileSignature(b"\xba\x16\x4f\x2f", "a fastText model, which is not supported", _EXPORT),
     _FileSignature(b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "MXNet arrays, which are not supported", _EXPORT),
     _FileSignature(
@@ -472,8 +477,7 @@ _OTHERS = (
     _FileSignature(b"AVI ", "a video (AVI)", _NO_WEIGHTS, 8),
     _FileSignature(b"WAVE", "a sound file (WAV)", _NO_WEIGHTS, 8),
     _FileSignature(b"OggS", "an Ogg media file", _NO_WEIGHTS),
-    _FileSignature(b"II*\0", "a TIFF image", _NO_WEIGHTS),
-    _FileSignature(b"MM\0*", "a TIFF image", _NO_WEIGHTS),
+    _FileSignature((b"II*\0", b"MM\0*"), "a TIFF image", _NO_WEIGHTS),
     _FileSignature(b"\x7fELF", "a program or shared library (ELF)", _NO_WEIGHTS),
     _FileSignature(b"MZ", "a Windows program or library", _NO_WEIGHTS),
     _FileSignature(b"\xcf\xfa\xed\xfe", "a macOS program or library", _NO_WEIGHTS),
@@ -485,7 +489,7 @@ _OTHERS = (
     _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
 )
 # llama.cpp and whisper.cpp; flatbuffers of TensorFlow Lite, PyTorch Mobile, ExecuTorch and ONNX Runtime.
-_MODEL_STARTS = (b"GGUF", b"lmgg", b"fmgg", b"tjgg", b"algg")
+_MODEL_STARTS = (_GGUF, *_GGML)
 _MODEL_IDENTIFIER = re.compile(rb".{4}(?:TFL3|PTMF|ET[0-9]{2}|ORTM)", re.DOTALL)
 # Text files commonly found next to checkpoints, by suffix.
 _TEXTS = {
@@ -617,7 +621,6 @@ def list_model_calls(probe: Probe) -> tuple[CodeReference, ...]:
     # JSON may write any letter of a key as \\u and its number.
     if b"class_name" not in data and b"\\u" not in data:
         return ()
-    from ckpttool.core import text
     from ckpttool.formats.keras_config import audit_document
 
     found = text.parse_json_value(data, probe.name)
@@ -684,7 +687,6 @@ class ForeignModel(NamedTuple):
     what: str
     hint: str
     graph: bool = False  # a TensorFlow graph, whose operations are checked
-    weights: bool = False  # a checkpoint in a form that is not supported
 
 
 # A protobuf length: a varint of at most five bytes.
@@ -742,13 +744,11 @@ MODELS = (
         re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
         "a Caffe model, which is not supported",
         "load it with Caffe and save its arrays with numpy.savez",
-        weights=True,
     ),
     ForeignModel(
         re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
         "msgpack parameters as written by Flax (JAX; also CleanRL's JAX scripts), which are not supported",
         "load it with flax.serialization and save its arrays with numpy.savez",
-        weights=True,
     ),
 )
 

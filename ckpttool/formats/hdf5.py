@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChecksumError,
     CkpttoolError,
@@ -406,8 +407,6 @@ class ChunkedSource(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the elements in C order; raise FormatError or ChecksumError for a damaged chunk."""
-        import numpy as np
-
         element = np.dtype(f"V{len(self.fill)}")
         declared = math.prod(self.shape) * len(self.fill)
         _require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
@@ -526,8 +525,6 @@ def _digests(base: Storage) -> dict[int, str]:  # noqa: ARG001  # the key
 
 def _unshuffle(data: bytes, width: int) -> bytes:
     """Undo H5Zshuffle.c: all first bytes of the elements, then all second ones; a rest is unchanged."""
-    import numpy as np
-
     count = len(data) // width if width > 1 else 0
     if count < 2:
         return data
@@ -537,8 +534,6 @@ def _unshuffle(data: bytes, width: int) -> bytes:
 
 def fletcher32(data: bytes) -> int:
     """Return the checksum of H5checksum.c, H5_checksum_fletcher32: two sums of big-endian 16-bit words."""
-    import numpy as np
-
     padded = data + bytes(len(data) % 2)
     first = second = 0
     seen = False
@@ -591,8 +586,6 @@ class ByteSwappedSource(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the bytes in little-endian order."""
-        import numpy as np
-
         flat = np.frombuffer(self.base.read(), np.uint8).reshape(-1, self.width)[:, ::-1]
         return np.ascontiguousarray(flat).reshape(-1).data
 

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     import h5py  # type: ignore[import-untyped]
-    import numpy as np
 
 
 # Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
@@ -259,7 +259,6 @@ _WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
 def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
     """Return the file of these layers, each with its weights by name (`dense_1/kernel:0`), in order."""
     import h5py
-    import numpy as np
 
     def texts(names: Iterable[str]) -> np.ndarray:
         return np.array([name.encode() for name in names], "S")

@@ -8,20 +8,17 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, CodeReference, merge_references
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
 from ckpttool.formats import common, tf_common
 from ckpttool.formats.common import Probe
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # ONNX models: a protobuf message with a graph of operators and constants; the onnx library is not needed.
 #
@@ -1024,14 +1021,10 @@ class PackedElements(NamedTuple):
 
     def read(self) -> Buffer:
         """Return one byte for each element."""
-        import numpy as np
-
         return _unpack_bits(np.frombuffer(self.base.read(), np.uint8), self.bits, self.size)
 
 
 def _unpack_bits(packed: np.ndarray, bits: int, count: int) -> bytes:
-    import numpy as np
-
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     found = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
     return found.astype(np.uint8).tobytes()
@@ -1052,8 +1045,6 @@ class TypedElements(NamedTuple):
         if self.number == STRINGS:
             texts = [bytes(protobuf.as_message(v)) for n, v in protobuf.iter_fields(data) if n == self.number]
             return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
-        import numpy as np
-
         found = self._numbers(data)
         if len(found) != _count_numbers(_ElementType("", self.dtype, self.number, self.bits), self.size):
             raise FormatError(
@@ -1071,8 +1062,6 @@ class TypedElements(NamedTuple):
         return found.astype(np.dtype(f"<u{width}")).tobytes()
 
     def _numbers(self, data: bytes) -> np.ndarray:
-        import numpy as np
-
         runs: list[np.ndarray] = []
         width = {_F: 4, _D: 8}.get(self.number)
         for number, value in protobuf.iter_fields(data):
@@ -1090,8 +1079,6 @@ class TypedElements(NamedTuple):
 
 def _varints(data: bytes) -> np.ndarray:
     """Return the numbers of a packed field, unsigned: uint64 [n]."""
-    import numpy as np
-
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):

@@ -35,7 +35,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.source import File, NestedSource, Shape, Span, Storage
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
-from ckpttool.encodings import archives
+from ckpttool.encodings import archives, npy
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Array, Global, PickleObject, dumps
 from ckpttool.formats import common, pickles, torch_legacy
@@ -617,8 +617,6 @@ def _read_parameters(
     archive: archives.ZipArchive, inner: archives.ZipArchive
 ) -> tuple[dict[str, VariableInfo], dict[str, Any], tuple[str, ...]]:
     """Return the variables in the order of `parameter_list`, the other arrays, and notes about them."""
-    from ckpttool.encodings import npy
-
     names = parse_json_member(archive.source(_LIST), _LIST)
     if not isinstance(names, list) or not all(type(name) is str for name in names):
         raise FormatError("member 'parameter_list' is not a list of names")
@@ -756,8 +754,6 @@ def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
 def _write_sb2(
     stream: IO[bytes], data: Mapping[str, Any], variables: Mapping[Path, Leaf], codes: Mapping[Path, str]
 ) -> None:
-    from ckpttool.encodings import npy
-
     inner = io.BytesIO()
     arrays = ZipWriter(inner)
     for path, leaf in variables.items():

@@ -10,9 +10,10 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import filesystem, limits
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -25,10 +26,6 @@ from ckpttool.core.source import File, Shape, Source, combine_parts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats.common import Probe
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
 #
@@ -1000,8 +997,6 @@ def count_adam_steps(
     because TensorFlow flushes such numbers) carries no information, so that beta2_power alone
     decides. With 0.999 it becomes as small after 87,000 updates; from then on the count is unknown.
     """
-    import numpy as np
-
     for kind in (np.float32, np.float64):
         if any(float(kind(power)) != power for power in (beta1_power, beta2_power)):
             continue
@@ -1020,8 +1015,6 @@ _MOST_UPDATES = 10_000_000
 
 def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | None:
     """Return the t for which beta^(t+1), multiplied step by step, is exactly `power`."""
-    import numpy as np
-
     if not (0 < beta < 1 and np.finfo(kind).tiny <= power <= beta * 1.001):
         return None
     about = math.log(power) / math.log(beta)

@@ -10,16 +10,15 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import Shape
 from ckpttool.encodings import protobuf
 from ckpttool.formats import tf_saved_model_messages
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _TEXT = protobuf.DELIMITED
 # FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
@@ -228,10 +227,6 @@ def constant_array(fields: ConstantFields) -> np.ndarray | None:
 
     The last number is repeated for entries without one. Raise FormatError if the values do not fit the shape.
     """
-    import numpy as np
-
-    from ckpttool.core import dtypes
-
     name = tf_saved_model_messages.type_name(fields.dtype)
     if name not in _NUMERIC:
         return None

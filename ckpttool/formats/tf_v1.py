@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import Buffer, File, Shape, Source
 from ckpttool.encodings import protobuf, sstable
@@ -16,10 +17,6 @@ from ckpttool.encodings.sstable import BlockHandle, SStable
 from ckpttool.formats import tf_common
 from ckpttool.formats.common import Probe
 from ckpttool.formats.tf_common import Extent, VariableInfo, tree_by_name
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # TensorFlow's V1 checkpoints: tables of names, shapes and values, in one file or several shards.
 #
@@ -203,8 +200,6 @@ def _number(run: int | Buffer, width: int) -> Buffer:
 
 
 def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int) -> Buffer:
-    import numpy as np
-
     # Repeated fields may be packed or not, even in the same message.
     packed: list[np.ndarray] = []
     single = array("Q")
@@ -232,8 +227,6 @@ def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int
 
 def _decode_varints(data: memoryview) -> np.ndarray:
     """Return the unsigned 64-bit numbers of a packed field."""
-    import numpy as np
-
     digits = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(digits < 0x80)
     if len(ends) == len(digits):

@@ -2,38 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from ckpttool.core import package_face
-
-# Public names, imported from their modules on first use.
+from ckpttool import package_face
 
 if TYPE_CHECKING:
-    from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, read_graph
-    from ckpttool.graphs.interpreter import evaluate
-    from ckpttool.graphs.operators import find_operator, list_operators
-    from ckpttool.graphs.shapes import infer_shapes
+    from ckpttool.graphs.graph import (
+        Constant as Constant,
+        Graph as Graph,
+        OperatorNode as OperatorNode,
+        Value as Value,
+        read_graph as read_graph,
+    )
+    from ckpttool.graphs.interpreter import evaluate as evaluate
+    from ckpttool.graphs.operators import find_operator as find_operator, list_operators as list_operators
+    from ckpttool.graphs.shapes import infer_shapes as infer_shapes
 
-__all__ = [
-    "Constant",
-    "Graph",
-    "OperatorNode",
-    "Value",
-    "evaluate",
-    "find_operator",
-    "infer_shapes",
-    "list_operators",
-    "read_graph",
-]
-
-_HOMES = {
-    "Constant": "graph",
-    "Graph": "graph",
-    "OperatorNode": "graph",
-    "Value": "graph",
-    "evaluate": "interpreter",
-    "find_operator": "operators",
-    "infer_shapes": "shapes",
-    "list_operators": "operators",
-    "read_graph": "graph",
-}
-
-__getattr__, __dir__ = package_face(__name__, _HOMES)
+package_face()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
@@ -53,10 +55,6 @@ class GraphBuilder:
 
     def number(self, value: Any, dtype: str) -> str:
         """Return the name of a constant with these numbers."""
-        import numpy as np
-
-        from ckpttool.core import dtypes
-
         array = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
         identity = (dtype, array.shape, array.tobytes())
         if identity not in self._numbers:

@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.mapping.rules import KEEP, Rule
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # The version of ONNX's default operator set that gives operators their meaning.
 OPSET = 28
@@ -128,8 +126,6 @@ def trim_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
 
 def inline_constant(array: np.ndarray) -> Constant:
     """Return a constant with these values, which the checkpoint's tree does not contain."""
-    import numpy as np
-
     dense = np.ascontiguousarray(array).reshape(array.shape)
     return Constant(Leaf(dense.dtype.name, dense.shape, Inline(dense.tobytes()), "", "other"))
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core import limits
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, attr, key
 from ckpttool.formats import onnx
@@ -29,9 +30,6 @@ from ckpttool.formats.onnx import (
 from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.operators import is_known, list_operators
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _DOMAINS = ("", "ai.onnx")
 _DEEPEST = 20  # functions that call each other
@@ -427,6 +425,4 @@ def _value(value: OnnxValue, frame: _Frame) -> Value:
 
 
 def _number_constant(value: Any, dtype: str) -> Constant:
-    import numpy as np
-
     return inline_constant(np.asarray(value, dtype))

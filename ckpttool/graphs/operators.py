@@ -10,15 +10,13 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import limits
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError, UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.graph import OperatorNode
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # Modules of this package whose import adds rows.
 MODULES = (
@@ -143,8 +141,6 @@ def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tup
     Raise UnsupportedError for an operator, type or attribute that is not supported, FormatError for inputs
     that do not fit the operator, and LimitError for a result that is too large.
     """
-    import numpy as np
-
     row = find_operator(node.op)
     attributes = {name.lower(): value for name, value in node.attributes.items()}
     if strange := attributes.keys() - row.defaults.keys():
@@ -198,6 +194,4 @@ def same_shape(call: OperatorCall) -> Sequence[Shape]:
 
 def broadcast_shape(call: OperatorCall) -> Sequence[Shape]:
     """Return the shape to which all inputs are broadcast."""
-    import numpy as np
-
     return [np.broadcast_shapes(*(call.shape(n) for n in range(len(call.node.inputs)) if call.has(n)))]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UsageError
 from ckpttool.core.sidecar import (
     NO_ACTION_MAP,
@@ -1267,8 +1268,6 @@ def _number(leaf: Leaf | ValueLeaf) -> float | None:
 
 
 def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
-    import numpy as np
-
     formula, size = group.formula, group.size
     epsilon, clip = group.number(_EPSILON), group.number(_CLIP)
     by_std = formula.std and "std" in group.rows

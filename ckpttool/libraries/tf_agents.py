@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ckpttool.core.dtypes import np
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import optimizers_read
@@ -67,8 +68,6 @@ class _Quotient:
 
     def read(self) -> bytes:
         """Return the quotient's bytes; 0 where nothing was counted."""
-        import numpy as np
-
         above, below = self.above.array(), self.below.array()
         quotient = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
         data: bytes = quotient.astype("<f4").tobytes()

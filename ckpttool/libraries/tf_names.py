@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
-from ckpttool.formats.tf_common import VariableInfo
+from ckpttool.formats.tf_common import VariableInfo, format_object
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
 from ckpttool.libraries.optimizers_read import (
     ADAM,
@@ -351,7 +352,6 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     if not checkpoint.format.startswith("keras_"):
         return None
     from ckpttool.formats import keras_tree
-    from ckpttool.formats.tf_common import format_object
 
     part = next((part for part in binding.parts if part.acts), None)
     try:
@@ -575,8 +575,6 @@ def _find_setting(optimizer: _GraphOptimizer, settings: Settings, name: str) -> 
 
 def _multiply_float32(beta: float, steps: int) -> float:
     """Return beta in float32 after this many multiplications by itself, rounded each time."""
-    import numpy as np
-
     factors = np.full(min(steps, _MOST_STEPS) + 1, beta, np.float32)
     with np.errstate(under="ignore"):
         return float(np.multiply.accumulate(factors)[-1])

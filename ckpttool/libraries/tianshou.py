@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckpttool.core.dtypes import np
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema
@@ -464,8 +465,6 @@ def _make_midpoints(number: int) -> Leaf:
 
     The ends are those of torch.linspace, which counts from the nearer end and rounds once.
     """
-    import numpy as np
-
     numbers, step = np.arange(number + 1, dtype="f8"), float(np.float32(1) / np.float32(number))
     near = numbers < (number + 1) // 2
     ends = np.where(near, step * numbers, 1 - step * (number - numbers)).astype("f4")

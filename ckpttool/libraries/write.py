@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import Scores
 from ckpttool.core.source import Inline
@@ -44,10 +46,6 @@ from ckpttool.mapping.rules import (
     constant_tensor,
     object_graph_paths,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Location of observation statistics in a library, and its normalisation formula.
 #
@@ -106,8 +104,6 @@ class StatisticsRow(NamedTuple):
 
     def _is(self, norm: ObservationNormalizer, found: Mapping[str, Leaf]) -> bool:
         """Return whether the existing tensors are the agent's statistics in the library's formula."""
-        import numpy as np
-
         if norm.clip != self.clip or any(found[n].dtype != self.dtype for n in self.places if n != "count"):
             return False
         std = found["std"] if "std" in self.places else None
@@ -135,8 +131,6 @@ class StatisticsRow(NamedTuple):
         self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str
     ) -> StatisticsPlan:
         """Return numbers for which the library's own formula gives the agent's normalisation."""
-        import numpy as np
-
         mean, wide = to_float64_row(norm.mean), compute_divisor(norm)
         std = wide - self.epsilon if self.outside else np.sqrt(np.maximum(wide**2 - self.epsilon, 0))
         if norm.clip != self.clip or not (std > 0).all():
@@ -162,8 +156,6 @@ class StatisticsRow(NamedTuple):
 
     def _neutral(self, agent: Tree, binding: RecognizedAgent) -> StatisticsPlan:
         """Return neutral statistics: the library has some in every network."""
-        import numpy as np
-
         part = next(part for part in binding.parts if part.acts)
         kernel = agent[(*part.prefix, *_FIRST)]
         width = kernel.shape[0] if isinstance(kernel, Leaf) else 0
@@ -181,8 +173,6 @@ class StatisticsRow(NamedTuple):
         return made._replace(added={self.places["count"]: zero}, assumed=(sentence,))
 
     def _leaf(self, numbers: np.ndarray) -> Leaf:
-        from ckpttool.core import dtypes
-
         shape = _fill_shape(self.shape, numbers.size)
         data = numbers.astype(dtypes.numpy_dtype(self.dtype)).tobytes()
         return Leaf(self.dtype, shape, Inline(data), "", "buffer")
@@ -201,8 +191,6 @@ def _make_plain_normalizer(found: Mapping[str, Leaf]) -> ObservationNormalizer |
 
 def compute_divisor(norm: ObservationNormalizer) -> np.ndarray:
     """Return the divisor of the centred observations, float64 [obs_dim]."""
-    import numpy as np
-
     std = to_float64_row(norm.std) if norm.std is not None else np.sqrt(to_float64_row(norm.var))
     return std + norm.epsilon if norm.outside else np.sqrt(std**2 + norm.epsilon)
 
@@ -599,8 +587,6 @@ def _place_tensor(row: SingleTensorRow, agent: Tree) -> RowPlan:
 
 def _place_log_std(row: SingleTensorRow, std: Leaf) -> RowPlan:
     """Return the logarithm of a standard deviation that the agent stores directly."""
-    import numpy as np
-
     numbers = np.log(std.array().astype("f8")).astype("f4")
     leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
     note = f"{_LOG_STD} is computed as the logarithm of {_STD}"

@@ -2,126 +2,54 @@
 
 from typing import TYPE_CHECKING
 
-from ckpttool.core import package_face
-
-# Names for import by other programs; their files are imported on first use.
+from ckpttool import package_face
 
 if TYPE_CHECKING:
-    from ckpttool.mapping.flattening import plan_to_torch
-    from ckpttool.mapping.layers import convert_layer, find_layers
+    from ckpttool.mapping.flattening import plan_to_torch as plan_to_torch
+    from ckpttool.mapping.layers import convert_layer as convert_layer, find_layers as find_layers
     from ckpttool.mapping.rules import (
-        AxisSlice,
-        BlockOrder,
-        Cast,
-        Chain,
-        ChannelOrder,
-        ConcatPart,
-        MappingReport,
-        Move,
-        Permute,
-        Plan,
-        Reshape,
-        Rule,
-        Scale,
-        SumTerm,
-        ToTensor,
-        ToValue,
-        apply_plan,
-        compose_plans,
-        compose_rules,
-        constant_tensor,
-        is_part,
-        merge_parts,
-        parse_rule,
-        permute_array,
-        slice_rule,
+        AxisSlice as AxisSlice,
+        BlockOrder as BlockOrder,
+        Cast as Cast,
+        Chain as Chain,
+        ChannelOrder as ChannelOrder,
+        ConcatPart as ConcatPart,
+        MappingReport as MappingReport,
+        Move as Move,
+        Permute as Permute,
+        Plan as Plan,
+        Reshape as Reshape,
+        Rule as Rule,
+        Scale as Scale,
+        SumTerm as SumTerm,
+        ToTensor as ToTensor,
+        ToValue as ToValue,
+        apply_plan as apply_plan,
+        compose_plans as compose_plans,
+        compose_rules as compose_rules,
+        constant_tensor as constant_tensor,
+        is_part as is_part,
+        merge_parts as merge_parts,
+        parse_rule as parse_rule,
+        permute_array as permute_array,
+        slice_rule as slice_rule,
     )
-    from ckpttool.mapping.solver import LayerCandidate, Solution, add_call_places, parse_name_step, solve
-    from ckpttool.mapping.user_rules import RuleFile, apply_rules, load_rules
-    from ckpttool.mapping.wrappers import plan_state_dicts, unwrap_names, wrap_name
+    from ckpttool.mapping.solver import (
+        LayerCandidate as LayerCandidate,
+        Solution as Solution,
+        add_call_places as add_call_places,
+        parse_name_step as parse_name_step,
+        solve as solve,
+    )
+    from ckpttool.mapping.user_rules import (
+        RuleFile as RuleFile,
+        apply_rules as apply_rules,
+        load_rules as load_rules,
+    )
+    from ckpttool.mapping.wrappers import (
+        plan_state_dicts as plan_state_dicts,
+        unwrap_names as unwrap_names,
+        wrap_name as wrap_name,
+    )
 
-__all__ = [
-    "AxisSlice",
-    "BlockOrder",
-    "Cast",
-    "Chain",
-    "ChannelOrder",
-    "ConcatPart",
-    "LayerCandidate",
-    "MappingReport",
-    "Move",
-    "Permute",
-    "Plan",
-    "Reshape",
-    "Rule",
-    "RuleFile",
-    "Scale",
-    "Solution",
-    "SumTerm",
-    "ToTensor",
-    "ToValue",
-    "add_call_places",
-    "apply_plan",
-    "apply_rules",
-    "compose_plans",
-    "compose_rules",
-    "constant_tensor",
-    "convert_layer",
-    "find_layers",
-    "is_part",
-    "load_rules",
-    "merge_parts",
-    "parse_name_step",
-    "parse_rule",
-    "permute_array",
-    "plan_state_dicts",
-    "plan_to_torch",
-    "slice_rule",
-    "solve",
-    "unwrap_names",
-    "wrap_name",
-]
-
-_HOMES = {
-    "AxisSlice": "rules",
-    "BlockOrder": "rules",
-    "Cast": "rules",
-    "Chain": "rules",
-    "ChannelOrder": "rules",
-    "ConcatPart": "rules",
-    "LayerCandidate": "solver",
-    "MappingReport": "rules",
-    "Move": "rules",
-    "Permute": "rules",
-    "Plan": "rules",
-    "Reshape": "rules",
-    "Rule": "rules",
-    "RuleFile": "user_rules",
-    "Scale": "rules",
-    "Solution": "solver",
-    "SumTerm": "rules",
-    "ToTensor": "rules",
-    "ToValue": "rules",
-    "add_call_places": "solver",
-    "apply_plan": "rules",
-    "apply_rules": "user_rules",
-    "compose_plans": "rules",
-    "compose_rules": "rules",
-    "constant_tensor": "rules",
-    "convert_layer": "layers",
-    "find_layers": "layers",
-    "is_part": "rules",
-    "load_rules": "user_rules",
-    "merge_parts": "rules",
-    "parse_name_step": "solver",
-    "parse_rule": "rules",
-    "permute_array": "rules",
-    "plan_state_dicts": "wrappers",
-    "plan_to_torch": "flattening",
-    "slice_rule": "rules",
-    "solve": "solver",
-    "unwrap_names": "wrappers",
-    "wrap_name": "wrappers",
-}
-
-__getattr__, __dir__ = package_face(__name__, _HOMES)
+package_face()

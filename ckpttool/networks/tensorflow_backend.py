@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import UsageError
 from ckpttool.networks.network import (
     Activation,
@@ -42,6 +43,11 @@ from ckpttool.networks.network import (
     look_up,
 )
 from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLearner, TrainingEngine
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = LazyModule("tensorflow")
 
 NAME = "tensorflow"
 
@@ -144,8 +150,6 @@ def _use_one_thread() -> None:
     The environments use the cores, and the last bits of a sum depend on the number of threads. Unlike
     in PyTorch and OpenBLAS, TensorFlow's number is fixed once it runs.
     """
-    import tensorflow as tf
-
     threading = tf.config.threading
     with suppress(RuntimeError):
         if threading.get_intra_op_parallelism_threads() == 0:
@@ -153,8 +157,6 @@ def _use_one_thread() -> None:
 
 
 def _resolve_device(device: str) -> str:
-    import tensorflow as tf
-
     gpus = tf.config.list_physical_devices("GPU")
     offered = {"cpu": "cpu:0", "auto": "gpu:0" if gpus else "cpu:0"}
     offered |= {"cuda": "gpu:0"} if gpus else {}
@@ -174,8 +176,6 @@ def _resolve_device(device: str) -> str:
 @contextmanager
 def _disable_tf32() -> Iterator[None]:
     """Disable TF32, TensorFlow's default, for float32 products; restore the caller's setting."""
-    import tensorflow as tf
-
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
@@ -185,8 +185,6 @@ def _disable_tf32() -> Iterator[None]:
 
 
 def _on_device(network: Network, place: str) -> Function:
-    import tensorflow as tf
-
     with tf.device(place):
         run = assemble(network, _lower)
 
@@ -199,8 +197,6 @@ def _on_device(network: Network, place: str) -> Function:
 
 def _trace(network: Network, feeds: InputAdapter, function: Function) -> Run:
     """Return the function traced once, for any number of rows."""
-    import tensorflow as tf
-
     rows = [None] if network.members == 1 else [network.members, None]
     signature = [tf.TensorSpec([*rows, *shape], feeds.dtype) for shape in feeds.shapes]
     traced = tf.function(function, input_signature=signature, autograph=False).get_concrete_function()
@@ -209,8 +205,6 @@ def _trace(network: Network, feeds: InputAdapter, function: Function) -> Run:
 
 def _compile_xla(function: Function) -> Run:
     """Return the function, compiled by XLA for every new batch shape."""
-    import tensorflow as tf
-
     general = tf.function(function, autograph=False, jit_compile=True)
     known: dict[tuple[tuple[int, ...], ...], Function] = {}
 
@@ -231,14 +225,10 @@ def _lower(layer: Layer) -> Function:
 
 def _constant(array: np.ndarray) -> Tensor:
     """Copy to a constant on the device of the enclosing tf.device block."""
-    import tensorflow as tf
-
     return tf.constant(array.astype(array.dtype.newbyteorder("=")))
 
 
 def _dense(layer: Dense, put: Put) -> Function:
-    import tensorflow as tf
-
     kernel = put(layer.kernel)
     if layer.bias is None:
         return lambda x: tf.matmul(x, kernel)
@@ -249,8 +239,6 @@ def _dense(layer: Dense, put: Put) -> Function:
 
 
 def _layer_norm(layer: LayerNorm, put: Put) -> Function:
-    import tensorflow as tf
-
     scale, offset = put(layer.scale), put(layer.offset)
 
     def layer_norm(x: Tensor) -> Tensor:
@@ -267,41 +255,29 @@ def _affine(layer: Affine, put: Put) -> Function:
 
 
 def _clip(layer: Clip, put: Put) -> Function:
-    import tensorflow as tf
-
     low, high = put(layer.low), put(layer.high)
     return lambda x: tf.minimum(tf.maximum(x, low), high)
 
 
 def _constant_row(layer: ConstantRow, put: Put) -> Function:
-    import tensorflow as tf
-
     row = put(layer.row)
     return lambda x: tf.broadcast_to(row, tf.concat([tf.shape(x)[:-1], row.shape[-1:]], 0))
 
 
 def _exp(_layer: Exp, _put: Put) -> Function:
-    import tensorflow as tf
-
     function: Function = tf.exp
     return function
 
 
 def _concat(_layer: Concat, _put: Put) -> Function:
-    import tensorflow as tf
-
     return lambda *xs: tf.concat(xs, axis=-1)
 
 
 def _flatten(_layer: Flatten, _put: Put) -> Function:
-    import tensorflow as tf
-
     return lambda x: tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
 def _convolution(layer: Convolution, put: Put) -> Function:
-    import tensorflow as tf
-
     kernel = put(layer.kernel)
     bias = None if layer.bias is None else put(layer.bias)
     around = [[0, 0], *map(list, layer.padding), [0, 0]]
@@ -314,8 +290,6 @@ def _convolution(layer: Convolution, put: Put) -> Function:
 
 
 def _transpose(layer: Transpose, _put: Put) -> Function:
-    import tensorflow as tf
-
     axes = (0, *(axis + 1 for axis in layer.axes))
     return lambda x: tf.transpose(x, axes)
 
@@ -333,8 +307,6 @@ def _nn_activation(name: str) -> Callable[[Activation], Function]:
     """Return the table row of an activation in tf.nn without parameters."""
 
     def make(_layer: Activation) -> Function:
-        import tensorflow as tf
-
         function: Function = getattr(tf.nn, name)
         return function
 
@@ -342,32 +314,22 @@ def _nn_activation(name: str) -> Callable[[Activation], Function]:
 
 
 def _leaky_relu(layer: Activation) -> Function:
-    import tensorflow as tf
-
     return lambda x: tf.nn.leaky_relu(x, alpha=layer.slope)
 
 
 def _gelu(_layer: Activation) -> Function:
-    import tensorflow as tf
-
     return lambda x: tf.nn.gelu(x, approximate=False)
 
 
 def _mish(_layer: Activation) -> Function:
-    import tensorflow as tf
-
     return lambda x: x * tf.tanh(tf.nn.softplus(x))
 
 
 def _hardtanh(_layer: Activation) -> Function:
-    import tensorflow as tf
-
     return lambda x: tf.clip_by_value(x, -1.0, 1.0)
 
 
 def _hardswish(_layer: Activation) -> Function:
-    import tensorflow as tf
-
     return lambda x: x * tf.nn.relu6(x + 3.0) / 6.0
 
 
@@ -385,29 +347,21 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
 
 def _grouped(x: Tensor, *shape: int) -> Tensor:
     """Return the last axis as two axes of this shape."""
-    import tensorflow as tf
-
     return tf.reshape(x, tf.concat([tf.shape(x)[:-1], shape], 0))
 
 
 def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
-    import tensorflow as tf
-
     shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
     return lambda x: tf.reduce_mean(_grouped(x, *shape), axis)
 
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
-    import tensorflow as tf
-
     support = put(layer.support[..., None, :])
     atoms = layer.support.shape[-1]
     return lambda x: tf.reduce_sum(tf.nn.softmax(_grouped(x, -1, atoms)) * support, -1)
 
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
-    import tensorflow as tf
-
     def arg_max(x: Tensor) -> Tensor:
         found = []
         for part, start in zip(tf.split(x, layer.counts, -1), layer.starts, strict=True):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import DeviceError, UsageError
 from ckpttool.networks.network import (
     Activation,
@@ -48,6 +49,8 @@ from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLea
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = LazyModule("torch")
 
 
 # One-line errors for devices that PyTorch and CUDA cannot use or that lack memory.
@@ -144,8 +147,6 @@ def missing_device_reason(error: BaseException) -> str | None:
 
 
 def _device_capability(device: str) -> str:
-    import torch
-
     try:
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
@@ -154,15 +155,11 @@ def _device_capability(device: str) -> str:
 
 
 def _built_architectures() -> str | None:
-    import torch
-
     return " ".join(torch.cuda.get_arch_list()) or None
 
 
 def free_bytes(place: torch.device) -> int:
     """Return how much memory the device, or this process on the CPU, can still allocate."""
-    import torch
-
     if place.type == "cuda":
         free, _ = torch.cuda.mem_get_info(place)
         reusable = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
@@ -197,8 +194,6 @@ OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 def versions() -> dict[str, str]:
     """Return the versions of PyTorch and, if it was built with CUDA, of CUDA."""
-    import torch
-
     found = {"torch": str(torch.__version__)}
     return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
 
@@ -281,8 +276,6 @@ class TorchPolicy:
         For networks with one input, and NOISE if they draw actions, without state; the call does not wait for
         the device.
         """
-        import torch
-
         given = [each.to(getattr(torch, self.inputs.dtype.name)) for each in (obs, *noise)]
         members = self.inputs.members
         if members > 1:
@@ -295,8 +288,6 @@ class TorchPolicy:
 
         23: all; 10: TF32; 7: bfloat16.
         """
-        import torch
-
         # 256 rows of every width from 1 to 23 bits are enough for tensor cores; one times a row is the row.
         bits = torch.arange(256) % 23 + 1
         rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self.place)
@@ -323,8 +314,6 @@ class TorchPolicy:
 
         Otherwise raise the error, with the number of rows that fit.
         """
-        import torch
-
         if not is_out_of_memory(failure):
             raise failure
         rows = given[0].shape[0] * (given[0].shape[1] if self.inputs.members > 1 else 1)
@@ -366,8 +355,6 @@ class TorchPolicy:
 
     def _fits(self, rows: int) -> bool:
         """Return whether a step of that many rows per member succeeds."""
-        import torch
-
         members = () if self.inputs.members == 1 else (self.inputs.members,)
         dtype = getattr(torch, self.inputs.dtype.name)
         fits = True
@@ -394,8 +381,6 @@ class TorchPolicy:
 
         PyTorch's idle OpenMP threads spin, which halves the speed of an environment on the same cores.
         """
-        import torch
-
         before = torch.get_num_threads()
         torch.set_num_threads(count)
         try:
@@ -405,8 +390,6 @@ class TorchPolicy:
 
 
 def _resolve_device(device: str) -> torch.device:
-    import torch
-
     with warnings.catch_warnings():
         # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; our error has both.
         warnings.simplefilter("ignore")
@@ -424,8 +407,6 @@ def _resolve_device(device: str) -> torch.device:
 
 
 def _missing_cuda_reason() -> str:
-    import torch
-
     if not torch.version.cuda:
         return "this PyTorch was built without CUDA"
     if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
@@ -454,16 +435,12 @@ class Float32Precision:
 
     def in_force(self) -> bool:
         """Return whether PyTorch's current settings already match."""
-        import torch
-
         if self._cudnn and (not torch.backends.cudnn.deterministic or torch.backends.cudnn.benchmark):
             return False
         return hasattr(torch._C, "_get_fp32_precision_getter") and not self._unlike()
 
     def _unlike(self) -> dict[tuple[str, str], str]:
         """Return the settings to change, from PyTorch 2.9 on."""
-        import torch
-
         get = torch._C._get_fp32_precision_getter
         # "none" inherits from settings that are "none" themselves: full precision.
         return {
@@ -475,8 +452,6 @@ class Float32Precision:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Enforce the settings inside the block."""
-        import torch
-
         cudnn = torch.backends.cudnn
         # Not torch.backends.cudnn.flags, which disables cuDNN by default and reads the older settings.
         before = cudnn.deterministic, cudnn.benchmark
@@ -493,8 +468,6 @@ class Float32Precision:
     @contextmanager
     def _old(self) -> Iterator[None]:
         """Enforce the settings in PyTorch before 2.9."""
-        import torch
-
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -507,8 +480,6 @@ class Float32Precision:
 
 @contextmanager
 def _set_precisions(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
-    import torch
-
     put = torch._C._set_fp32_precision_setter
     before = _read_precisions()
     for key, value in wanted.items():
@@ -531,8 +502,6 @@ def _set_precisions(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
 
 def _read_precisions() -> dict[tuple[str, str], str]:
     """Return the settings of single operations, "none" if inherited; reading one resolves that."""
-    import torch
-
     get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
     above = dict.fromkeys((("generic", "all"), ("cuda", "all"), ("mkldnn", "all")), "none")
     try:
@@ -549,8 +518,6 @@ def _read_precisions() -> dict[tuple[str, str], str]:
 
 def _swap_legacy(precision: str) -> str | None:
     """Set the older setting of matrix products; return its value, None if no restore is needed."""
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 to 2.12: "please use the new API"
         try:
@@ -565,7 +532,6 @@ def _swap_legacy(precision: str) -> str | None:
 
 def _with_precision(run: Run, products: Float32Precision) -> Run:
     """Return the function computed without autograd and with the selected product settings."""
-    import torch
 
     def exact(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.inference_mode():
@@ -597,16 +563,12 @@ def _on_cpu(run: Run) -> OnHost:
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return a tensor that shares the array's memory if PyTorch allows it, else a C-order copy."""
-    import torch
-
     # PyTorch warns about read-only memory, and refuses negative strides.
     whole = np.ascontiguousarray(array)
     return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
 
 
 def _layer_lowering(place: torch.device) -> Callable[[Layer], Function]:
-    import torch
-
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=place)
 
@@ -614,8 +576,6 @@ def _layer_lowering(place: torch.device) -> Callable[[Layer], Function]:
 
 
 def _dense(layer: Dense, put: Put) -> Function:
-    import torch
-
     if layer.kernel.ndim == 3:
         return _dense_stacked(layer, put)
     weight = put(layer.kernel.T)
@@ -624,8 +584,6 @@ def _dense(layer: Dense, put: Put) -> Function:
 
 
 def _dense_stacked(layer: Dense, put: Put) -> Function:
-    import torch
-
     kernel = put(layer.kernel)
     if layer.bias is None:
         return lambda x: torch.bmm(x, kernel)
@@ -634,8 +592,6 @@ def _dense_stacked(layer: Dense, put: Put) -> Function:
 
 
 def _layer_norm(layer: LayerNorm, put: Put) -> Function:
-    import torch
-
     scale, offset = put(layer.scale), put(layer.offset)
     if scale.ndim == 3:
         size = scale.shape[-1:]
@@ -649,8 +605,6 @@ def _affine(layer: Affine, put: Put) -> Function:
 
 
 def _clip(layer: Clip, put: Put) -> Function:
-    import torch
-
     low, high = put(layer.low), put(layer.high)
     return lambda x: torch.minimum(torch.maximum(x, low), high)
 
@@ -661,20 +615,14 @@ def _constant_row(layer: ConstantRow, put: Put) -> Function:
 
 
 def _exp(_layer: Exp, _put: Put) -> Function:
-    import torch
-
     return torch.exp
 
 
 def _concat(_layer: Concat, _put: Put) -> Function:
-    import torch
-
     return lambda *xs: torch.cat(xs, dim=-1)
 
 
 def _convolution(layer: Convolution, put: Put) -> Function:
-    import torch
-
     weight = put(layer.kernel.transpose(3, 2, 0, 1))
     bias = None if layer.bias is None else put(layer.bias)
     (above, below), (left, right) = layer.padding
@@ -704,8 +652,6 @@ def _functional_activation(name: str) -> Callable[[Activation], Function]:
     """Return the table row of an activation in torch.nn.functional without parameters."""
 
     def make(_layer: Activation) -> Function:
-        import torch
-
         function: Function = getattr(torch.nn.functional, name)
         return function
 
@@ -713,8 +659,6 @@ def _functional_activation(name: str) -> Callable[[Activation], Function]:
 
 
 def _leaky_relu(layer: Activation) -> Function:
-    import torch
-
     return lambda x: torch.nn.functional.leaky_relu(x, layer.slope)
 
 
@@ -740,8 +684,6 @@ def _atom_mean(layer: AtomMean, put: Put) -> Function:
 
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
-    import torch
-
     def arg_max(x: torch.Tensor) -> torch.Tensor:
         each = zip(torch.split(x, list(layer.counts), -1), layer.starts, strict=True)
         return torch.stack([part.argmax(-1) + start for part, start in each], -1).to(x.dtype)

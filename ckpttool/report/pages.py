@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
@@ -47,6 +47,7 @@ from ckpttool.commands.stats import (
 )
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, shorten
@@ -74,10 +75,6 @@ from ckpttool.report.rendering import (
     typeset_minus,
 )
 from ckpttool.version import __version__
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
@@ -134,8 +131,6 @@ class HeatMapBuffer:
 
     def pair(self, path: str, left: np.ndarray, right: np.ndarray) -> list[HeatMap]:
         """Shrink two tensors of one shape to pictures of one scale, and their difference to a third."""
-        import numpy as np
-
         if left.size < 2:
             return []
         one, shape = shrink_matrix(to_matrix(path, left), self._most)
@@ -167,8 +162,6 @@ def to_matrix(path: str, array: np.ndarray) -> np.ndarray:
 
     A convolution's other axes are flattened: one filter is one row (PyTorch) or column (Keras).
     """
-    import numpy as np
-
     if array.dtype.kind == "c":
         array = np.abs(array)
     if array.ndim < 2:
@@ -183,8 +176,6 @@ def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, 
 
     A block that contains a non-finite number gets no mean. Memory use beside the array is small.
     """
-    import numpy as np
-
     height, width = array.shape
     columns = max(1, min(width, math.isqrt(most), _LONGEST))
     rows = max(1, min(height, most // columns, _LONGEST))
@@ -202,8 +193,6 @@ def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, 
 
 def _sum_blocks(strip: np.ndarray, starts: np.ndarray, wide: int) -> np.ndarray:
     """Return the sums of a row of blocks in float64, copying at most _PIECE numbers at a time."""
-    import numpy as np
-
     width = strip.shape[1]
     if width > _PIECE:
         return np.array([strip[:, at : at + wide].sum(dtype=np.float64) for at in starts])
@@ -215,15 +204,11 @@ def _sum_blocks(strip: np.ndarray, starts: np.ndarray, wide: int) -> np.ndarray:
 
 
 def _largest_magnitude(cells: np.ndarray) -> float:
-    import numpy as np
-
     numbers = np.abs(cells[np.isfinite(cells)])
     return float(numbers.max()) if numbers.size else 0.0
 
 
 def _quantize_cells(cells: np.ndarray, scale: float) -> bytes:
-    import numpy as np
-
     finite = np.isfinite(cells)
     steps = np.where(finite, cells, 0.0) / (scale or 1.0) * _STEPS
     return bytes(np.where(finite, np.rint(steps) + _ZERO, 0).astype(np.uint8).tobytes())
