@@ -185,7 +185,7 @@ class _ModelWriter:
         model, request = self.model, self._request()
         shapes = model.shapes or (self.planned.vectors if request.like is not None else ())
         built = replace(model, shapes=shapes)
-        staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.host())
+        staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.process)
         named = replace(model, shapes=model.shapes or self.planned.vectors)
         command = None
         if options.part is None:

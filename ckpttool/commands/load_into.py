@@ -77,7 +77,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.worker import HeldProcess, ModelProcess, ModelSpec
+from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
@@ -105,17 +105,17 @@ class TargetModel:
 
     def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
         self._wanted, self._form = wanted, form or ""
-        self._beside = ModelProcess(wanted)
+        self.process = ModelProcess(wanted)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
 
     def __enter__(self) -> TargetModel:
-        self._beside.__enter__()
+        self.process.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._beside.__exit__(kind, error, trace)
+        self.process.__exit__(kind, error, trace)
         self._folder.cleanup()
 
     def skeleton(self, guessed: Sequence[Shape]) -> Skeleton:
@@ -124,7 +124,7 @@ class TargetModel:
         Raise UsageError when there is no such model or it cannot load this form, MappingError when the
         form does not contain all of its weights.
         """
-        built = self._beside.build()
+        built = self.process.build()
         framework = str(built["framework"])
         self._form = self._form or str(built["forms"][-1])
         if self._form not in built["forms"]:
@@ -132,16 +132,16 @@ class TargetModel:
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=" or ".join(f"--to {form}" for form in built["forms"]),
             )
-        modules = self._beside.describe(guessed)
-        first = self._beside.save(os.path.join(self._folder.name, "first"), self._form)
+        modules = self.process.describe(guessed)
+        first = self.process.save(os.path.join(self._folder.name, "first"), self._form)
         tree = open_checkpoint(first).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
             )
         places: dict[str | int, Path]
-        if self._beside.number():
-            second = self._beside.save(os.path.join(self._folder.name, "second"), self._form)
+        if self.process.number():
+            second = self.process.save(os.path.join(self._folder.name, "second"), self._form)
             places = dict(_numbered_weights(tree, open_checkpoint(second).tree))
         else:
             places = {leaf.key: path for path, leaf in tree.tensors()}
@@ -154,8 +154,8 @@ class TargetModel:
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        self._beside.load(self.staged(written), self._form, moved.documents)
-        again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
+        self.process.load(self.staged(written), self._form, moved.documents)
+        again = self.process.save(os.path.join(self._folder.name, "again"), self._form)
         held = dict(open_checkpoint(again).tree.tensors())
         cut = len(moved.prefix)
         for place, leaf in written.tree.tensors():
@@ -165,10 +165,6 @@ class TargetModel:
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
-
-    def host(self) -> HeldProcess | None:
-        """Return the process that holds the model, to run it there."""
-        return self._beside.host()
 
     def staged(self, written: Checkpoint) -> str:
         """Return the path from which the framework loads a file that has no final name yet."""
@@ -281,13 +277,7 @@ class LiveModel:
 
     def __init__(self, model: Any, shapes: Sequence[Shape] = ()) -> None:
         """Store the model; raise UsageError if it is not one."""
-        framework = model_child.model_framework(model)
-        if framework is None or isinstance(model, type):
-            kind = model.__name__ if isinstance(model, type) else type(model).__name__
-            raise UsageError(
-                "not a model", expected="a torch.nn.Module, a keras.Model or a tf.Module", found=kind
-            )
-        self.model, self.framework, self._shapes = model, framework, [list(each) for each in shapes]
+        self.model, self.framework = model, model_child.require_model(model, "not a model")
         self.shapes = tuple(tuple(each) for each in shapes)
         self.tensors: dict[Path, Any] = {}
 
@@ -306,9 +296,9 @@ class LiveModel:
         """
         owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
-        if foreign or self._shapes or self._is_unbuilt():
+        if foreign or self.shapes or self._is_unbuilt():
             with preserve_state(self.model):
-                called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
+                called = owner.build(self.model, [*map(list, self.shapes)], [*map(list, guessed)])
         modules = owner.describe(self.model)
         for module in modules:
             module.update(called.get(module["id"], {}))

@@ -290,7 +290,7 @@ class LiveHost:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-")
-        self._session = model_runner.RunnerSession(self.folder, lambda: model_runner.wrap_model(model))
+        self._session = model_runner.RunnerSession(self.folder, model)
         self._undo = ExitStack()
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttool.core import search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks.messages import Message, end_process
+from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
 
 # Evidence from one call of a model: the layers that flatten an image before a dense layer.
@@ -371,6 +371,16 @@ def model_framework(value: Any) -> str | None:
     if any((top, "Module") in found for top in ("tensorflow", "tensorflow_core")):
         return "tensorflow"
     return None
+
+
+def require_model(value: Any, sentence: str, hint: str | None = None) -> str:
+    """Return the framework of the model; raise UsageError with the sentence if the object is none."""
+    framework = model_framework(value)
+    if framework is None or isinstance(value, type):
+        kind = value.__name__ if isinstance(value, type) else type(value).__name__
+        expected = "a torch.nn.Module, a keras.Model or a tf.Module"
+        raise UsageError(sentence, expected=expected, found=kind, hint=hint)
+    return framework
 
 
 def is_model(value: Any) -> bool:
@@ -1094,7 +1104,8 @@ def _keras_library(model: Any, framework: str) -> Any:
     return sys.modules["tensorflow"].keras
 
 
-# Program of the process with a user's model (see worker.py). It also imports messages and tracing.
+# What the process with a user's model (see worker.py) answers while the model is built and filled. Its run
+# (model_runner) does not depend on that: it loads the written file with the framework's own loader.
 #
 # The syntax of these files is Python 3.7's, because environments with old frameworks have old interpreters.
 
@@ -1131,12 +1142,22 @@ FRAMEWORKS = {
 
 
 class ModelSession:
-    """The model in this process, its framework's name, and the facts of its modules' calls."""
+    """The model in this process, its framework's name, and what creates another one like it."""
 
     def __init__(self) -> None:
         self.model: Any = None
         self.framework = ""
-        self.known: dict[int, dict[str, Any]] = {}
+        self.again: Callable[[], Any] | None = None
+
+    def build(self, factory: str, arguments: Any) -> None:
+        """Create the user's model; raise UsageError if the factory does not return one."""
+        made = call_factory(factory, arguments)
+        self.framework = require_model(
+            made,
+            f"{factory} does not return a model",
+            "name the class of the model, or a function that returns it: MODULE:NAME",
+        )
+        self.model, self.again = made, lambda: call_factory(factory, arguments)
 
     @property
     def functions(self) -> ModelFramework:
@@ -1145,26 +1166,16 @@ class ModelSession:
 
 
 def _build(session: ModelSession, message: Message) -> Message:
-    made = call_factory(message["factory"], message["arguments"])
-    framework = model_framework(made)
-    if framework is None or isinstance(made, type):
-        kind = made.__name__ if isinstance(made, type) else type(made).__name__
-        raise UsageError(
-            "{} does not return a model".format(message["factory"]),
-            expected="a torch.nn.Module, a keras.Model or a tf.Module",
-            found=kind,
-            hint="name the class of the model, or a function that returns it: MODULE:NAME",
-        )
-    session.model, session.framework = made, framework
-    return {"framework": framework, "class": type(made).__name__, "forms": list(session.functions.forms)}
+    session.build(message["factory"], message["arguments"])
+    return {"framework": session.framework, "forms": list(session.functions.forms)}
 
 
 def _describe(session: ModelSession, message: Message) -> Message:
     shapes, guessed = message["shapes"] or [], message["guessed"] or []
-    session.known = session.functions.build(session.model, shapes, guessed)
+    called = session.functions.build(session.model, shapes, guessed)
     modules = session.functions.describe(session.model)
     for module in modules:
-        module.update(session.known.get(module.pop("id"), {}))
+        module.update(called.get(module.pop("id"), {}))
     return {"modules": modules}
 
 
@@ -1194,11 +1205,4 @@ def _load(session: ModelSession, message: Message) -> Message:
     return {}
 
 
-HANDLERS = {
-    "build": _build,
-    "describe": _describe,
-    "save": _save,
-    "number": _number,
-    "load": _load,
-    "close": end_process,
-}
+HANDLERS = {"build": _build, "describe": _describe, "save": _save, "number": _number, "load": _load}

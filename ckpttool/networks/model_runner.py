@@ -23,7 +23,7 @@ from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, end_process, message_pipes, serve
-from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
+from ckpttool.networks.model_child import ModelSession, class_bases, last_error_line, model_framework
 from ckpttool.networks.model_training import paired
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
@@ -1375,19 +1375,6 @@ def open_onnx(file: str) -> OnnxRunner:
     return OnnxRunner(file)
 
 
-def open_factory(factory: str, arguments: Any) -> ModelRunner:
-    """Create the user's model."""
-    made = call_factory(factory, arguments)
-    framework = model_framework(made)
-    if framework is None or isinstance(made, type):
-        raise UsageError(
-            f"{factory} does not return a model",
-            expected="a torch.nn.Module, a keras.Model or a tf.Module",
-            found=type(made).__name__,
-        )
-    return wrap_model(made, lambda: call_factory(factory, arguments))
-
-
 def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
     """Return what runs a model of any framework; `again` creates another one like it."""
     framework = model_framework(model)
@@ -1399,14 +1386,12 @@ def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunne
 # Program of the process.
 
 
-class RunnerSession:
-    """The model of this process, and the calls that may be repeated.
+class RunnerSession(ModelSession):
+    """A model's process: a user's model may be filled before it runs. `kept` calls may be repeated."""
 
-    `held` creates what runs a model that the process has already.
-    """
-
-    def __init__(self, folder: Path, held: Callable[[], ModelRunner] | None = None) -> None:
-        self.folder, self.held = folder, held
+    def __init__(self, folder: Path, model: Any = None) -> None:
+        super().__init__()
+        self.folder, self.model = folder, model
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.trainer: Any = None
@@ -1425,10 +1410,10 @@ class RunnerSession:
 
 def _open(session: RunnerSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
-    if session.held is not None:
-        runner = session.held()
-    elif kind == "factory":
-        runner = open_factory(message["factory"], message["arguments"])
+    if kind == "factory":
+        if session.model is None:
+            session.build(message["factory"], message["arguments"])
+        runner = wrap_model(session.model, session.again)
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
     elif kind == "torchscript":
@@ -1708,11 +1693,12 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": end_process,
+    **model_child.HANDLERS,
     **model_training.HANDLERS,
 }
 
 
 def main(folder: str) -> None:
-    """Run the process that runs a model for its parent."""
+    """Run the process that fills or runs a model for its parent."""
     with message_pipes() as (requests, answers):
         serve(RunnerSession(Path(folder)), HANDLERS, requests, answers)
