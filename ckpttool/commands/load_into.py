@@ -33,6 +33,7 @@ from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
+    ConversionOptions,
     PreparationOptions,
     PreparedTree,
     TargetKind,
@@ -631,17 +632,61 @@ class ModelLoadResult:
 
 
 class ModelFillPlan(NamedTuple):
-    """A model's skeleton and its source: `values` are the leaves that fill it, by paths in the model."""
+    """How a source fills a model, whose optimizers are planned on request only."""
 
     model: str
-    given: PreparedTree
-    skeleton: Tree
+    source: ModelSource
+    target: Skeleton
     filling: FillResult
-    values: Mapping[Path, Leaf]
     report: MappingReport
     optimizers: ConvertedOptimizers | None = None
     ledger: ModelLedger = ModelLedger()
-    agent: bool = False
+
+    @property
+    def given(self) -> PreparedTree:
+        """The prepared tree of the source."""
+        return self.source.ready
+
+    @property
+    def skeleton(self) -> Tree:
+        """The tensors of the model."""
+        return self.target.tree
+
+    @property
+    def values(self) -> dict[Path, Leaf]:
+        """The leaves that fill the model, by paths in the model."""
+        reached = {*self.target.named()[1].values()} - {*self.filling.unfilled}
+        return {path: leaf for path, leaf in self.filling.tree.tensors() if path in reached}
+
+    def account(
+        self, checkpoint: Checkpoint, part: str | None, patterns: Sequence[str], option: str
+    ) -> ModelFillPlan:
+        """Return the plan with what becomes of the checkpoint's tensors that fill nothing.
+
+        `patterns` are those that may be left out, `option` is what precedes one where the user writes it.
+        """
+        moved = None if self.optimizers is None else self.optimizers.plan
+        used = () if moved is None else (*(move.source for move in moved.moves), *moved.consumed, *moved.kept)
+        ledger = account_for_tensors(
+            checkpoint, self.source, self.filling, used=used, part=part, patterns=patterns, option=option
+        )
+        report = replace(self.report, unused=ledger.unused, notes=(*self.report.notes, *ledger.notes()))
+        return self._replace(ledger=ledger, report=report)
+
+    def proof(
+        self, options: FillOptions | ConversionOptions, skipped: str | None, *, rounded: bool
+    ) -> ProofRequest:
+        """Return what runs the source's model, and what keeps the outputs from being comparable.
+
+        `skipped` is why nothing is to be compared; numbers are `rounded` to the types of the model.
+        """
+        like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+        common = None
+        if rounded and skipped is None:
+            filled = [self.skeleton[path] for path in self.values]
+            common, skipped = common_rounding(self.filling.moves, filled, merged=bool(self.given.rules))
+        missing = bool(self.report.missing)
+        return ProofRequest(like, options.run_code, skipped, options.part, common, incomplete=missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -741,19 +786,19 @@ def load_into(
     met = _with_python_arguments(plan_model_fill(target, checkpoint, options))
     if options.strict and not options.dry_run:
         _require_complete(met, checkpoint, options.part)
-    names = met.skeleton.names
-    held = dict(met.skeleton.tensors())
-    cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
-    rounded = any(not is_widening(met.values[place].dtype, held[place].dtype) for place in met.values)
+    names, held, values = met.skeleton.names, dict(met.skeleton.tensors()), met.values
+    cast = tuple(names[place] for place, leaf in values.items() if held[place].dtype != leaf.dtype)
+    rounded = any(not is_widening(leaf.dtype, held[place].dtype) for place, leaf in values.items())
     proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
-        proof = _prove(target, checkpoint, _proof_request(met, options, rounded=rounded), undo)
+        request = met.proof(options, _why_not_proved(met, options), rounded=rounded)
+        proof = _prove(target, checkpoint, request, undo)
         report = replace(report, assumed=(*report.assumed, *proof.assumed))
     return ModelLoadResult(
         target.title,
         checkpoint.path,
-        len(met.values),
+        len(values),
         report,
         met.filling.matched,
         met.filling.ambiguous,
@@ -766,22 +811,14 @@ def load_into(
     )
 
 
-def _proof_request(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> ProofRequest:
-    """Return what runs the checkpoint's model, and what keeps the outputs from being comparable."""
-    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
-    skipped, common = None, None
+def _why_not_proved(met: ModelFillPlan, options: FillOptions) -> str | None:
     if not options.verify:
-        skipped = "verify=False was used"
-    elif met.agent:
-        skipped = "the checkpoint was read as an agent"
-    elif options.part is not None and like is None:
-        skipped = "a part of the checkpoint was used; like_source= names the code that builds it"
-    elif rounded:
-        held = [met.skeleton[place] for place in met.values]
-        common, skipped = common_rounding(met.filling.moves, held, merged=bool(met.given.rules))
-    return ProofRequest(
-        like, options.run_code, skipped, options.part, common, incomplete=bool(met.report.missing)
-    )
+        return "verify=False was used"
+    if met.source.agent:
+        return "the checkpoint was read as an agent"
+    if options.part is not None and options.like_source is None:
+        return "a part of the checkpoint was used; like_source= names the code that builds it"
+    return None
 
 
 def _prove(
@@ -820,40 +857,23 @@ def plan_model_fill(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        met = _plan_fill(target.title, given, skeleton, target.tensors, matching, options.allow_unused)
+        met = plan_fill(
+            target.title, checkpoint, given, skeleton, matching, options.allow_unused, target.tensors
+        )
         if options.optimizer is not None:
-            met = _plan_optimizer(met, given, skeleton)
+            met = _plan_optimizer(met)
     else:
         with TargetModel(target) as beside:
             skeleton = beside.skeleton(given.guessed())
-            met = _plan_fill(target.factory, given, skeleton, (), matching, options.allow_unused)
-    return _account(met, given, checkpoint, options)
+            met = plan_fill(target.factory, checkpoint, given, skeleton, matching, options.allow_unused)
+    return met.account(checkpoint, options.part, options.allow_unused, "allow_unused=")
 
 
-def _account(
-    met: ModelFillPlan, given: ModelSource, checkpoint: Checkpoint, options: FillOptions
-) -> ModelFillPlan:
-    """Return the plan with what becomes of the checkpoint's tensors that do not fill the model."""
-    plan = None if met.optimizers is None else met.optimizers.plan
-    used = () if plan is None else (*(move.source for move in plan.moves), *plan.consumed, *plan.kept)
-    ledger = account_for_tensors(
-        checkpoint,
-        given,
-        met.filling,
-        used=used,
-        part=options.part,
-        patterns=options.allow_unused,
-        option="allow_unused=",
-    )
-    report = replace(met.report, unused=ledger.unused, notes=(*met.report.notes, *ledger.notes()))
-    return met._replace(ledger=ledger, report=report, agent=given.agent)
-
-
-def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:
+def _plan_optimizer(met: ModelFillPlan) -> ModelFillPlan:
     """Return the plan with the checkpoint's optimizers in the form of the model's framework."""
-    form = "torch" if skeleton.framework == "torch" else "tf"
+    form = "torch" if met.target.framework == "torch" else "tf"
     settings = OptimizerSettings(sidecar_settings(None))
-    made = convert_optimizers(given.tree, met.filling, skeleton, form, settings)
+    made = convert_optimizers(met.source.tree, met.filling, met.target, form, settings)
     plan, report = made.plan, met.report
     if plan.missing:
         raise MappingError("the checkpoint lacks optimizer state", path=abbreviate_list(plan.missing, _SHOWN))
@@ -893,7 +913,7 @@ def _make_torch_tensor(leaf: Leaf) -> Any:
     return made
 
 
-def fill_without(
+def _fill_without(
     given: ModelSource, skeleton: Skeleton, matching: MatchOptions, patterns: Sequence[str]
 ) -> FillResult:
     """Fill the skeleton; tensors that the user leaves out do not keep their layers from being recognised.
@@ -915,24 +935,28 @@ def fill_without(
     return again if len(again.unfilled) < len(found.unfilled) else found
 
 
-def _plan_fill(
+def plan_fill(
     title: str,
+    checkpoint: Checkpoint,
     given: ModelSource,
     skeleton: Skeleton,
-    tensors: Iterable[Path],
     matching: MatchOptions,
     patterns: Sequence[str],
+    tensors: Iterable[Path] = (),
 ) -> ModelFillPlan:
-    filling = fill_without(given, skeleton, matching, patterns)
-    tree = skeleton.tree
+    """Return how a source fills a model: `title` names it, `tensors` are all that it has.
+
+    Errors of the mapping name the checkpoint. See `_fill_without` for the patterns.
+    """
+    try:
+        filling = _fill_without(given, skeleton, matching, patterns)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.
     alone = tuple(path for path in tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
-    left = set(filling.unfilled)
-    values = {path: leaf for path, leaf in filling.tree.tensors() if path in linked and path not in left}
-    report = build_fill_report(given.ready, skeleton, filling)
-    return ModelFillPlan(title, given.ready, tree, filling, values, report)
+    return ModelFillPlan(title, given, skeleton, filling, build_fill_report(given.ready, skeleton, filling))
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:
@@ -986,12 +1010,8 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
     unused = met.ledger.unused
     if not unused:
         return
-    binding = None if part is not None else recognize_checkpoint(checkpoint)
-    parts = (
-        f" (set part= to one of {abbreviate_list([p.title for p in binding.parts], _SHOWN)})"
-        if binding
-        else ""
-    )
+    networks = _agent_networks(checkpoint, part)
+    parts = f" (set part= to one of {networks})" if networks else ""
     patterns = ", ".join(map(repr, unused)) if len(unused) <= _SHOWN else "PATTERN"
     raise MappingError(
         f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
@@ -1032,10 +1052,15 @@ def _kind_argument(kind: re.Match[str]) -> str:
     return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, depending on what it computes"
 
 
-def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+def _agent_networks(checkpoint: Checkpoint, part: str | None) -> str:
+    """Return the networks of the agent in a whole checkpoint, "" if there is none."""
     binding = None if part is not None else recognize_checkpoint(checkpoint)
-    if binding is not None and binding.parts:
-        return f"set part= to one network: {abbreviate_list([each.title for each in binding.parts], _SHOWN)}"
+    return "" if binding is None else abbreviate_list([each.title for each in binding.parts], _SHOWN)
+
+
+def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+    if networks := _agent_networks(checkpoint, part):
+        return f"set part= to one network: {networks}"
     if filling.ambiguous:
         return filling.ambiguous[0].argument
     unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))
