@@ -18,9 +18,9 @@ from typing import Any
 from unittest import mock
 
 from ckpttool.commands import model_comparison
-from ckpttool.networks import model_runner
+from ckpttool.networks import ModelSpec, model_runner
 from ckpttool.networks.messages import Message, message_pipes, serve
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelProcess, ModelSpec
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelProcess
 
 _PROGRAM = (
     "-c",
