@@ -189,12 +189,10 @@ class _ModelWriter:
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}
         ready, moved = plan.given, self.moved.plan
         made = ConversionPlan(
-            ready.tree,
+            ready,
             self.moved.tree,
             plan.report,
             settings=moved.settings or None,
-            names=ready.names,
-            stripped=ready.stripped,
             moves=(*_placed_moves(plan, self.moved), *moved.moves),
             kept=tuple(ready.names[path] for path in moved.kept),
         )

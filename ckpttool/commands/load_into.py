@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -56,7 +57,7 @@ from ckpttool.formats.detect import ensure_open, open_checkpoint
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import RUN, RecognizedAgent
+from ckpttool.libraries.schema import RUN
 from ckpttool.mapping import fill_model, orientation
 from ckpttool.mapping.fill_model import (
     NO_SOURCE_LAYER,
@@ -224,10 +225,6 @@ def build_model_skeleton(
     return Skeleton(_FRAMEWORKS[framework], tree, parts, order, weights)
 
 
-def _call_order(module: Mapping[str, Any]) -> tuple[int, int]:
-    return int(module.get("call", -1)), int(module.get("after", "0"), 16)
-
-
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> ModelModule:
     flatten = module.get("flatten")
     if flatten and framework == "torch":  # channels first
@@ -237,7 +234,8 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
     cls, facts = _class_of(module, framework)
-    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, *_call_order(module))
+    call, after = int(module.get("call", -1)), int(module.get("after", "0"), 16)
+    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call, after)
 
 
 # The framework class that computes the same as a module of a program's own class.
@@ -297,21 +295,21 @@ class LiveModel:
         """
         owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
-        if foreign or self.shapes or self._is_unbuilt():
+        # For other frameworks than Keras, `build` itself calls only models without weights.
+        built = self.framework == "keras" and bool(self.model.weights) and getattr(self.model, "built", True)
+        if foreign or self.shapes or not built:
             with preserve_state(self.model):
                 called = owner.build(self.model, [*map(list, self.shapes)], [*map(list, guessed)])
         modules = owner.describe(self.model)
         for module in modules:
             module.update(called.get(module["id"], {}))
         tree, places = self._torch() if self.framework == "torch" else self._numbered(modules)
-        self._require_shapes(tree)
+        for path, leaf in tree.plain():
+            if leaf.role == "other":
+                raise _shapeless(tree.names[path])
         if not self.tensors:
             raise UsageError("the model has no tensors to fill", found=type(self.model).__name__)
         return build_model_skeleton(tree, modules, places, self.framework)
-
-    def _is_unbuilt(self) -> bool:
-        # For the other frameworks, `build` itself calls only models without weights.
-        return self.framework != "keras" or not (self.model.weights and getattr(self.model, "built", True))
 
     def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
         tree = live_trees.state_dict(self.model)
@@ -342,11 +340,6 @@ class LiveModel:
             leaves[path] = Leaf(*form, LiveSource(variable), own, role, trainable=trained, name=own)
             self.tensors[path] = variable
         return Tree(leaves), places
-
-    def _require_shapes(self, tree: Tree) -> None:
-        for path, leaf in tree.plain():
-            if leaf.role == "other":
-                raise _shapeless(tree.names[path])
 
 
 def _shapeless(name: str) -> UsageError:
@@ -482,20 +475,15 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
     tree = canonical_tree(checkpoint.tree, MoveList(moves))
     names = {display(move.target): checkpoint.tree.names[move.source] for move in moves}
     if part is not None:
-        tree = _select_network(tree, part, binding, checkpoint)
+        try:
+            tree = layer_options.select_part(tree, part)[0]
+        except UsageError as error:
+            hint = f"choose one of the agent's networks: {', '.join(each.title for each in binding.parts)}"
+            raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
     start = "" if part is None else f"{part.strip('/')}/"
     own = {path: names[f"{start}{display(path)}"] for path in tree}
     note = f"read as an agent of layout {binding.layout}"
     return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), FillSource(tree, _CANONICAL), agent=True)
-
-
-def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint: Checkpoint) -> Tree:
-    try:
-        return layer_options.select_part(tree, part)[0]
-    except UsageError as error:
-        known = ", ".join(each.title for each in binding.parts)
-        hint = f"choose one of the agent's networks: {known}"
-        raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
 
 
 def source_names(ready: PreparedTree, filling: FillResult) -> frozenset[str]:
@@ -505,7 +493,8 @@ def source_names(ready: PreparedTree, filling: FillResult) -> frozenset[str]:
 
 def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResult) -> MappingReport:
     """Return the mapping of every source entry and every model tensor."""
-    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in _count_matches(filling).items()]
+    counts = Counter(match.by for match in filling.matched)
+    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in counts.items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in _BY.items():
@@ -535,13 +524,6 @@ def left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator
     ]
     if others:
         yield f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}"
-
-
-def _count_matches(filling: FillResult) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for match in filling.matched:
-        found[match.by] = found.get(match.by, 0) + 1
-    return found
 
 
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
@@ -668,7 +650,14 @@ class ModelFillPlan(NamedTuple):
         moved = None if self.optimizers is None else self.optimizers.plan
         used = () if moved is None else (*(move.source for move in moved.moves), *moved.consumed, *moved.kept)
         ledger = account_for_tensors(
-            checkpoint, self.source, self.filling, used=used, part=part, patterns=patterns, option=option
+            checkpoint,
+            self.given,
+            self.filling,
+            used=used,
+            part=part,
+            patterns=patterns,
+            option=option,
+            agent=self.source.agent,
         )
         report = replace(self.report, unused=ledger.unused, notes=(*self.report.notes, *ledger.notes()))
         return self._replace(ledger=ledger, report=report)

@@ -178,11 +178,11 @@ def state_file_output(target: str) -> Output:
     folder, name = os.path.split(target)
     path = os.path.join(folder, tf_common.NAME)
     _read_state(path)
-    return Output(
-        path,
-        lambda stream: _write_state(stream, _encode_with_target(_read_state(path), folder, name)),
-        replaces=True,
-    )
+
+    def put(stream: IO[bytes]) -> None:
+        stream.write(_encode_with_target(_read_state(path), folder, name))
+
+    return Output(path, put, replaces=True)
 
 
 def _encode_with_target(known: tf_common.CheckpointState, folder: str, name: str) -> bytes:
@@ -212,10 +212,6 @@ def _read_state(path: str) -> tf_common.CheckpointState:
     return (
         known if known.latest in known.every else known._replace(every=(*known.every, known.latest), times=())
     )
-
-
-def _write_state(stream: IO[bytes], data: bytes) -> None:
-    stream.write(data)
 
 
 # Writes a tree as a checkpoint: beside the target, read back, compared, then renamed.
@@ -367,7 +363,11 @@ def write_checkpoint(
         if others is not None:
             outputs += others(stored_paths(tree, stored), lane)
         if receipt is not None:
-            put = partial(_put_receipt, receipt, result)
+            make = receipt
+
+            def put(stream: IO[bytes]) -> None:
+                stream.write(make(*result[0]).encode())
+
             outputs.append(Output(sidecar.sidecar_path(target), put, follows=True))
         if kind.state:
             outputs.append(state_file_output(target))
@@ -421,12 +421,6 @@ def with_stored_paths(writer: WritingFormat, tree: Tree, options: Mapping[str, A
     """Return the tree with read-back paths, if the format changes any."""
     change = getattr(writer, "stored", None)
     return tree if change is None else cast(Tree, change(tree, **options))
-
-
-def _put_receipt(
-    make: Callable[[Digest, Checkpoint], Sidecar], result: list[tuple[Digest, Checkpoint]], stream: IO[bytes]
-) -> None:
-    stream.write(make(*result[0]).encode())
 
 
 # Reversing a conversion: the source's structure, entry by entry, and what restores each entry.
@@ -872,17 +866,20 @@ def _container_lines(tree: Tree, named: Mapping[str, str], room: int) -> list[st
             node[str(path[-1].value).removeprefix("_")] = leaf
     owners: dict[str, list[str]] = {}
     lists: list[str] = []
-    waiting = [(named.get(name, name), each) for name, each in root.items()] if named else [("model", root)]
+    tops: dict[str, object] = {"model": root}
+    if named:
+        tops = {named.get(name, name): each for name, each in root.items()}
+    waiting = [*tops.items()]
     waiting.reverse()
     while waiting:
-        name, node = waiting.pop()
-        if not isinstance(node, dict):
+        name, content = waiting.pop()
+        if not isinstance(content, dict):
             continue
-        if layers := _numbered_layers(node):
+        if layers := _numbered_layers(content):
             owners.setdefault(_sequential_code(layers), []).append(name)
-        elif node and all(step.isdecimal() for step in node):
+        elif content and all(step.isdecimal() for step in content):
             lists.append(name)
-        inner = [(f"{name}.{step}", each) for step, each in node.items() if not _EDGE.fullmatch(step)]
+        inner = [(f"{name}.{step}", each) for step, each in content.items() if not _EDGE.fullmatch(step)]
         waiting += reversed(inner)
     lines = [line for code, names in owners.items() for line in _wrap_code(f"# {', '.join(names)}: ", code)]
     lines += [_ARGUMENTS] * bool(owners)
