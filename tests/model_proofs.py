@@ -21,56 +21,8 @@ from ckpttool.commands.convert import convert
 from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
 from ckpttool.mapping.flattening import FeatureReordering
-from ckpttool.networks import ModelSpec, model_host
 from tests import pair_models, replayed_faults
-from tests.shared_runners import InThisProcess
-
-# Processes in this one.
-
-
-class LocalHost(InThisProcess):
-    """What ModelProcess does, without a process."""
-
-    def __init__(self, wanted: ModelSpec) -> None:
-        super().__init__()
-        super().start()
-        self.wanted, self.hosted = wanted, model_host.HostSession(self.folder)
-
-    def __enter__(self) -> LocalHost:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().stop(None)
-
-    def start(self) -> None:
-        """Do nothing: the comparison runs the model of this process."""
-
-    def stop(self, _: object) -> None:
-        """Do nothing: the model is still used."""
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Answer as the process would."""
-        given = {**json.loads(json.dumps(values)), "do": do}
-        return json.loads(json.dumps(model_host.HANDLERS[do](self.hosted, given)))
-
-    def build(self) -> Any:
-        return self.request("build", {"factory": self.wanted.factory, "arguments": self.wanted.arguments})
-
-    def describe(self, guessed: Any) -> Any:
-        return self.request("describe", {"shapes": self.wanted.shapes, "guessed": guessed})["modules"]
-
-    def save(self, file: str, form: str) -> str:
-        return str(self.request("save", {"file": file, "form": form})["file"])
-
-    def number(self) -> bool:
-        return bool(self.request("number", {})["done"])
-
-    def load(self, file: str, form: str, optimizers: Any = ()) -> None:
-        self.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
-
-    def host(self) -> LocalHost:
-        return self
-
+from tests.shared_runners import InThisProcess, LocalModel
 
 # What a mapper without one of its fixes does.
 
@@ -323,7 +275,7 @@ def replay(folder: str) -> None:
 def _run_here(folder: str) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))
-    load_into.ModelProcess = LocalHost  # type: ignore[assignment,misc]
+    load_into.ModelProcess = LocalModel  # type: ignore[assignment,misc]
     model_comparison.ChildProcess = InThisProcess  # type: ignore[assignment,misc]
 
 

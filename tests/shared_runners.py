@@ -18,9 +18,9 @@ from typing import Any
 from unittest import mock
 
 from ckpttool.commands import model_comparison
-from ckpttool.networks import model_runner
+from ckpttool.networks import ModelSpec, model_runner
 from ckpttool.networks.messages import Message, message_pipes, serve
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelProcess
 
 _PROGRAM = (
     "-c",
@@ -52,6 +52,22 @@ class InThisProcess:
         """Answer as the process would."""
         given = json.loads(json.dumps(values))
         return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given))))
+
+
+class LocalModel(ModelProcess):
+    """The process of a user's model without a process, whose start takes most of a test's time."""
+
+    last: LocalModel
+
+    def __init__(self, wanted: ModelSpec) -> None:
+        super().__init__(wanted)
+        self._process: Any = InThisProcess()
+        LocalModel.last = self
+
+    @property
+    def session(self) -> Any:
+        """Return the session, which holds the model."""
+        return self._process.session
 
 
 class SharedRunners:

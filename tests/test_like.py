@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests import tensorflow_child
 from tests.conftest import ROOT, refused
 from tests.conftest import in_process as run
 from tests.golden_texts import Golden
+from tests.shared_runners import LocalModel
 
 HERE = ROOT / "tests"
 WITHIN = 1e-5
@@ -43,50 +43,12 @@ GIVEN: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
-class InThisProcess:
-    """What agents.skeleton.beside.Beside does, without a process: its start takes most of a test's time."""
-
-    last: InThisProcess
-
-    def __init__(self, wanted: ModelSpec) -> None:
-        self.wanted, self.session = wanted, model_child.ModelSession()
-        InThisProcess.last = self
-
-    def __enter__(self) -> InThisProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def _ask(self, do: str, **values: Any) -> dict[str, Any]:
-        # As it would travel.
-        return json.loads(json.dumps(model_child.HANDLERS[do](self.session, json.loads(json.dumps(values)))))
-
-    def build(self) -> dict[str, Any]:
-        return self._ask("build", factory=self.wanted.factory, arguments=self.wanted.arguments)
-
-    def describe(self, guessed: Any) -> Any:
-        return self._ask("describe", shapes=self.wanted.shapes, guessed=guessed)["modules"]
-
-    def save(self, file: str, form: str) -> str:
-        return str(self._ask("save", file=file, form=form)["file"])
-
-    def number(self) -> bool:
-        return bool(self._ask("number")["done"])
-
-    def load(self, file: str, form: str, optimizers: Any = ()) -> None:
-        self._ask("load", file=file, form=form, optimizers=list(optimizers))
-
-    def host(self) -> None:
-        """Return nothing: the model runs in a process of its own."""
-
-
 def fill(
     source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any
 ) -> ConversionResult:
     """Fill a model of a file beside this one, in this process."""
     before = worker.ModelProcess
-    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    load_into.ModelProcess = LocalModel  # type: ignore[misc]
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
@@ -162,7 +124,7 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
             found[name] = {"error": f"{done.report.unused} {done.report.missing} {done.report.notes}"}
             continue
         # It has restored the file and asserted that all of it was consumed.
-        model, given = InThisProcess.last.session.model, inputs(name, shape, words)
+        model, given = LocalModel.last.session.model, inputs(name, shape, words)
         there = np.load(folder / f"torch_{name}.npy")
         found[name] = {"error": None, "far": float(np.abs(np.asarray(model(given)) - there).max())}
     return found
@@ -446,7 +408,7 @@ def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path, golden: G
 def test_a_model_that_holds_other_values_afterwards_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr(InThisProcess, "load", lambda *_: None)
+    monkeypatch.setattr(LocalModel, "load", lambda *_: None)
     with pytest.raises(MappingError) as caught:
         fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     golden(caught.value)
@@ -511,8 +473,7 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
     """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
     package = ROOT / "ckpttool"
     files = [
-        package / "networks" / f"{name}.py"
-        for name in ("messages", "model_child", "model_host", "model_runner", "tracing")
+        package / "networks" / f"{name}.py" for name in ("messages", "model_child", "model_runner", "tracing")
     ]
     files += [package / name / "__init__.py" for name in ("", "core", "networks")]
     files += [
@@ -547,7 +508,6 @@ def test_flattening_is_seen_in_calls() -> None:
 @pytest.mark.torch
 def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     torch = pytest.importorskip("torch")
-    from ckpttool.networks import model_child
 
     nn = torch.nn
     twice = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)]

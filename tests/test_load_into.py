@@ -20,7 +20,7 @@ from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.model_pairs import programs
-from tests.test_like import InThisProcess
+from tests.shared_runners import LocalModel
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -344,7 +344,7 @@ def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golde
 
 
 def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(load_into, "ModelProcess", InThisProcess)
+    monkeypatch.setattr(load_into, "ModelProcess", LocalModel)
     monkeypatch.setattr(sys, "path", list(sys.path))
     here = ROOT / "tests"
     ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from ckpttool.commands import save
 from ckpttool.commands.options import TARGETS
 from ckpttool.commands.save import format_loading_code
-from ckpttool.core import Tree
+from ckpttool.core import Inline, Leaf, Tree, attr
 from tests import loading_keras, tensorflow_child
 from tests.conftest import ROOT, in_process
 from tests.loading_keras import observations
@@ -252,3 +253,30 @@ def test_no_more_names_are_read_than_a_line_holds() -> None:
     assert len(line) <= 80
     assert line.endswith(", ...")
     assert len(list(names)) > 99_900
+
+
+class ReadCounter(dict[Any, Leaf]):
+    """Leaves by path; `reads` is how often one was looked at."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in super().__iter__():
+            self.reads += 1
+            yield path
+
+    def items(self) -> Any:
+        return ((path, self[path]) for path in self)
+
+
+@pytest.mark.parametrize("kind", ["torch", "tf", "keras"])
+@pytest.mark.parametrize("pattern", ["block{}.fc.weight", "net{}/fc.weight", "net/layer{}/kernel", "w{}"])
+def test_the_work_grows_with_the_number_of_tensors(kind: str, pattern: str) -> None:
+    counts = []
+    for number in (50, 400):
+        names = [pattern.format(n) for n in range(number)]
+        paths = {name: tuple(map(attr, name.split("/"))) for name in names}
+        leaves = ReadCounter({paths[n]: Leaf("float32", (2, 2), Inline(b""), n, "parameter") for n in names})
+        format_loading_code("target.pt", TARGETS[kind], Tree(leaves), foreign=True)
+        counts.append(leaves.reads)
+    assert counts[1] == 8 * counts[0] > 0

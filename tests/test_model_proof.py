@@ -136,7 +136,7 @@ def test_load_into_restores_a_model_that_computes_something_else(outcomes: dict[
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
-    monkeypatch.setattr(load_into, "ModelProcess", model_proofs.LocalHost)
+    monkeypatch.setattr(load_into, "ModelProcess", model_proofs.LocalModel)
     monkeypatch.setattr(model_comparison, "ChildProcess", model_proofs.InThisProcess)
 
 

@@ -139,8 +139,8 @@ def _convert_to_format(
 
 def _require_largest_matrix(checkpoint: Checkpoint, made: ConversionPlan) -> None:
     """Raise MappingError for a target without the network's main part, whatever may be left out."""
-    largest = general_conversion.largest_matrices(made.source)
-    names = [made.names.get(path, made.source.names[path]) for path in largest]
+    largest = general_conversion.largest_matrices(made.ready.tree)
+    names = [made.ready.names.get(path, made.ready.tree.names[path]) for path in largest]
     if names and {*names} <= {*made.report.unused}:
         raise MappingError(
             "the largest matrix would be left out",
@@ -178,7 +178,7 @@ def _plan(
     except CkpttoolError:
         restore.require_shards(checkpoint.tree)
         raise
-    restore.require_shards(made.source)
+    restore.require_shards(made.ready.tree)
     return replace(made, report=replace(made.report, notes=(*notes, *made.report.notes)))
 
 
@@ -201,11 +201,11 @@ def _ledger(
                 agent = build_agent(checkpoint, binding, own, facts)
                 return sidecar.merge_entries(agent.ledger, assumed)
     if made.binding is not None:
-        tree = select_network_leaves(made.source, made.binding)
+        tree = select_network_leaves(made.ready.tree, made.binding)
         known = restore.merge_metadata(own.sidecar, restore.read_metadata(made.binding, tree))
         entries = agent_ledger(checkpoint, made.binding, own.sidecar, known, tree)
         return sidecar.merge_entries(entries, assumed)
-    written = {made.names[move.source] for move in made.moves if move.source in made.names}
+    written = {made.ready.names[move.source] for move in made.moves if move.source in made.ready.names}
     return sidecar.merge_entries(evidence.unconverted_entries(checkpoint, written, made.kept), assumed)
 
 
@@ -349,7 +349,7 @@ class _TargetWriter:
     def _kept(self, places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
         """Return the file for entries that the target has no place for, if any."""
         if self.plan.whole:
-            self.back = record_reverse(self.plan.source, self.plan.moves, places)
+            self.back = record_reverse(self.plan.ready.tree, self.plan.moves, places)
         if self.back.tree is None:
             self.back.kept = self.plan.kept_tensors()
         outputs = self.back.outputs(self.target, lane)
@@ -374,7 +374,7 @@ class _TargetWriter:
         made = _with_order_of_quantiles(made, self.request.kind.layout)
         if not options.verify or binding is None:
             return made
-        before = prepared_source_agent(self.checkpoint, self.plan.source, binding, own)
+        before = prepared_source_agent(self.checkpoint, self.plan.ready.tree, binding, own)
         self.proof = verify_outputs(before, found, self.target, made)
         return replace(made, parity=self.proof.entry())
 
@@ -384,7 +384,7 @@ class _TargetWriter:
         options = self.request.options
         if binding is None or options.fold_normalizer or not hasattr(layout, "statistics_beside"):
             return []
-        read = restore.read_metadata(binding, select_network_leaves(self.plan.source, binding))
+        read = restore.read_metadata(binding, select_network_leaves(self.plan.ready.tree, binding))
         facts = restore.merge_metadata(self.own.sidecar, read)
         if facts.obs_norm is None:
             return []

@@ -9,24 +9,20 @@ from typing import Any
 from ckpttool.commands import evidence, receipt, save
 from ckpttool.commands.digest import Digest
 from ckpttool.commands.load_into import (
-    ModelSource,
+    ModelFillPlan,
     TargetModel,
-    build_fill_report,
     choose_model_form,
-    fill_without,
     left_out_notes,
     model_source,
+    plan_fill,
     source_names,
 )
 from ckpttool.commands.model_comparison import ModelSide
-from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
 from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
 from ckpttool.commands.model_proof import (
     NO_VERIFY,
     ModelMismatchError,
     ModelProof,
-    ProofRequest,
-    common_rounding,
     comparing_command,
     prove_outputs,
 )
@@ -45,15 +41,13 @@ from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_c
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
+from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
-from ckpttool.core.source import Shape
 from ckpttool.core.tree import ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.mapping import user_rules
-from ckpttool.mapping.fill_model import MatchOptions, Skeleton
-from ckpttool.mapping.rules import Cast, rule_steps
-from ckpttool.mapping.solver import FillResult
+from ckpttool.mapping.fill_model import MatchOptions
+from ckpttool.mapping.rules import Cast, Move, rule_steps
 from ckpttool.networks.worker import ModelSpec
 
 
@@ -78,7 +72,14 @@ def convert_into_model(
     A text is only the factory's name. Nothing is written when a model weight is missing or a weight of
     the source unused (unless `allow_missing` or `allow_unused` permits it), or on a dry run.
     """
-    matching = _match_options(options)
+    rules = user_rules.load_rules(options.rules) if options.rules is not None else None
+    matching = MatchOptions(
+        options.layers,
+        parse_match_options(options.match),
+        rules,
+        accept_order=options.accept_order,
+        cast=options.cast,
+    )
     model = ModelSpec(like) if isinstance(like, str) else like
     kind = parse_target_kind(target, options.to)
     form, stem = choose_model_form(kind), target_stem(target, kind)
@@ -87,37 +88,31 @@ def convert_into_model(
         save.require_new_target(stem, kind, checkpoint, force=options.force)
     own = read_verified_sidecar(checkpoint)
     # Rules for every tensor cover all of their axes.
-    every = matching.rules is not None and matching.rules.rest != "kinds"
-    axes = options.from_ or ("torch" if every else None)
+    axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        made, filling = _plan_for_model(checkpoint, given, skeleton, matching, options.allow_unused)
-        moved = _convert_optimizers(given, filling, skeleton, (form, options.optimizer), own.sidecar)
-        ledger = _account(checkpoint, given, filling, moved, options)
-        made = _with_ledger(_with_optimizers(made, given.ready, moved), ledger)
-        vectors = given.guessed() if all(len(each) == 1 for each in given.guessed()) else ()
-        planned = _PlannedModel(
-            target, checkpoint, own, made, filling, moved, ledger, vectors, bool(given.ready.rules)
-        )
-        done = planned.result(given)
+        plan = plan_fill(model.factory, checkpoint, given, skeleton, matching, options.allow_unused)
+        plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))
+        plan = plan.account(checkpoint, options.part, options.allow_unused, "--allow-unused ")
+        writer = _ModelWriter(target, checkpoint, own, plan, beside, model, options, progress)
+        done = writer.result()
         if options.dry_run:
             return replace(done, proof=ModelProof("--dry-run was used"))
-        if not (made.report.complete or options.allow_missing):
+        if not (plan.report.complete or options.allow_missing):
             return done
-        load = moved.loading_code(format_loading_code(stem, kind, made.tree), form)
-        writer = _ModelWriter(planned, beside, model, options, progress)
+        load = writer.moved.loading_code(format_loading_code(stem, kind, writer.moved.tree), form)
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
         try:
-            put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=writer.receipt)
+            put = save.write_checkpoint(writer.moved.tree, stem, kind, how=how, receipt=writer.receipt)
         except ModelMismatchError as error:
             return replace(done, proof=error.proof, loaded=True)
         return replace(
             done,
             report=replace(
-                made.report,
-                assumed=(*made.report.assumed, *writer.proof.assumed),
-                notes=(*made.report.notes, *writer.notes()),
+                plan.report,
+                assumed=(*plan.report.assumed, *writer.proof.assumed),
+                notes=(*plan.report.notes, *writer.notes()),
             ),
             digest=put.sha256,
             written=True,
@@ -127,45 +122,14 @@ def convert_into_model(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedModel:
-    """The planned conversion of a checkpoint into a user's model."""
-
-    target: str
-    checkpoint: Checkpoint
-    own: VerifiedSidecar
-    made: ConversionPlan
-    filling: FillResult
-    moved: ConvertedOptimizers
-    ledger: ModelLedger
-    vectors: tuple[Shape, ...]
-    """the input shapes that the source's first layer shows, if it takes vectors"""
-    merged: bool
-    """tensors of the source were merged before the mapping"""
-
-    def result(self, given: ModelSource) -> ConversionResult:
-        """Return the result before anything is written."""
-        used = source_names(given.ready, self.filling)
-        return ConversionResult(
-            urls.display_url(self.checkpoint.path),
-            self.target,
-            self.made.report,
-            matched=self.filling.matched,
-            ambiguous=self.filling.ambiguous,
-            loaded=False,
-            ledger=self.ledger.settle(
-                _optimizer_entries(given.ready, self.moved),
-                evidence.unconverted_entries(self.checkpoint, used),
-            ),
-            left_out=self.ledger.left_out,
-        )
-
-
 @dataclass(slots=True)
 class _ModelWriter:
     """Proves the written file and makes its receipt, before the file gets its name."""
 
-    planned: _PlannedModel
+    target: str
+    checkpoint: Checkpoint
+    own: VerifiedSidecar
+    plan: ModelFillPlan
     beside: TargetModel
     model: ModelSpec
     options: ConversionOptions
@@ -173,144 +137,110 @@ class _ModelWriter:
     back: ReverseRecord = field(default_factory=lambda: ReverseRecord(why="the target is your own model"))
     proof: ModelProof = field(default_factory=ModelProof)
 
+    @property
+    def moved(self) -> ConvertedOptimizers:
+        """The model's tree with its optimizers."""
+        assert self.plan.optimizers is not None  # noqa: S101 - planned for every conversion
+        return self.plan.optimizers
+
+    def result(self) -> ConversionResult:
+        """Return the result before anything is written."""
+        plan, ready = self.plan, self.plan.given
+        return ConversionResult(
+            urls.display_url(self.checkpoint.path),
+            self.target,
+            plan.report,
+            matched=plan.filling.matched,
+            ambiguous=plan.filling.ambiguous,
+            loaded=False,
+            ledger=plan.ledger.settle(
+                _optimizer_entries(ready, self.moved),
+                evidence.unconverted_entries(self.checkpoint, source_names(ready, plan.filling)),
+            ),
+            left_out=plan.ledger.left_out,
+        )
+
     def receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
         """Return the target's sidecar.
 
         Raise MappingError or WorkerError if the model does not load the file, ModelMismatchError if it then
         computes something else than the source.
         """
-        planned, options, checkpoint = self.planned, self.options, self.planned.checkpoint
+        plan, options, checkpoint, model = self.plan, self.options, self.checkpoint, self.model
         if options.verify:
-            self.beside.prove(found, planned.moved)
-        model, request = self.model, self._request()
-        shapes = model.shapes or (self.planned.vectors if request.like is not None else ())
-        built = replace(model, shapes=shapes)
-        staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.host())
-        named = replace(model, shapes=model.shapes or self.planned.vectors)
+            self.beside.prove(found, self.moved)
+        steps = (step for move in plan.filling.moves for step in rule_steps(move.rule))
+        rounded = any(isinstance(step, Cast) and step.rounded for step in steps)
+        request = plan.proof(options, None if options.verify else NO_VERIFY, rounded=rounded)
+        if rounded and options.verify and request.skipped is not None:
+            request = replace(request, skipped=f"--cast: {request.skipped}")
+        # The input shapes that the source's first layer shows, if it takes vectors.
+        guessed = plan.source.guessed()
+        vectors = guessed if all(len(each) == 1 for each in guessed) else ()
+        named = replace(model, shapes=model.shapes or vectors)
+        built = named if request.like is not None else model
+        staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.process)
         command = None
         if options.part is None:
-            command = comparing_command(checkpoint, planned.target, named, request)
+            command = comparing_command(checkpoint, self.target, named, request)
         self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
-        known = receipt.with_policy_facts(checkpoint, found, planned.own, part=options.part, model=True)
+        known = receipt.with_policy_facts(checkpoint, found, self.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}
-        made = receipt.conversion_receipt(
-            checkpoint, planned.made, known, written, self.back, options.part, more
+        ready, moved = plan.given, self.moved.plan
+        made = ConversionPlan(
+            ready,
+            self.moved.tree,
+            plan.report,
+            settings=moved.settings or None,
+            moves=(*_placed_moves(plan, self.moved), *moved.moves),
+            kept=tuple(ready.names[path] for path in moved.kept),
         )
+        done = receipt.conversion_receipt(checkpoint, made, known, written, self.back, options.part, more)
         return replace(
-            made,
-            residue=(*made.residue, *planned.ledger.residue()),
+            done,
+            residue=(*done.residue, *plan.ledger.residue()),
             verification=self.proof.document(whole=False),
         )
 
     def notes(self) -> Iterator[str]:
         """Yield what was proved, and why the conversion cannot be reversed."""
         if self.options.verify:
-            who = (
-                f"{self.model.factory} {'and its optimizer load' if self.planned.moved.written else 'loads'}"
-            )
+            who = f"{self.model.factory} {'and its optimizer load' if self.moved.written else 'loads'}"
             yield f"verified: {who} the output strictly, and all values match"
         yield self.proof.sentence
         yield from self.proof.notes
         yield str(self.back.note)
 
-    def _request(self) -> ProofRequest:
-        """Return what runs the source, and what keeps the outputs from being comparable."""
-        options, report = self.options, self.planned.made.report
-        like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
-        skipped, rounded = None if options.verify else NO_VERIFY, None
-        filling = self.planned.filling
-        steps = (step for move in filling.moves for step in rule_steps(move.rule))
-        if skipped is None and any(isinstance(step, Cast) and step.rounded for step in steps):
-            filled = [filling.tree[move.target] for move in filling.moves]
-            rounded, why = common_rounding(filling.moves, filled, merged=self.planned.merged)
-            skipped = None if why is None else f"--cast: {why}"
-        return ProofRequest(
-            like, options.run_code, skipped, options.part, rounded, incomplete=bool(report.missing)
-        )
-
-
-def _account(
-    checkpoint: Checkpoint,
-    given: ModelSource,
-    filling: FillResult,
-    moved: ConvertedOptimizers,
-    options: ConversionOptions,
-) -> ModelLedger:
-    """Return what becomes of the source's tensors that do not fill the model."""
-    plan = moved.plan
-    used = {*(move.source for move in plan.moves), *plan.consumed, *plan.kept}
-    return account_for_tensors(
-        checkpoint, given, filling, used=used, part=options.part, patterns=options.allow_unused
-    )
-
-
-def _with_ledger(made: ConversionPlan, ledger: ModelLedger) -> ConversionPlan:
-    report = made.report
-    return replace(made, report=replace(report, unused=ledger.unused, notes=(*report.notes, *ledger.notes())))
-
-
-def _match_options(options: ConversionOptions) -> MatchOptions:
-    return MatchOptions(
-        options.layers,
-        parse_match_options(options.match),
-        user_rules.load_rules(options.rules) if options.rules is not None else None,
-        accept_order=options.accept_order,
-        cast=options.cast,
-    )
-
-
-def _plan_for_model(
-    checkpoint: Checkpoint,
-    given: ModelSource,
-    skeleton: Skeleton,
-    matching: MatchOptions,
-    patterns: Sequence[str],
-) -> tuple[ConversionPlan, FillResult]:
-    """Return how the source fills a model, as a conversion plan, with the matches."""
-    try:
-        filling = fill_without(given, skeleton, matching, patterns)
-    except CkpttoolError as error:
-        raise error.located(file=error.file or checkpoint.path) from error.__cause__
-    ready, report = given.ready, build_fill_report(given.ready, skeleton, filling)
-    made = ConversionPlan(
-        ready.tree,
-        filling.tree,
-        report,
-        names=ready.names,
-        stripped=ready.stripped,
-        moves=filling.moves,
-    )
-    return made, filling
-
 
 def _convert_optimizers(
-    given: ModelSource,
-    filling: FillResult,
-    skeleton: Skeleton,
-    target: tuple[str, Sequence[str]],
-    known: Sidecar | None,
+    plan: ModelFillPlan, form: str, options: ConversionOptions, known: Sidecar | None
 ) -> ConvertedOptimizers:
-    """Return the model with the source's optimizers; `target` are its form and the `--optimizer` options."""
-    form, stated = target
-    none, settings = parse_optimizer_options((), stated)
+    """Return the model with the source's optimizers, in a form that it loads."""
+    none, settings = parse_optimizer_options((), options.optimizer)
     if none:
-        return ConvertedOptimizers(filling.tree)
-    known = settings.into(known, None, given.tree)
+        return ConvertedOptimizers(plan.filling.tree)
+    known = settings.into(known, None, plan.source.tree)
     settled = OptimizerSettings(sidecar_settings(known), settings.settings())
-    return convert_optimizers(given.tree, filling, skeleton, form, settled)
+    return convert_optimizers(plan.source.tree, plan.filling, plan.target, form, settled)
 
 
-def _with_optimizers(made: ConversionPlan, ready: PreparedTree, moved: ConvertedOptimizers) -> ConversionPlan:
+def _placed_moves(plan: ModelFillPlan, moved: ConvertedOptimizers) -> tuple[Move, ...]:
+    """Return the moves to the model, which has its own place in a file with optimizers."""
+    cut = moved.prefix if moved.plan.moves or moved.plan.added else ()
+    return tuple(replace(move, target=(*cut, *move.target)) for move in plan.filling.moves)
+
+
+def _with_optimizers(made: ModelFillPlan, moved: ConvertedOptimizers) -> ModelFillPlan:
     """Return the plan with the optimizers' part."""
-    plan, report = moved.plan, made.report
+    ready, plan, report = made.given, moved.plan, made.report
     if not plan.moves and not plan.added:
-        return replace(made, report=replace(report, notes=(*report.notes, *moved.reasons)))
-    names = {move.target: display((*moved.prefix, *move.target)) for move in made.moves}
-    mapped = tuple(
-        replace(line, target=names[move.target]) for line, move in zip(report.mapped, made.moves, strict=True)
+        report = replace(report, notes=(*report.notes, *moved.reasons))
+        return made._replace(optimizers=moved, report=report)
+    places = _placed_moves(made, moved)
+    mapped = (
+        replace(line, target=display(move.target)) for line, move in zip(report.mapped, places, strict=True)
     )
-    moves = tuple(replace(move, target=(*moved.prefix, *move.target)) for move in made.moves)
     unused = frozenset(left_out_notes(ready))
     used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept}
     notes = [note for note in report.notes if note not in unused]
@@ -321,15 +251,7 @@ def _with_optimizers(made: ConversionPlan, ready: PreparedTree, moved: Converted
         assumed=(*report.assumed, *plan.assumed),
         notes=(*notes, *left_out_notes(ready, used), *plan.notes),
     )
-    kept = tuple(ready.names[path] for path in plan.kept)
-    return replace(
-        made,
-        tree=moved.tree,
-        report=report,
-        moves=(*moves, *plan.moves),
-        settings=plan.settings or None,
-        kept=(*made.kept, *kept),
-    )
+    return made._replace(optimizers=moved, report=report)
 
 
 def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Iterator[LedgerEntry]:

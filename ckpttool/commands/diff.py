@@ -217,17 +217,17 @@ def _plan_reconversion(
     if options.get("cast") is True:
         tree, rules = _round_tree(tree, target.checkpoint.tree, rules)
     residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()
-    unused = {made_name: path for path, made_name in made.names.items()}
+    unused = {made_name: path for path, made_name in made.ready.names.items()}
     dropped = tuple(unused[name] for name in made.report.unused if name in unused)
     # For a part, or for names without wrapper prefixes: the entries of the checkpoint itself.
     own = {name: path for path, name in source.checkpoint.tree.names.items()}
-    stored = {path: own.get(name, path) for path, name in made.names.items()}
+    stored = {path: own.get(name, path) for path, name in made.ready.names.items()}
     return Reconversion(
         tree,
         {stored.get(path, path): places for path, places in _target_paths(made, tree).items()},
         tuple(stored.get(path, path) for path in _unmoved_paths(made, dropped)),
         tuple(stored.get(path, path) for path in dropped),
-        frozenset(stored.get(path, path) for path in dropped if made.names[path] in residue),
+        frozenset(stored.get(path, path) for path in dropped if made.ready.names[path] in residue),
         rules,
         made.report.assumed,
         made.settings,
@@ -269,7 +269,7 @@ def _holds_exactly(wide: str, narrow: str) -> bool:
 
 def _unmoved_paths(made: ConversionPlan, dropped: tuple[Path, ...]) -> tuple[Path, ...]:
     moved = {move.source for move in made.moves} | set(dropped)
-    return tuple(path for path in made.source if path not in moved)
+    return tuple(path for path in made.ready.tree if path not in moved)
 
 
 def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ...]]:

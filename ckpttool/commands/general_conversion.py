@@ -13,7 +13,7 @@ import hashlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.commands import options, restore
@@ -305,6 +305,12 @@ class _TreeNetworks:
                 advice = "use --allow-missing to leave it out"
             yield f"{left}: not part of a known layer, so the order of axes is unknown; {advice}"
 
+    def with_kept(self, whole: Plan, more: Iterable[Path] = ()) -> Plan:
+        """Return the plan with the values that only the sidecar keeps, and `more` of them."""
+        used = {move.source for move in whole.moves} | {*whole.consumed, *whole.kept} | self.unmapped
+        kept = (path for path in (*self.outside, *more) if path not in used)
+        return replace(whole, kept=(*whole.kept, *kept))
+
     def require(self, framework: str) -> None:
         """Raise MappingError if no layer of the framework is known, unless there is replay data to keep."""
         if self.placed.done or self.placed.notes:
@@ -410,7 +416,7 @@ class _TensorFlowPlanner(TorchStates):
             ),
             *plans,
         )
-        return replace(whole, kept=tuple(self._kept(whole)))
+        return self.networks.with_kept(whole)
 
     def _label(self, source: Path, name: Name) -> Label:
         leaf = self.tree[source]
@@ -455,13 +461,6 @@ class _TensorFlowPlanner(TorchStates):
             return rows
         return sorted(rows, key=lambda row: first.get(units[row[0]], -1))
 
-    def _kept(self, whole: Plan) -> Iterator[Path]:
-        used = {move.source for move in whole.moves} | {*whole.consumed, *whole.kept}
-        yield from whole.kept
-        for path in self.networks.outside:
-            if path not in used and path not in self.networks.unmapped:
-                yield path
-
 
 # To PyTorch.
 
@@ -473,7 +472,12 @@ class _TorchPlanner(KerasStates):
         super().__init__(tree, settings)
         state = frozenset(path for own in self.stored.values() for path in own)
         placed = flattening.convert_to_torch(tree, given)
-        placed = placed._replace(done=tuple((a, b, _strip_keras_edges(c)) for a, b, c in placed.done))
+        # Names have no edges between a Keras model and its layers; layer numbers stay.
+        placed = placed._replace(
+            done=tuple(
+                (a, b, {old: _plain_name(new) for old, new in names.items()}) for a, b, names in placed.done
+            )
+        )
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
         self.root = self.is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
@@ -508,7 +512,11 @@ class _TorchPlanner(KerasStates):
         paths = {name: self._place(name, nested=nested) for name in names}
         containers |= {path[:-1]: _ORDERED for path in paths.values() if len(path) > 1}
         moves = [Move(source, paths[name], rule) for source, name, rule in rows]
-        moves += self._experience()
+        moves += [
+            Move(path, (key(self.tree.names[path].replace("/", ".")),), KEEP)
+            for path, leaf in self.tree.tensors()
+            if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None
+        ]
         for path in values if nested else ():
             place = tuple(key(step.value) for step in path)
             moves.append(Move(path, place, self._value_rule(path)))
@@ -534,10 +542,8 @@ class _TorchPlanner(KerasStates):
             ),
             *plans,
         )
-        used = {move.source for move in whole.moves} | set(whole.consumed)
-        rest = (*self.networks.outside, *(path for path in self.tree if path in self.idle))
-        kept = [p for p in rest if p not in used and p not in self.networks.unmapped]
-        return replace(whole, containers=containers, kept=(*whole.kept, *kept))
+        idle = (path for path in self.tree if path in self.idle)
+        return self.networks.with_kept(replace(whole, containers=containers), idle)
 
     def _place(self, name: Name, *, nested: bool) -> Path:
         if not nested:
@@ -545,11 +551,6 @@ class _TorchPlanner(KerasStates):
         if self.root:
             return key(_MODEL), key(".".join(name))
         return key(name[0]), key(".".join(name[1:]))
-
-    def _experience(self) -> Iterator[Move]:
-        for path, leaf in self.tree.tensors():
-            if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None:
-                yield Move(path, (key(self.tree.names[path].replace("/", ".")),), KEEP)
 
     def _values(self) -> Iterator[Path]:
         """Yield the variables outside networks and optimizers that the PyTorch file can store."""
@@ -711,11 +712,6 @@ def _count_contents(tree: Tree, below: Path) -> Counter[object]:
             own = "" if name.isdecimal() else name
             found[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
     return found
-
-
-def _strip_keras_edges(names: Mapping[str, Name]) -> dict[str, Name]:
-    """Return names without the edges between a Keras model and its layers; layer numbers stay."""
-    return {stored: _plain_name(name) for stored, name in names.items()}
 
 
 def _plain_name(name: Name) -> Name:

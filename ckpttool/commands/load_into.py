@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -33,6 +34,7 @@ from ckpttool.commands.optimizer_states import OptimizerSettings
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
+    ConversionOptions,
     PreparationOptions,
     PreparedTree,
     TargetKind,
@@ -55,7 +57,7 @@ from ckpttool.formats.detect import ensure_open, open_checkpoint
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import RUN, RecognizedAgent
+from ckpttool.libraries.schema import RUN
 from ckpttool.mapping import fill_model, orientation
 from ckpttool.mapping.fill_model import (
     NO_SOURCE_LAYER,
@@ -77,7 +79,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.worker import HeldProcess, ModelProcess, ModelSpec
+from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
@@ -105,17 +107,17 @@ class TargetModel:
 
     def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
         self._wanted, self._form = wanted, form or ""
-        self._beside = ModelProcess(wanted)
+        self.process = ModelProcess(wanted)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
 
     def __enter__(self) -> TargetModel:
-        self._beside.__enter__()
+        self.process.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._beside.__exit__(kind, error, trace)
+        self.process.__exit__(kind, error, trace)
         self._folder.cleanup()
 
     def skeleton(self, guessed: Sequence[Shape]) -> Skeleton:
@@ -124,7 +126,7 @@ class TargetModel:
         Raise UsageError when there is no such model or it cannot load this form, MappingError when the
         form does not contain all of its weights.
         """
-        built = self._beside.build()
+        built = self.process.build()
         framework = str(built["framework"])
         self._form = self._form or str(built["forms"][-1])
         if self._form not in built["forms"]:
@@ -132,16 +134,16 @@ class TargetModel:
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=" or ".join(f"--to {form}" for form in built["forms"]),
             )
-        modules = self._beside.describe(guessed)
-        first = self._beside.save(os.path.join(self._folder.name, "first"), self._form)
+        modules = self.process.describe(guessed)
+        first = self.process.save(os.path.join(self._folder.name, "first"), self._form)
         tree = open_checkpoint(first).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
             )
         places: dict[str | int, Path]
-        if self._beside.number():
-            second = self._beside.save(os.path.join(self._folder.name, "second"), self._form)
+        if self.process.number():
+            second = self.process.save(os.path.join(self._folder.name, "second"), self._form)
             places = dict(_numbered_weights(tree, open_checkpoint(second).tree))
         else:
             places = {leaf.key: path for path, leaf in tree.tensors()}
@@ -154,8 +156,8 @@ class TargetModel:
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        self._beside.load(self.staged(written), self._form, moved.documents)
-        again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
+        self.process.load(self.staged(written), self._form, moved.documents)
+        again = self.process.save(os.path.join(self._folder.name, "again"), self._form)
         held = dict(open_checkpoint(again).tree.tensors())
         cut = len(moved.prefix)
         for place, leaf in written.tree.tensors():
@@ -165,10 +167,6 @@ class TargetModel:
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[place]
                 raise MappingError("the model's values differ from the written ones", path=name)
-
-    def host(self) -> HeldProcess | None:
-        """Return the process that holds the model, to run it there."""
-        return self._beside.host()
 
     def staged(self, written: Checkpoint) -> str:
         """Return the path from which the framework loads a file that has no final name yet."""
@@ -227,10 +225,6 @@ def build_model_skeleton(
     return Skeleton(_FRAMEWORKS[framework], tree, parts, order, weights)
 
 
-def _call_order(module: Mapping[str, Any]) -> tuple[int, int]:
-    return int(module.get("call", -1)), int(module.get("after", "0"), 16)
-
-
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> ModelModule:
     flatten = module.get("flatten")
     if flatten and framework == "torch":  # channels first
@@ -240,7 +234,8 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
     cls, facts = _class_of(module, framework)
-    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, *_call_order(module))
+    call, after = int(module.get("call", -1)), int(module.get("after", "0"), 16)
+    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call, after)
 
 
 # The framework class that computes the same as a module of a program's own class.
@@ -281,13 +276,7 @@ class LiveModel:
 
     def __init__(self, model: Any, shapes: Sequence[Shape] = ()) -> None:
         """Store the model; raise UsageError if it is not one."""
-        framework = model_child.model_framework(model)
-        if framework is None or isinstance(model, type):
-            kind = model.__name__ if isinstance(model, type) else type(model).__name__
-            raise UsageError(
-                "not a model", expected="a torch.nn.Module, a keras.Model or a tf.Module", found=kind
-            )
-        self.model, self.framework, self._shapes = model, framework, [list(each) for each in shapes]
+        self.model, self.framework = model, model_child.require_model(model, "not a model")
         self.shapes = tuple(tuple(each) for each in shapes)
         self.tensors: dict[Path, Any] = {}
 
@@ -306,21 +295,21 @@ class LiveModel:
         """
         owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
-        if foreign or self._shapes or self._is_unbuilt():
+        # For other frameworks than Keras, `build` itself calls only models without weights.
+        built = self.framework == "keras" and bool(self.model.weights) and getattr(self.model, "built", True)
+        if foreign or self.shapes or not built:
             with preserve_state(self.model):
-                called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
+                called = owner.build(self.model, [*map(list, self.shapes)], [*map(list, guessed)])
         modules = owner.describe(self.model)
         for module in modules:
             module.update(called.get(module["id"], {}))
         tree, places = self._torch() if self.framework == "torch" else self._numbered(modules)
-        self._require_shapes(tree)
+        for path, leaf in tree.plain():
+            if leaf.role == "other":
+                raise _shapeless(tree.names[path])
         if not self.tensors:
             raise UsageError("the model has no tensors to fill", found=type(self.model).__name__)
         return build_model_skeleton(tree, modules, places, self.framework)
-
-    def _is_unbuilt(self) -> bool:
-        # For the other frameworks, `build` itself calls only models without weights.
-        return self.framework != "keras" or not (self.model.weights and getattr(self.model, "built", True))
 
     def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
         tree = live_trees.state_dict(self.model)
@@ -351,11 +340,6 @@ class LiveModel:
             leaves[path] = Leaf(*form, LiveSource(variable), own, role, trainable=trained, name=own)
             self.tensors[path] = variable
         return Tree(leaves), places
-
-    def _require_shapes(self, tree: Tree) -> None:
-        for path, leaf in tree.plain():
-            if leaf.role == "other":
-                raise _shapeless(tree.names[path])
 
 
 def _shapeless(name: str) -> UsageError:
@@ -491,20 +475,15 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
     tree = canonical_tree(checkpoint.tree, MoveList(moves))
     names = {display(move.target): checkpoint.tree.names[move.source] for move in moves}
     if part is not None:
-        tree = _select_network(tree, part, binding, checkpoint)
+        try:
+            tree = layer_options.select_part(tree, part)[0]
+        except UsageError as error:
+            hint = f"choose one of the agent's networks: {', '.join(each.title for each in binding.parts)}"
+            raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
     start = "" if part is None else f"{part.strip('/')}/"
     own = {path: names[f"{start}{display(path)}"] for path in tree}
     note = f"read as an agent of layout {binding.layout}"
     return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), FillSource(tree, _CANONICAL), agent=True)
-
-
-def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint: Checkpoint) -> Tree:
-    try:
-        return layer_options.select_part(tree, part)[0]
-    except UsageError as error:
-        known = ", ".join(each.title for each in binding.parts)
-        hint = f"choose one of the agent's networks: {known}"
-        raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
 
 
 def source_names(ready: PreparedTree, filling: FillResult) -> frozenset[str]:
@@ -514,7 +493,8 @@ def source_names(ready: PreparedTree, filling: FillResult) -> frozenset[str]:
 
 def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResult) -> MappingReport:
     """Return the mapping of every source entry and every model tensor."""
-    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in _count_matches(filling).items()]
+    counts = Counter(match.by for match in filling.matched)
+    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in counts.items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in _BY.items():
@@ -544,13 +524,6 @@ def left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator
     ]
     if others:
         yield f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}"
-
-
-def _count_matches(filling: FillResult) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for match in filling.matched:
-        found[match.by] = found.get(match.by, 0) + 1
-    return found
 
 
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
@@ -641,17 +614,68 @@ class ModelLoadResult:
 
 
 class ModelFillPlan(NamedTuple):
-    """A model's skeleton and its source: `values` are the leaves that fill it, by paths in the model."""
+    """How a source fills a model, whose optimizers are planned on request only."""
 
     model: str
-    given: PreparedTree
-    skeleton: Tree
+    source: ModelSource
+    target: Skeleton
     filling: FillResult
-    values: Mapping[Path, Leaf]
     report: MappingReport
     optimizers: ConvertedOptimizers | None = None
     ledger: ModelLedger = ModelLedger()
-    agent: bool = False
+
+    @property
+    def given(self) -> PreparedTree:
+        """The prepared tree of the source."""
+        return self.source.ready
+
+    @property
+    def skeleton(self) -> Tree:
+        """The tensors of the model."""
+        return self.target.tree
+
+    @property
+    def values(self) -> dict[Path, Leaf]:
+        """The leaves that fill the model, by paths in the model."""
+        reached = {*self.target.named()[1].values()} - {*self.filling.unfilled}
+        return {path: leaf for path, leaf in self.filling.tree.tensors() if path in reached}
+
+    def account(
+        self, checkpoint: Checkpoint, part: str | None, patterns: Sequence[str], option: str
+    ) -> ModelFillPlan:
+        """Return the plan with what becomes of the checkpoint's tensors that fill nothing.
+
+        `patterns` are those that may be left out, `option` is what precedes one where the user writes it.
+        """
+        moved = None if self.optimizers is None else self.optimizers.plan
+        used = () if moved is None else (*(move.source for move in moved.moves), *moved.consumed, *moved.kept)
+        ledger = account_for_tensors(
+            checkpoint,
+            self.given,
+            self.filling,
+            used=used,
+            part=part,
+            patterns=patterns,
+            option=option,
+            agent=self.source.agent,
+        )
+        report = replace(self.report, unused=ledger.unused, notes=(*self.report.notes, *ledger.notes()))
+        return self._replace(ledger=ledger, report=report)
+
+    def proof(
+        self, options: FillOptions | ConversionOptions, skipped: str | None, *, rounded: bool
+    ) -> ProofRequest:
+        """Return what runs the source's model, and what keeps the outputs from being comparable.
+
+        `skipped` is why nothing is to be compared; numbers are `rounded` to the types of the model.
+        """
+        like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+        common = None
+        if rounded and skipped is None:
+            filled = [self.skeleton[path] for path in self.values]
+            common, skipped = common_rounding(self.filling.moves, filled, merged=bool(self.given.rules))
+        missing = bool(self.report.missing)
+        return ProofRequest(like, options.run_code, skipped, options.part, common, incomplete=missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -751,19 +775,19 @@ def load_into(
     met = _with_python_arguments(plan_model_fill(target, checkpoint, options))
     if options.strict and not options.dry_run:
         _require_complete(met, checkpoint, options.part)
-    names = met.skeleton.names
-    held = dict(met.skeleton.tensors())
-    cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
-    rounded = any(not is_widening(met.values[place].dtype, held[place].dtype) for place in met.values)
+    names, held, values = met.skeleton.names, dict(met.skeleton.tensors()), met.values
+    cast = tuple(names[place] for place, leaf in values.items() if held[place].dtype != leaf.dtype)
+    rounded = any(not is_widening(leaf.dtype, held[place].dtype) for place, leaf in values.items())
     proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
-        proof = _prove(target, checkpoint, _proof_request(met, options, rounded=rounded), undo)
+        request = met.proof(options, _why_not_proved(met, options), rounded=rounded)
+        proof = _prove(target, checkpoint, request, undo)
         report = replace(report, assumed=(*report.assumed, *proof.assumed))
     return ModelLoadResult(
         target.title,
         checkpoint.path,
-        len(met.values),
+        len(values),
         report,
         met.filling.matched,
         met.filling.ambiguous,
@@ -776,22 +800,14 @@ def load_into(
     )
 
 
-def _proof_request(met: ModelFillPlan, options: FillOptions, *, rounded: bool) -> ProofRequest:
-    """Return what runs the checkpoint's model, and what keeps the outputs from being comparable."""
-    like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
-    skipped, common = None, None
+def _why_not_proved(met: ModelFillPlan, options: FillOptions) -> str | None:
     if not options.verify:
-        skipped = "verify=False was used"
-    elif met.agent:
-        skipped = "the checkpoint was read as an agent"
-    elif options.part is not None and like is None:
-        skipped = "a part of the checkpoint was used; like_source= names the code that builds it"
-    elif rounded:
-        held = [met.skeleton[place] for place in met.values]
-        common, skipped = common_rounding(met.filling.moves, held, merged=bool(met.given.rules))
-    return ProofRequest(
-        like, options.run_code, skipped, options.part, common, incomplete=bool(met.report.missing)
-    )
+        return "verify=False was used"
+    if met.source.agent:
+        return "the checkpoint was read as an agent"
+    if options.part is not None and options.like_source is None:
+        return "a part of the checkpoint was used; like_source= names the code that builds it"
+    return None
 
 
 def _prove(
@@ -830,40 +846,23 @@ def plan_model_fill(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        met = _plan_fill(target.title, given, skeleton, target.tensors, matching, options.allow_unused)
+        met = plan_fill(
+            target.title, checkpoint, given, skeleton, matching, options.allow_unused, target.tensors
+        )
         if options.optimizer is not None:
-            met = _plan_optimizer(met, given, skeleton)
+            met = _plan_optimizer(met)
     else:
         with TargetModel(target) as beside:
             skeleton = beside.skeleton(given.guessed())
-            met = _plan_fill(target.factory, given, skeleton, (), matching, options.allow_unused)
-    return _account(met, given, checkpoint, options)
+            met = plan_fill(target.factory, checkpoint, given, skeleton, matching, options.allow_unused)
+    return met.account(checkpoint, options.part, options.allow_unused, "allow_unused=")
 
 
-def _account(
-    met: ModelFillPlan, given: ModelSource, checkpoint: Checkpoint, options: FillOptions
-) -> ModelFillPlan:
-    """Return the plan with what becomes of the checkpoint's tensors that do not fill the model."""
-    plan = None if met.optimizers is None else met.optimizers.plan
-    used = () if plan is None else (*(move.source for move in plan.moves), *plan.consumed, *plan.kept)
-    ledger = account_for_tensors(
-        checkpoint,
-        given,
-        met.filling,
-        used=used,
-        part=options.part,
-        patterns=options.allow_unused,
-        option="allow_unused=",
-    )
-    report = replace(met.report, unused=ledger.unused, notes=(*met.report.notes, *ledger.notes()))
-    return met._replace(ledger=ledger, report=report, agent=given.agent)
-
-
-def _plan_optimizer(met: ModelFillPlan, given: ModelSource, skeleton: Skeleton) -> ModelFillPlan:
+def _plan_optimizer(met: ModelFillPlan) -> ModelFillPlan:
     """Return the plan with the checkpoint's optimizers in the form of the model's framework."""
-    form = "torch" if skeleton.framework == "torch" else "tf"
+    form = "torch" if met.target.framework == "torch" else "tf"
     settings = OptimizerSettings(sidecar_settings(None))
-    made = convert_optimizers(given.tree, met.filling, skeleton, form, settings)
+    made = convert_optimizers(met.source.tree, met.filling, met.target, form, settings)
     plan, report = made.plan, met.report
     if plan.missing:
         raise MappingError("the checkpoint lacks optimizer state", path=abbreviate_list(plan.missing, _SHOWN))
@@ -903,7 +902,7 @@ def _make_torch_tensor(leaf: Leaf) -> Any:
     return made
 
 
-def fill_without(
+def _fill_without(
     given: ModelSource, skeleton: Skeleton, matching: MatchOptions, patterns: Sequence[str]
 ) -> FillResult:
     """Fill the skeleton; tensors that the user leaves out do not keep their layers from being recognised.
@@ -925,24 +924,28 @@ def fill_without(
     return again if len(again.unfilled) < len(found.unfilled) else found
 
 
-def _plan_fill(
+def plan_fill(
     title: str,
+    checkpoint: Checkpoint,
     given: ModelSource,
     skeleton: Skeleton,
-    tensors: Iterable[Path],
     matching: MatchOptions,
     patterns: Sequence[str],
+    tensors: Iterable[Path] = (),
 ) -> ModelFillPlan:
-    filling = fill_without(given, skeleton, matching, patterns)
-    tree = skeleton.tree
+    """Return how a source fills a model: `title` names it, `tensors` are all that it has.
+
+    Errors of the mapping name the checkpoint. See `_fill_without` for the patterns.
+    """
+    try:
+        filling = _fill_without(given, skeleton, matching, patterns)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.
     alone = tuple(path for path in tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
-    left = set(filling.unfilled)
-    values = {path: leaf for path, leaf in filling.tree.tensors() if path in linked and path not in left}
-    report = build_fill_report(given.ready, skeleton, filling)
-    return ModelFillPlan(title, given.ready, tree, filling, values, report)
+    return ModelFillPlan(title, given, skeleton, filling, build_fill_report(given.ready, skeleton, filling))
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:
@@ -996,12 +999,8 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
     unused = met.ledger.unused
     if not unused:
         return
-    binding = None if part is not None else recognize_checkpoint(checkpoint)
-    parts = (
-        f" (set part= to one of {abbreviate_list([p.title for p in binding.parts], _SHOWN)})"
-        if binding
-        else ""
-    )
+    networks = _agent_networks(checkpoint, part)
+    parts = f" (set part= to one of {networks})" if networks else ""
     patterns = ", ".join(map(repr, unused)) if len(unused) <= _SHOWN else "PATTERN"
     raise MappingError(
         f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
@@ -1042,10 +1041,15 @@ def _kind_argument(kind: re.Match[str]) -> str:
     return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, depending on what it computes"
 
 
-def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+def _agent_networks(checkpoint: Checkpoint, part: str | None) -> str:
+    """Return the networks of the agent in a whole checkpoint, "" if there is none."""
     binding = None if part is not None else recognize_checkpoint(checkpoint)
-    if binding is not None and binding.parts:
-        return f"set part= to one network: {abbreviate_list([each.title for each in binding.parts], _SHOWN)}"
+    return "" if binding is None else abbreviate_list([each.title for each in binding.parts], _SHOWN)
+
+
+def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+    if networks := _agent_networks(checkpoint, part):
+        return f"set part= to one network: {networks}"
     if filling.ambiguous:
         return filling.ambiguous[0].argument
     unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ckpttool.commands.evidence import weight_kind
 from ckpttool.commands.options import PreparedTree
@@ -27,18 +26,6 @@ _OUTSIDE, _NO_STATE = "outside the selected part", "not in the model's state_dic
 _BUFFER, _SHARED = "buffer that the target does not have", "same values as another tensor"
 _CONSTANT = "constant of the graph"
 _SHOWN = 3
-
-
-class PreparedSource(Protocol):
-    """The source of a model's values, as load_into prepares it; `agent`: networks by canonical names."""
-
-    @property
-    def ready(self) -> PreparedTree:
-        """The prepared tree."""
-
-    @property
-    def agent(self) -> bool:
-        """Whether the tree contains the networks of a recognised agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +75,28 @@ class ModelLedger:
 
 def account_for_tensors(
     checkpoint: Checkpoint,
-    given: PreparedSource,
+    ready: PreparedTree,
     filling: FillResult,
     *,
-    used: Collection[Path] = (),
-    part: str | None = None,
-    patterns: Sequence[str] = (),
-    option: str = "--allow-unused ",
+    used: Collection[Path],
+    part: str | None,
+    patterns: Sequence[str],
+    option: str,
+    agent: bool,
 ) -> ModelLedger:
     """Return what becomes of the tensors that fill nothing.
 
     Args:
         checkpoint: the source.
-        given: its tree, prepared for the mapping.
+        ready: its tree, prepared for the mapping.
         filling: the mapping.
         used: paths whose values go elsewhere in the target (an optimizer).
         part: the part of the source that fills the model.
         patterns: tensors that may be left out; UsageError for a pattern that matches none.
         option: what precedes such a pattern where the user writes it.
+        agent: the tree contains the networks of a recognised agent.
 
     """
-    ready = given.ready
     reached = {move.source for move in filling.moves} | set(used)
     unused = [*(ready.names[path] for path in filling.unused), *ready.lost]
     left: dict[str, str] = {}
@@ -121,7 +109,7 @@ def account_for_tensors(
         left |= dict.fromkeys(constants, _CONSTANT)
     else:
         known = {*ready.names.values(), *ready.lost, *_merged_names(ready)}
-        left |= dict(_outside(checkpoint, known, part, agent=given.agent))
+        left |= dict(_outside(checkpoint, known, part, agent=agent))
     found = [name for path, name in ready.names.items() if path in reached]
     allowed = _match_patterns(patterns, (*unused, *left), found, option)
     left |= allowed

@@ -290,7 +290,7 @@ class LiveHost:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-")
-        self._session = model_runner.RunnerSession(self.folder, lambda: model_runner.wrap_model(model))
+        self._session = model_runner.RunnerSession(self.folder, model)
         self._undo = ExitStack()
 
     @property
@@ -311,13 +311,9 @@ class LiveHost:
         """Answer as the process of a model does; the values are in the model already."""
         if do == "prepare":
             values = {**values, "file": None}
-        if do == "exact" and not self._is_torch:
+        if do == "exact" and model_framework(self._model) != "torch":
             return {"made": False, "reason": "a model in memory is not copied"}
         return model_runner.HANDLERS[do](self._session, values)
-
-    @property
-    def _is_torch(self) -> bool:
-        return model_framework(self._model) == "torch"
 
 
 @contextmanager
@@ -366,11 +362,7 @@ def prove_live(
     like = ModelSpec("the model in memory", shapes=tuple(shapes))
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason)
-    elsewhere = next((str(each.device) for each in _torch_tensors(model) if each.device.type != "cpu"), None)
-    if elsewhere is not None:
-        return ModelProof(f"the model is on {elsewhere}, not on the CPU")
+    for each in model.parameters() if model_framework(model) == "torch" else ():
+        if each.device.type != "cpu":
+            return ModelProof(f"the model is on {each.device}, not on the CPU")
     return prove_outputs(checkpoint, ModelSide("B", "", like, process=LiveHost(model)), request)
-
-
-def _torch_tensors(model: Any) -> list[Any]:
-    return list(model.parameters()) if model_framework(model) == "torch" else []

@@ -46,7 +46,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     add_targets,
 )
-from ckpttool.libraries.write import SAVES
+from ckpttool.libraries.write import SAVES, merge_plans
 from ckpttool.mapping import flattening, orientation, user_rules, wrappers
 from ckpttool.mapping.rules import (
     KEEP,
@@ -81,22 +81,19 @@ _GROUPS = key("param_groups")
 class ConversionPlan:
     """The plan from a source tree to a target tree, and its report.
 
-    `source` is the converted part, as it was prepared; `names` are its leaves' names in the
-    checkpoint, `stripped` the prefixes removed from them. `settings` are the optimizer settings for
+    `ready` is the converted part, as it was prepared. `settings` are the optimizer settings for
     the target's sidecar, None to keep the source's; `objects` the objects that names hide. `moves`
     map entries, `whole` is whether all of a checkpoint was mapped under its own names. `before` is
     the digest of what a conversion was reversed to, `kept` the names of values stored only in the
     sidecar.
     """
 
-    source: Tree
+    ready: PreparedTree
     tree: Tree
     report: MappingReport
     binding: RecognizedAgent | None = None
     settings: Settings | None = None
     objects: Mapping[str, Any] | None = None
-    names: Mapping[Path, str] = field(default_factory=dict)
-    stripped: Sequence[Mapping[str, Any]] | None = None
     moves: tuple[Move, ...] = ()
     whole: bool = False
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -105,10 +102,10 @@ class ConversionPlan:
 
     def kept_tensors(self) -> Tree:
         """Return the tensors stored only with the sidecar, by name, for the file beside the target."""
-        names = {name: path for path, name in self.names.items()}
+        paths = {name: path for path, name in self.ready.names.items()}
         leaves: dict[Path, Leaf | ValueLeaf] = {}
         for name in self.kept:
-            leaf = self.source.get(names[name])
+            leaf = self.ready.tree.get(paths[name])
             if isinstance(leaf, Leaf) and dtypes.BY_NAME[leaf.dtype].torch is not None:
                 leaves[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
         return Tree(leaves, {}, {(): Container("dict")})
@@ -223,7 +220,6 @@ def _chosen(ready: PreparedTree, planner: _Planner, read: Sequence[str]) -> Conv
         made,
         binding=choice.binding if request.rules is None else None,
         objects=objects,
-        stripped=ready.stripped,
         whole=request.whole and (plan is not None or request.kind.format != checkpoint.format),
         origins=_statement_origins(planner.known),
     )
@@ -307,12 +303,11 @@ def _restored(
     """Return the reverse plan to the source recorded in the sidecar."""
     settings, notes = _unplaced_statements(planner, known)
     return ConversionPlan(
-        ready.tree,
+        ready._replace(stripped=None),
         source,
         MappingReport(report_moves(ready, source, moves), notes=(*ready.notes, *notes)),
         planner.binding,
         settings,
-        names=ready.names,
         moves=moves,
         whole=True,
         origins=_statement_origins(known),
@@ -357,7 +352,7 @@ def _copied(ready: PreparedTree, planner: _Planner) -> ConversionPlan:
         notes=(*ready.notes, *filter(None, (axes,))),
     )
     settings = _stated_settings(planner.request.stated, planner.known)
-    return ConversionPlan(tree, target, report, settings=settings, names=ready.names, moves=moves)
+    return ConversionPlan(ready, target, report, settings=settings, moves=moves)
 
 
 def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner) -> ConversionPlan:
@@ -366,11 +361,10 @@ def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner)
     target, kept = apply_plan(ready.tree, plan), _kept_values(ready.tree, plan, agent)
     stated = _stated_settings(planner.request.stated, planner.known)
     return ConversionPlan(
-        ready.tree,
+        ready,
         target,
         _report(ready, target, plan, agent, kept),
         settings=plan.settings if agent is not None or plan.settings else stated,
-        names=ready.names,
         moves=plan.moves,
         kept=tuple(ready.names[path] for path in kept),
     )
@@ -461,7 +455,6 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
 # Chooses a checkpoint's plan: a copy, by its layout, by the kinds of its layers, or by rules.
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
-_WEIGHTS_FILE = "keras_h5"
 _KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
 # Formats that pickle NumPy arrays, among much else, for any training framework.
 PICKLES = frozenset(("rllib",))
@@ -575,7 +568,8 @@ class _Planner:
         nested = _plan_nested(self.checkpoint, tree, kind, stated=stated) if binding is None else None
         if nested is not None:
             inner = apply_plan(tree, nested)
-            return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
+            copy = Plan(tuple(Move(path, path, KEEP) for path in inner))
+            return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or copy))
         plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
         # A TensorFlow 1 optimizer cannot be stored in a Keras file unchanged, whatever layout recognises it.
         older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
@@ -743,25 +737,13 @@ class _Planner:
             kept = tuple(Move(path, path, KEEP) for path in rest)
             return replace(plan, moves=(*plan.moves, *kept))
         if rules.rest == "kinds" and found.rest:
-            more = self._by_kinds(rest)
-            return replace(
-                more,
-                moves=(*plan.moves, *more.moves),
-                added={**plan.added, **more.added},
-                labels={**plan.labels, **more.labels},
-                consumed=(*plan.consumed, *more.consumed),
-                notes=(*plan.notes, *more.notes),
-            )
-        return plan
-
-    def _by_kinds(self, rest: Tree) -> Plan:
-        """Return the plan of the layers in the remaining tree."""
-        to_tensorflow = self.framework == TENSORFLOW
-        make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
-        plan = make(rest, self.request.given)
-        if not plan.moves and not plan.notes:
-            theirs = "torch" if to_tensorflow else TENSORFLOW
-            raise restore.no_layers_error(rest, theirs).located(file=self.checkpoint.path)
+            to_tensorflow = self.framework == TENSORFLOW
+            make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
+            more = make(rest, self.request.given)
+            if not more.moves and not more.notes:
+                theirs = "torch" if to_tensorflow else TENSORFLOW
+                raise restore.no_layers_error(rest, theirs).located(file=self.checkpoint.path)
+            return merge_plans(plan, more)
         return plan
 
 
@@ -843,7 +825,9 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
     No attribute name contains a dot, and consecutive arrays are layers in this order.
     """
     objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
-    neutral = checkpoint.format in orientation.NEUTRAL or _is_handmade(checkpoint)
+    # HDF5 that Keras did not write has the names of the program that did.
+    handmade = checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
+    neutral = checkpoint.format in orientation.NEUTRAL or handmade
     if not objects or not neutral or any(len(path) != 1 for path in tree):
         return None
     rows = orientation.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
@@ -860,19 +844,10 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
     return Plan(moves, labels=labels, assumed=rows.assumed)
 
 
-def _is_handmade(checkpoint: Checkpoint) -> bool:
-    """Return whether the file is HDF5 not written by Keras."""
-    return checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
-
-
 def _name_kernels(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the name with `kernel` for a dense layer's matrix that a program's own class named `weight`."""
     own = name[-1] == "weight" and {(*name[:-1], "bias")} <= others
     return (*name[:-1], "kernel") if own else name
-
-
-def _plan_copy(tree: Tree) -> Plan:
-    return Plan(tuple(Move(path, path, KEEP) for path in tree))
 
 
 def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
@@ -910,8 +885,9 @@ def recognize_source_agent(
         # The state of an optimizer may be the evidence for the layout of the whole tree.
         whole = recognize.recognize_tree(checkpoint.tree, os.path.basename(checkpoint.path), layout)
         binding = None if whole is None else whole.without_optimizers(tree)
-    if part is not None and layout is None and binding is not None and not _is_whole(binding):
-        binding = None  # one network of an agent is a separate model
+    if part is not None and layout is None and binding is not None:
+        # One network of an agent is a separate model.
+        binding = binding if len({each.component for each in binding.parts}) > 1 else None
     if binding is None:
         return None, ()
     binding, notes = restore.with_companions(binding, checkpoint)
@@ -1020,10 +996,6 @@ def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | No
     return replace(
         binding, moves=replace(binding.moves, moves=kept), consumed=binding.consumed | frozenset(added)
     )
-
-
-def _is_whole(binding: RecognizedAgent) -> bool:
-    return len({part.component for part in binding.parts}) > 1
 
 
 # Folds observation statistics into the layers that receive observations: `convert --fold-normalizer`.

@@ -176,7 +176,7 @@ def conversion_receipt(
     binding, report = made.binding, made.report
     base = own.sidecar or Sidecar("")
     if binding is not None:
-        read = restore.read_metadata(binding, select_network_leaves(made.source, binding))
+        read = restore.read_metadata(binding, select_network_leaves(made.ready.tree, binding))
         base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
         base = _with_refusals(base, checkpoint, binding)
     if made.settings is not None:
@@ -195,7 +195,7 @@ def conversion_receipt(
         rules=receipt_rules(report),
         assumed=report.assumed,
         objects=made.objects,
-        stripped=made.stripped,
+        stripped=made.ready.stripped,
         parity=None,
         verification=None,
         residue=tuple(_residue_entries(made, (*report.unused, *made.kept))),
@@ -250,7 +250,9 @@ def receipt_rules(report: MappingReport) -> list[dict[str, str]]:
 
 def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield what is left behind; a value that is no tensor as `inspect` displays it."""
-    values = {name: made.source[path] for path, name in made.names.items() if path in made.source}
+    values = {
+        name: made.ready.tree[path] for path, name in made.ready.names.items() if path in made.ready.tree
+    }
     for name in unused:
         leaf = values.get(name)
         shown = json_value(leaf) if isinstance(leaf, ValueLeaf) else {}

@@ -178,11 +178,11 @@ def state_file_output(target: str) -> Output:
     folder, name = os.path.split(target)
     path = os.path.join(folder, tf_common.NAME)
     _read_state(path)
-    return Output(
-        path,
-        lambda stream: _write_state(stream, _encode_with_target(_read_state(path), folder, name)),
-        replaces=True,
-    )
+
+    def put(stream: IO[bytes]) -> None:
+        stream.write(_encode_with_target(_read_state(path), folder, name))
+
+    return Output(path, put, replaces=True)
 
 
 def _encode_with_target(known: tf_common.CheckpointState, folder: str, name: str) -> bytes:
@@ -212,10 +212,6 @@ def _read_state(path: str) -> tf_common.CheckpointState:
     return (
         known if known.latest in known.every else known._replace(every=(*known.every, known.latest), times=())
     )
-
-
-def _write_state(stream: IO[bytes], data: bytes) -> None:
-    stream.write(data)
 
 
 # Writes a tree as a checkpoint: beside the target, read back, compared, then renamed.
@@ -367,7 +363,11 @@ def write_checkpoint(
         if others is not None:
             outputs += others(stored_paths(tree, stored), lane)
         if receipt is not None:
-            put = partial(_put_receipt, receipt, result)
+            make = receipt
+
+            def put(stream: IO[bytes]) -> None:
+                stream.write(make(*result[0]).encode())
+
             outputs.append(Output(sidecar.sidecar_path(target), put, follows=True))
         if kind.state:
             outputs.append(state_file_output(target))
@@ -421,12 +421,6 @@ def with_stored_paths(writer: WritingFormat, tree: Tree, options: Mapping[str, A
     """Return the tree with read-back paths, if the format changes any."""
     change = getattr(writer, "stored", None)
     return tree if change is None else cast(Tree, change(tree, **options))
-
-
-def _put_receipt(
-    make: Callable[[Digest, Checkpoint], Sidecar], result: list[tuple[Digest, Checkpoint]], stream: IO[bytes]
-) -> None:
-    stream.write(make(*result[0]).encode())
 
 
 # Reversing a conversion: the source's structure, entry by entry, and what restores each entry.
@@ -713,39 +707,31 @@ def _python_literal(value: object) -> str:
 
 
 def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
-    states, optimizers = _find_state_dicts(tree)
+    states, optimizers, partial_states = _find_state_dicts(tree)
     source = f"torch.load({_python_literal(target)}, weights_only=True)"
     if not states:
         return (f"tensors = {source}",)
+
+    def load(name: str, at: Path, state: str) -> str:
+        return f"{name}.load_state_dict({state}{', strict=False' if at in partial_states else ''})"
+
     if len(states) == 1 and not optimizers:
         (at,) = states
-        modules = _modules(at, tree)
+        items = f"{source}{_items(at)}"
+        paths = (path for path, leaf in tree.tensors() if path[:-1] == at and leaf.role in _TRAINED)
+        modules = list(dict.fromkeys(str(path[-1].value).rpartition(".")[0] for path in paths))
         above = _shared_prefixes(modules) if foreign else ""
-        about = _format_names("# modules of model: ", [name.removeprefix(above) for name in modules])
+        about = _format_names("# modules of model: ", (name.removeprefix(above) for name in modules))
         if not above:
-            return (
-                _load_state(_variable_name(at), at, f"{source}{_items(at)}", tree),
-                *((about,) if foreign else ()),
-            )
+            return (load(_variable_name(at), at, items), *((about,) if foreign else ()))
         shorter = f"{{k.removeprefix({_python_literal(above)}): v for k, v in state.items()}}"
-        load = _load_state(_variable_name(at), at, "state", tree)
-        return (f"state = {source}{_items(at)}", f"state = {shorter}", load, about)
-    lines = [f"checkpoint = {source}"]
+        load_state = load(_variable_name(at), at, "state")
+        return (f"state = {items}", f"state = {shorter}", load_state, about)
     names = _variable_names((*states, *optimizers))
-    each = [_load_state(names[at], at, f"checkpoint{_items(at)}", tree) for at in names]
-    room = _MOST - 1
-    if len(each) <= room:
-        return (*lines, *each)
-    rest = [names[at] for at in (*states, *optimizers)[room - 1 :]]
-    return (*lines, *each[: room - 1], _format_names("# likewise ", rest))
-
-
-def _modules(at: Path, tree: Tree) -> list[str]:
-    """Return the module names in a state_dict's keys."""
-    names = [
-        str(path[-1].value) for path, leaf in tree.tensors() if path[:-1] == at and leaf.role in _TRAINED
-    ]
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    shown = list(names)[: _MOST - 1 if len(names) < _MOST else _MOST - 2]
+    lines = [load(names[at], at, f"checkpoint{_items(at)}") for at in shown]
+    rest = list(names.values())[len(shown) :]
+    return (f"checkpoint = {source}", *lines, *([_format_names("# likewise ", rest)] if rest else ()))
 
 
 def _shared_prefixes(modules: list[str]) -> str:
@@ -757,29 +743,25 @@ def _shared_prefixes(modules: list[str]) -> str:
     return "".join(f"{segment}." for segment in split[0][:depth])
 
 
-def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path]]:
-    """Return where the written dict contains state_dicts of modules and of optimizers."""
-    groups = [path[: _index(path)] for path in tree if _GROUPS in [step.value for step in path]]
-    optimizers = list(dict.fromkeys(groups))
+def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path], set[Path]]:
+    """Return where the written dict contains state_dicts of modules and of optimizers.
+
+    The last result are the dicts of modules that also contain entries which no module loads.
+    """
+    steps = {path: [step.value for step in path] for path in tree}
+    optimizers = dict.fromkeys(
+        path[: names.index(_GROUPS)] for path, names in steps.items() if _GROUPS in names
+    )
     states = dict.fromkeys(
         path[:-1]
         for path, leaf in tree.tensors()
         if leaf.role in _TRAINED and path and isinstance(path[-1].value, str) and "." in path[-1].value
     )
-    inside = [at for at in states if not any(at[: len(o)] == o for o in optimizers)]
-    return inside, optimizers
-
-
-def _index(path: Path) -> int:
-    return [step.value for step in path].index(_GROUPS)
-
-
-def _load_state(name: str, at: Path, source: str, tree: Tree) -> str:
-    children = [(path, leaf) for path, leaf in tree.items() if path[: len(at)] == at and path]
-    others = [p for p, leaf in children if not isinstance(leaf, Leaf) or len(p) > len(at) + 1]
-    optimizer = any(step.value == _GROUPS for path, _ in children for step in path[len(at) : len(at) + 1])
-    strict = ", strict=False" if others and not optimizer else ""
-    return f"{name}.load_state_dict({source}{strict})"
+    inside = [at for at in states if optimizers.keys().isdisjoint(at[:n] for n in range(len(at) + 1))]
+    extended = {
+        path[:depth] for path, leaf in tree.items() for depth in range(len(path) - isinstance(leaf, Leaf))
+    }
+    return inside, list(optimizers), extended.difference(optimizers)
 
 
 def _items(at: Path) -> str:
@@ -789,52 +771,46 @@ def _items(at: Path) -> str:
 def _variable_names(places: Collection[Path]) -> dict[Path, str]:
     """Return a unique variable name for each place: longer names or numbers where several would be equal."""
     names = {at: _variable_name(at) for at in places}
-    longer = Counter(map(_join_path, places))
-    several = {name for name, count in Counter(names.values()).items() if count > 1}
+    wholes = {
+        at: "_".join(re.sub(r"\W", "_", str(step.value), flags=re.ASCII) for step in at) for at in places
+    }
+    longer, several = Counter(wholes.values()), Counter(names.values())
     for number, (at, name) in enumerate(names.items()):
-        if name in several:
-            whole = _join_path(at)
+        if several[name] > 1:
+            whole = wholes[at]
             names[at] = whole if longer[whole] == 1 and whole.isidentifier() else f"{name}_{number}"
     return names
-
-
-def _join_path(at: Path) -> str:
-    return "_".join(re.sub(r"\W", "_", str(step.value), flags=re.ASCII) for step in at)
 
 
 def _variable_name(at: Path) -> str:
     """Return a variable name for a path: `actor` for checkpoint["actor_state_dict"]."""
     for step in reversed(at):
-        name = _shorten_names(str(step.value).replace("-", "_").replace(".", "_"))
+        name = str(step.value).replace("-", "_").replace(".", "_")
+        for ending in _ENDINGS:
+            name = name.removesuffix(ending)
         if name in _WHOLE:
             return "model"
-        if name.isidentifier() and not keyword.iskeyword(name) and name.isascii():
+        if _is_word(name) and name.isascii():
             return name
     return "model"
-
-
-def _shorten_names(name: str) -> str:
-    for ending in _ENDINGS:
-        name = name.removesuffix(ending)
-    return name
 
 
 def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
     """Return how `tf.train.Checkpoint` restores the objects: one at the root, or several by name."""
     weights = [path for path, leaf in tree.tensors() if leaf.role in _TRAINED]
     tops = list(dict.fromkeys(str(path[0].value) for path in weights))
-    optimizers = _keras_optimizers(tree)
-    every = list(dict.fromkeys((*tops, *(str(top[0].value) for top in optimizers))))
-    inside = {str(p[0].value) for p in tree if len(p) > 1}
-    others = list(dict.fromkeys(name for p in tree if (name := str(p[0].value)) not in {*every, _SAVES}))
-    others += [name for name in every if name not in inside]
-    every = [name for name in every if name in inside]
+    objects = dict.fromkeys((*tops, *(str(top[0].value) for top in _keras_optimizers(tree))))
+    names = dict.fromkeys(str(path[0].value) for path in tree)
+    inside = {str(path[0].value) for path in tree if len(path) > 1}
+    every = [name for name in objects if name in inside]
+    others = [name for name in names if name not in objects and name != _SAVES]
+    others += [name for name in objects if name not in inside]
     root = root or _is_model(weights)
     if root:
-        others = [name for name in others if name not in tops]
+        others = [name for name in others if name not in {*tops}]
     # A file of `write` or `save_weights` has no save count, which `restore` expects.
     kept = any(MARK in leaf.key for _, leaf in tree.tensors())
-    read = "read" if kept and not any(str(path[0].value) == _SAVES for path in tree) else "restore"
+    read = "read" if kept and _SAVES not in names else "restore"
     # `assert_consumed` would also need a variable for every counter.
     check = "assert_existing_objects_matched" if others else "assert_consumed"
     restore = f".{read}({_python_literal(target)}).{check}()"
@@ -854,7 +830,7 @@ def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
         )
         lines = [f"tf.train.Checkpoint({values}){restore}"]
     else:
-        named = {name: name for name in every}
+        named = dict(zip(every, every, strict=True))
         lines = [_format_names("# objects is a dict of ", [_python_literal(name) for name in every])]
         lines.append(f"tf.train.Checkpoint(**objects){restore}")
     for name in [name for name in every if name in tops][:_MOST_NAMED]:
@@ -890,28 +866,27 @@ def _container_lines(tree: Tree, named: Mapping[str, str], room: int) -> list[st
             node[str(path[-1].value).removeprefix("_")] = leaf
     owners: dict[str, list[str]] = {}
     lists: list[str] = []
-    tops = {named.get(name, name): each for name, each in root.items()} if named else {"model": root}
-    for name, node in tops.items():
-        _collect_containers(name, node, owners, lists)
+    tops: dict[str, object] = {"model": root}
+    if named:
+        tops = {named.get(name, name): each for name, each in root.items()}
+    waiting = [*tops.items()]
+    waiting.reverse()
+    while waiting:
+        name, content = waiting.pop()
+        if not isinstance(content, dict):
+            continue
+        if layers := _numbered_layers(content):
+            owners.setdefault(_sequential_code(layers), []).append(name)
+        elif content and all(step.isdecimal() for step in content):
+            lists.append(name)
+        inner = [(f"{name}.{step}", each) for step, each in content.items() if not _EDGE.fullmatch(step)]
+        waiting += reversed(inner)
     lines = [line for code, names in owners.items() for line in _wrap_code(f"# {', '.join(names)}: ", code)]
     lines += [_ARGUMENTS] * bool(owners)
     lines += [_format_names(_LISTS, lists)] * bool(lists)
     if len(lines) > room:
         lines = [*lines[: max(room - 1, 0)], "# ..."][:room]
     return lines
-
-
-def _collect_containers(name: str, node: object, owners: dict[str, list[str]], lists: list[str]) -> None:
-    if not isinstance(node, dict):
-        return
-    layers = _numbered_layers(node)
-    if layers:
-        owners.setdefault(_sequential_code(layers), []).append(name)
-    elif node and all(step.isdecimal() for step in node):
-        lists.append(name)
-    for step, inner in node.items():
-        if not _EDGE.fullmatch(step):
-            _collect_containers(f"{name}.{step}", inner, owners, lists)
 
 
 def _numbered_layers(node: _Objects) -> dict[int, _Objects]:
@@ -924,24 +899,20 @@ def _numbered_layers(node: _Objects) -> dict[int, _Objects]:
 
 def _sequential_code(layers: Mapping[int, _Objects]) -> str:
     """Return the call that makes a Sequential; `...` is a layer that the file does not determine."""
-    numbers = range(1, max(layers) + 1)
-    shape = _input_code(layers.get(1, {}))
-    code = [_layer_code(layers[n]) if n in layers else "..." for n in numbers]
-    return f"keras.Sequential([{', '.join([f'keras.Input({shape})', *code])}])"
-
-
-def _input_code(layer: _Objects) -> str:
-    cell = layer.get("cell")
-    kernel = (cell if isinstance(cell, dict) else layer).get("kernel")
+    first, shape = layers.get(1, {}), "..."
+    cell = first.get("cell")
+    kernel = (cell if isinstance(cell, dict) else first).get("kernel")
     if isinstance(kernel, Leaf):
-        return repr((*(None,) * (1 if cell else len(kernel.shape) - 2), kernel.shape[-2]))
-    return "(None,)" if "embeddings" in layer else "..."
+        shape = repr((*(None,) * (1 if cell else len(kernel.shape) - 2), kernel.shape[-2]))
+    elif "embeddings" in first:
+        shape = "(None,)"
+    code = [_layer_code(layers[n]) if n in layers else "..." for n in range(1, max(layers) + 1)]
+    return f"keras.Sequential([{', '.join([f'keras.Input({shape})', *code])}])"
 
 
 def _layer_code(layer: _Objects) -> str:
     """Return the call that makes a layer of these variables."""
-    inner = _numbered_layers(layer)
-    if inner:
+    if inner := _numbered_layers(layer):
         return _sequential_code(inner)
     members = {name: each for name, each in layer.items() if isinstance(each, Leaf)}
     cell = layer.get("cell", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -75,6 +75,11 @@ class MatchSide(NamedTuple):
     layers: tuple[Layer, ...]
     bare: tuple[Path, ...]
     candidates: tuple[LayerCandidate, ...]
+
+    @property
+    def signatures(self) -> frozenset[Signature]:
+        """The possible kinds and shapes of all candidates."""
+        return frozenset(signature for each in self.candidates for signature in each.signatures)
 
     def title(self, number: int) -> str:
         """Return the displayed name of a layer or tensor."""
@@ -357,7 +362,15 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         given=options.pairs,
         accept_order=options.accept_order,
     )
-    misfits = [_pair_misfit(theirs, ours, pair) for pair in solution.misfits]
+    misfits = [
+        Misfit(
+            theirs.title(pair.source),
+            ours.title(pair.target),
+            theirs.spelled(pair.source),
+            ours.spelled(pair.target),
+        )
+        for pair in solution.misfits
+    ]
     if misfits and options.strict:
         raise misfits[0].error
     made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework))
@@ -375,7 +388,15 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         filled,
         tuple(made.moves),
         tuple(made.matched),
-        tuple(_describe_ambiguities(theirs, ours, solution)),
+        tuple(
+            Ambiguity(
+                tuple(map(theirs.title, group.sources)),
+                tuple(map(ours.title, group.targets)),
+                group.ordered,
+                group.differ,
+            )
+            for group in solution.ambiguous
+        ),
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
         (*_describe_assumptions(theirs, ours, solution), *dict.fromkeys(made.assumed)),
@@ -403,21 +424,6 @@ def _add_calls(
     return theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
 
 
-def _pair_misfit(theirs: MatchSide, ours: MatchSide, pair: LayerPair) -> Misfit:
-    return Misfit(
-        theirs.title(pair.source),
-        ours.title(pair.target),
-        theirs.spelled(pair.source),
-        ours.spelled(pair.target),
-    )
-
-
-def _describe_ambiguities(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[Ambiguity]:
-    for group in solution.ambiguous:
-        sources, targets = map(theirs.title, group.sources), map(ours.title, group.targets)
-        yield Ambiguity(tuple(sources), tuple(targets), group.ordered, group.differ)
-
-
 def _build_sides(
     source: FillSource, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
 ) -> tuple[MatchSide, MatchSide]:
@@ -429,21 +435,21 @@ def _build_sides(
     foreign, described = source.framework != skeleton.framework, source.described
     mine, wanted = _find_both(source, choices, target, skeleton)
     theirs, ours = source.side(mine), build_side(target, wanted)
-    mine, wanted = _drop_name_only_layers(theirs, ours), _drop_name_only_layers(ours, theirs)
-    theirs = theirs if mine == theirs.layers else source.side(mine)
-    ours = ours if wanted == ours.layers else build_side(target, wanted)
+
+    def changed(change: Callable[[MatchSide, MatchSide], tuple[Layer, ...]]) -> tuple[MatchSide, MatchSide]:
+        mine, wanted = change(theirs, ours), change(ours, theirs)
+        return (
+            theirs if mine == theirs.layers else source.side(mine),
+            ours if wanted == ours.layers else build_side(target, wanted),
+        )
+
+    theirs, ours = changed(_drop_name_only_layers)
     if source.framework == "tensorflow" and foreign:
         theirs = source.side(_identify_numbered(theirs, ours, described))
     if foreign:
-        mine, wanted = _drop_bare_embeddings(theirs, ours), _drop_bare_embeddings(ours, theirs)
-        theirs, ours = source.side(mine), build_side(target, wanted)
-    lines = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
-    mine, wanted = _use_alternative_forms(theirs, lines[1]), _use_alternative_forms(ours, lines[0])
-    mine, wanted = _split_separable(theirs, mine, lines[1]), _split_separable(ours, wanted, lines[0])
-    return (
-        theirs if mine == theirs.layers else source.side(mine),
-        ours if wanted == ours.layers else build_side(target, wanted),
-    )
+        theirs, ours = changed(_drop_bare_embeddings)
+    theirs, ours = changed(_use_alternative_forms)
+    return changed(_split_separable)
 
 
 def _find_both(
@@ -500,7 +506,7 @@ def _identify_numbered(
 
     A single vector stays as it is if the model has such a tensor outside of layers.
     """
-    wanted = {s for each in ours.candidates for s in each.signatures}
+    wanted = ours.signatures
     known = {layer.name for layer in theirs.layers}
     found = list(theirs.layers)
     for module in find_modules(theirs.tree, "tensorflow", {}, described):
@@ -540,7 +546,7 @@ def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]
     Transformers' TensorFlow models have a separate variable for each. Both sides have the same axes
     where these differ in length; a square table stays a layer.
     """
-    there = frozenset(s for each in other.candidates for s in each.signatures)
+    there = other.signatures
     left = []
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
         group = layer.group(one.tree)
@@ -552,16 +558,16 @@ def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]
     return tuple(left)
 
 
-def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[Layer, ...]:
+def _use_alternative_forms(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
     """Return a side's layers, changed to the other form where the other side has no such layer.
 
     A convolution with a window of one place may be a dense layer, a depthwise one a grouped
     convolution.
     """
-    made = []
+    made, there = [], other.signatures
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
         names, framework = _kind_names([layer]), layer.kinds[0].framework
-        if candidate.signatures & frozenset(other) or layer.kinds[0].refused or layer.given:
+        if candidate.signatures & there or layer.kinds[0].refused or layer.given:
             made.append(layer)
             continue
         if names == {"convolution"}:
@@ -597,15 +603,16 @@ def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
     )
 
 
-def _split_separable(one: MatchSide, found: Sequence[Layer], other: Collection[object]) -> tuple[Layer, ...]:
+def _split_separable(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
     """Return a side's layers, with separable convolutions split in two if the other side has none.
 
     Only TensorFlow has one layer for both; PyTorch modules that form one may have any names.
     """
     made: list[Layer] = []
-    for layer, candidate in zip(found, one.candidates, strict=False):
+    there = other.signatures
+    for layer, candidate in zip(one.layers, one.candidates, strict=False):
         separable = _kind_names([layer]) == {"separable"} and layer.tensors.keys() >= _PARTS
-        if not separable or candidate.signatures & frozenset(other):
+        if not separable or candidate.signatures & there:
             made.append(layer)
             continue
         framework = layer.kinds[0].framework
@@ -766,7 +773,7 @@ class _FillBuilder:
         if not self._foreign:
             return list(pairs)
         own: dict[str, str] = {}
-        for pair in self._of_layers(pairs):
+        for pair in (each for each in pairs if each.source < len(self._layers)):
             layer, target = self._layers[pair.source], self.ours.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
             if (target.facts.takes, target.facts.makes, target.facts.flatten) == (None, None, None):
@@ -789,9 +796,6 @@ class _FillBuilder:
         requested = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in requested]
         return [pair for pair in pairs if self.theirs.title(pair.source) not in requested]
-
-    def _of_layers(self, pairs: Sequence[LayerPair]) -> Iterator[LayerPair]:
-        return (pair for pair in pairs if pair.source < len(self._layers))
 
     def add(self, pair: LayerPair) -> None:
         """Add one pair: its moves, its additional tensors, and its evidence."""
@@ -829,7 +833,8 @@ class _FillBuilder:
         self.added |= {
             stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
         }
-        self.left |= {path for path in done.left if self._is_buffer(path)}
+        left = ((path, self.theirs.tree[path]) for path in done.left)
+        self.left |= {path for path, leaf in left if isinstance(leaf, Leaf) and leaf.role == "buffer"}
         self.assumed += done.assumed
 
     def describe_layers(self) -> Sequence[str]:
@@ -879,10 +884,6 @@ class _FillBuilder:
             )
         self.left |= {move.source for move in moves}
         return False
-
-    def _is_buffer(self, path: Path) -> bool:
-        leaf = self.theirs.tree[path]
-        return isinstance(leaf, Leaf) and leaf.role == "buffer"
 
     def _add_bare(self, pair: LayerPair) -> None:
         source = self.theirs.bare[pair.source - len(self._layers)]

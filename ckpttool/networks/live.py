@@ -16,7 +16,6 @@ from ckpttool.core.errors import MappingError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import Shape, as_array
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key, path_to_json
-from ckpttool.formats.tf_object_graph import slot_path
 from ckpttool.networks import live_trees
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape, sorted_attributes
 
@@ -198,31 +197,18 @@ class VariableMatcher:
             known -= 1
         value = self._at[names[:known]]
         for depth in range(known, len(names)):
-            value = None if value is None else self._below(value).get(names[depth])
+            if value is not None:
+                if id(value) not in self._children:
+                    self._children[id(value)] = live_trees.allowed_children(value, {})
+                value = self._children[id(value)].get(names[depth])
             self._at[names[: depth + 1]] = value
         return value
-
-    def _below(self, value: Any) -> Mapping[str, Any]:
-        if id(value) not in self._children:
-            self._children[id(value)] = live_trees.allowed_children(value, {})
-        return self._children[id(value)]
 
     def unfilled(self, roots: list[tuple[Path, Any]]) -> tuple[Path, ...]:
         """Return the first path of every saved variable that no entry filled."""
         missing: dict[int, Path] = {}
-        keepers: dict[int, tuple[Path, Any]] = {}
-        known: list[Any] = []
-        for place, root in roots:
-            if live_trees.is_tensor(root):
-                missing.setdefault(id(root), place)
-            for found in live_trees.saved_tensors(root, {}):
-                known.append(found.value)
-                missing.setdefault(id(found.value), (*place, *found.path))
-                if live_trees.keeps_slots(found.owner):
-                    keepers.setdefault(id(found.owner), ((*place, *found.path[:-1]), found.owner))
-        for place, optimizer in keepers.values():
-            for kind, of, variable in live_trees.iter_slots(optimizer, known):
-                missing.setdefault(id(variable), slot_path(place, kind, missing[id(of)]))
+        for found, _ in live_trees.saved_variables(roots):
+            missing.setdefault(id(found.value), found.path)
         return tuple(path for number, path in missing.items() if number not in self._filled)
 
 
@@ -343,36 +329,26 @@ def _slots_attributes(value: Any) -> dict[str, Any]:
 
 def _step_reason(holder: Any, held: Any, step: PathStep) -> str:
     """Return why the step from the holder to the held value is not saved."""
+    inner, outer = type(held).__name__, type(holder).__name__
     if isinstance(held, _FUNCTIONS) or "_python_function" in live_trees.own_attributes(held):
         return "held by a function"
     if isinstance(holder, Set) or isinstance(held, Set):
         return "in a set"
-    if live_trees.is_tensor(held) or live_trees.is_array(held):
-        return _untracked_reason(holder, held, step)
-    if live_trees.is_nested(held):
-        return f"in a {_class_name(held)} that is not tracked"
-    if live_trees.holds_variables(held):
-        return f"in a {_class_name(held)} that the {_class_name(holder)} does not track"
-    return f"in a {_class_name(held)}, which is not a {'Module' if _is_torch(holder) else 'Trackable'}"
-
-
-def _untracked_reason(holder: Any, held: Any, step: PathStep) -> str:
     if live_trees.is_array(held):
         return "a NumPy array, which no framework saves"
-    if not live_trees.is_torch_module(holder):
-        return f"not tracked by the {_class_name(holder)} that holds it"
-    without = live_trees.own_attributes(holder).get("_non_persistent_buffers_set") or ()
-    if step.value in without:
-        return "a buffer registered with persistent=False"
-    return "a plain attribute: neither a Parameter nor a registered buffer"
-
-
-def _is_torch(value: Any) -> bool:
-    return live_trees.is_torch_module(value) or live_trees.is_torch_optimizer(value)
-
-
-def _class_name(value: Any) -> str:
-    return type(value).__name__
+    if live_trees.is_tensor(held):
+        if not live_trees.is_torch_module(holder):
+            return f"not tracked by the {outer} that holds it"
+        without = live_trees.own_attributes(holder).get("_non_persistent_buffers_set") or ()
+        if step.value in without:
+            return "a buffer registered with persistent=False"
+        return "a plain attribute: neither a Parameter nor a registered buffer"
+    if live_trees.is_nested(held):
+        return f"in a {inner} that is not tracked"
+    if live_trees.holds_variables(held):
+        return f"in a {inner} that the {outer} does not track"
+    torch = live_trees.is_torch_module(holder) or live_trees.is_torch_optimizer(holder)
+    return f"in a {inner}, which is not a {'Module' if torch else 'Trackable'}"
 
 
 # Tensors that saving a live object would omit, and variables that restoring a checkpoint would not fill.
@@ -455,39 +431,27 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
 
 def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
     """Return the topmost objects that a framework saves as a whole."""
-    seen: dict[int, Any] = {}  # keep the values too: the id of a deleted one may be reused
-    found: list[tuple[Path, Any]] = []
-    waiting: list[tuple[Path, Any]] = [((), obj)]
-    while waiting:
-        path, value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        plain = live_trees.is_nested(value)
-        if live_trees.is_saver(value) and not (plain and not path):
-            found.append((path, value))
-        else:
-            waiting += reversed([((*path, step), held) for step, held in iter_references(value)])
-    return found
+
+    def is_whole(path: Path, value: Any) -> bool:
+        return live_trees.is_saver(value) and (bool(path) or not live_trees.is_nested(value))
+
+    def below(path: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
+        return () if is_whole(path, value) else iter_references(value)
+
+    return [each for each in live_trees.visit_once([((), obj)], below) if is_whole(*each)]
 
 
 def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> dict[Path, str]:
     """Return the first paths of the refused objects."""
-    found: dict[Path, str] = {}
-    seen: dict[int, Any] = {}
-    waiting = list(reversed(roots))
-    while waiting:
-        path, value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if id(value) in wanted:
-            found[path] = wanted[id(value)]
-        inside = live_trees.nest_items(value) if live_trees.is_nested(value) else iter(())
-        if not live_trees.is_nested(value) and live_trees.holds_variables(value):
-            inside = iter(sorted_attributes(value))
-        waiting += reversed([((*path, step), held) for step, held in inside])
-    return found
+
+    def below(_: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
+        if live_trees.is_nested(value):
+            return live_trees.nest_items(value)
+        return sorted_attributes(value) if live_trees.holds_variables(value) else ()
+
+    return {
+        path: wanted[id(value)] for path, value in live_trees.visit_once(roots, below) if id(value) in wanted
+    }
 
 
 # Assign values to the tensors of a live model: all or none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from ckpttool.core.tree import (
     key,
 )
 from ckpttool.formats.tf_object_graph import slot_path
+from ckpttool.networks.model_child import class_bases, is_tf_module
 
 # Kinds of live objects, by the names of their base classes; no framework is imported.
 
@@ -63,24 +64,9 @@ _HOLDERS = (
 )
 
 
-def class_bases(value: object) -> frozenset[tuple[str, str]]:
-    """Return the package and the name of every base class of the object."""
-    kind: Any = type(value)
-    return _mro_names(kind)
-
-
-@functools.lru_cache(maxsize=4096)
-def _mro_names(kind: Any) -> frozenset[tuple[str, str]]:
-    return frozenset((_class_package(base), base.__name__) for base in kind.__mro__)
-
-
-def _class_package(kind: type) -> str:
-    return str(kind.__module__).partition(".")[0]
-
-
 def package_of(value: object) -> str:
     """Return the package of the object's class."""
-    return _class_package(type(value))
+    return str(type(value).__module__).partition(".")[0]
 
 
 def is_torch_instance(value: object, name: str) -> bool:
@@ -106,11 +92,6 @@ def is_array(value: object) -> bool:
 def is_module(value: object) -> bool:
     """Return whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
     return not class_bases(value).isdisjoint(_MODULES)
-
-
-def is_tf_module(value: object) -> bool:
-    """Return whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
-    return not class_bases(value).isdisjoint(_TF_MODULES)
 
 
 def is_torch_module(value: object) -> bool:
@@ -250,6 +231,20 @@ def nest_leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
             open_.append((place, id(item), nest_items(item)))
 
 
+def visit_once(
+    roots: Sequence[tuple[Path, Any]], below: Callable[[Path, Any], Iterable[tuple[PathStep, Any]]]
+) -> Iterator[tuple[Path, Any]]:
+    """Yield every object once by its first path, depth first; `below` returns what an object leads to."""
+    seen: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
+    waiting = [*reversed(roots)]
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) not in seen:
+            seen[id(value)] = value
+            yield path, value
+            waiting += reversed([((*path, step), held) for step, held in below(path, value)])
+
+
 # The walk of tf.Module: sorted attributes, own leaves first, every path, cycles cut.
 #
 # Source: tensorflow/python/module/module.py (_flatten_module). An object reached again from within itself
@@ -293,6 +288,43 @@ class LiveValue(NamedTuple):
     owner: Any
 
 
+def _visit_paths(
+    root: Any,
+    own: Callable[[LiveValue], Iterable[LiveValue]],
+    enter: Predicate,
+    most: int,
+    *,
+    repeated: bool = False,
+) -> Iterator[LiveValue]:
+    """Yield the values that `own` returns of the root and of every object that may be entered, by every path.
+
+    After `most` values only new objects are entered. Of an object inside itself, `repeated` yields the own
+    values once more.
+    """
+    left, entered, above = most, set[int](), set[int]()
+    # A number marks the end of an object's descendants.
+    waiting: list[LiveValue | int] = [LiveValue((), root, root)]
+    while waiting:
+        visit = waiting.pop()
+        if isinstance(visit, int):
+            above.discard(visit)
+            continue
+        number = id(visit.value)
+        inside = number in above
+        if (inside and not repeated) or (left < 0 and number in entered):
+            continue
+        entered.add(number)
+        below: list[LiveValue] = []
+        for found in own(visit):
+            left -= 1
+            yield found
+            if not inside and enter(found.value):
+                below.append(found)
+        if not inside:
+            above.add(number)
+            waiting += [number, *reversed(below)]
+
+
 @dataclass(frozen=True, slots=True)
 class LiveWalk:
     """Options of the walk: objects to enter, recursion, attribute order, maximum number of values."""
@@ -304,31 +336,12 @@ class LiveWalk:
 
     def found(self, root: Any) -> Iterator[LiveValue]:
         """Yield every value under `root` by every path, in the order of `tf.Module._flatten`."""
-        left = self.most
-        entered: set[int] = set()
-        above: set[int] = set()
-        # A number marks the end of an object's descendants.
-        waiting: list[tuple[Path, Any] | int] = [((), root)]
-        while waiting:
-            visit = waiting.pop()
-            if isinstance(visit, int):
-                above.discard(visit)
-                continue
-            path, value = visit
-            if left < 0 and id(value) in entered:
-                continue
-            entered.add(id(value))
-            follow = self.recursive and id(value) not in above
-            below: list[tuple[Path, Any]] = []
-            for place, leaf in self.own(path, value):
-                left -= 1
-                yield LiveValue(place, leaf, value)
-                if follow and self.enter(leaf):
-                    below.append((place, leaf))
-            if follow:
-                above.add(id(value))
-                waiting.append(id(value))
-                waiting += reversed(below)
+
+        def own(visit: LiveValue) -> Iterator[LiveValue]:
+            return (LiveValue(path, leaf, visit.value) for path, leaf in self.own(visit.path, visit.value))
+
+        enter = self.enter if self.recursive else lambda _: False
+        yield from _visit_paths(root, own, enter, self.most, repeated=True)
 
     def once(self, root: Any) -> Iterator[LiveValue]:
         """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
@@ -364,26 +377,14 @@ def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[Pa
     if is_checkpoint(value):
         return _checkpoint_items(value, order)
     held = own_attributes(value)
-    ignored = _ignored_attributes(value)
-    if order is None and _is_keras_3(value):
-        return [(attr(n), held[n]) for n in sorted(held, key=_saved_order) if n not in ignored]
-    return [(attr(n), held[n]) for n in sorted(held, key=order) if n not in ignored]
-
-
-def _ignored_attributes(value: Any) -> frozenset[str]:
+    names, ignored = sorted(held, key=order), frozenset[str]()
     if is_tf_module(value):
         # tf_keras uses other names for them (tf_keras/src/engine/base_layer.py).
-        ignored = getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED)
-        return frozenset(ignored)
-    return _KERAS_IGNORED if holds_variables(value) else frozenset()
-
-
-def _is_keras_3(value: Any) -> bool:
-    return not is_tf_module(value) and holds_variables(value)
-
-
-def _saved_order(name: str) -> tuple[int, str]:
-    return _LATER.get(name, 0), name
+        ignored = frozenset(getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED))
+    elif holds_variables(value):  # of Keras 3
+        ignored = _KERAS_IGNORED
+        names = sorted(names, key=lambda name: _LATER.get(name, 0)) if order is None else names
+    return [(attr(name), held[name]) for name in names if name not in ignored]
 
 
 def _checkpoint_items(checkpoint: Any, order: SortKey | None) -> list[tuple[PathStep, Any]]:
@@ -656,17 +657,14 @@ def _torch_bytes(tensor: Any) -> bytes:
         here = tensor.detach().cpu().resolve_conj().resolve_neg()
         if here.is_quantized:
             here = here.int_repr()
-        flat = here.contiguous().reshape(-1).view(torch.uint8)
-        return _little_endian(flat.numpy(), here.element_size() // (2 if here.is_complex() else 1))
+        flat = here.contiguous().reshape(-1).view(torch.uint8).numpy()
+        width = here.element_size() // (2 if here.is_complex() else 1)
+        if sys.byteorder == "big" and width > 1:
+            flat = flat.reshape(-1, width)[:, ::-1]
+        return bytes(flat.tobytes())
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise UnsupportedError(f"cannot read the value of a {type(tensor).__name__}: {reason}") from error
-
-
-def _little_endian(data: Any, width: int) -> bytes:
-    if sys.byteorder == "big" and width > 1:
-        data = data.reshape(-1, width)[:, ::-1]
-    return bytes(data.tobytes())
 
 
 def _tensor_bytes(tensor: Any) -> bytes:
@@ -719,7 +717,8 @@ class LiveTreeBuilder:
         self._kept.append(found.value)
         form = dtype_and_shape(found.value) if tensor else None
         if form is None:
-            self._leaves[found.path] = ValueLeaf(Record(_qualified_class(found.value)))
+            kind = type(found.value)
+            self._leaves[found.path] = ValueLeaf(Record(f"{kind.__module__}.{kind.__qualname__}"))
             return
         slot = slot or self._slot(found)
         if slot is not None:
@@ -748,10 +747,6 @@ class LiveTreeBuilder:
                 leaves[path] = replace(leaf, of=of)
         aliases = {path: tuple(others) for path, others in self._aliases.items()}
         return Tree(leaves, aliases, self.containers)
-
-
-def _qualified_class(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 # Objects that a framework would save with a live object, edge by edge.
@@ -793,29 +788,15 @@ def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Itera
 
     An object that its framework refuses to save is added to `refused` with the reason.
     """
-    left, entered, above = most, set[int](), set[int]()
-    waiting: list[LiveValue | int] = [LiveValue((), root, root)]
-    while waiting:
-        visit = waiting.pop()
-        if isinstance(visit, int):
-            above.discard(visit)
-            continue
-        path, value, owner = visit
-        if id(value) in above or (left < 0 and id(value) in entered):
-            continue
-        above.add(id(value))
-        entered.add(id(value))
-        waiting.append(id(value))
-        owner = owner if is_nested(value) else value
-        below: list[LiveValue] = []
-        for name, held in allowed_children(value, refused).items():
-            left -= 1
-            found = LiveValue((*path, edge_key(name)), held, owner)
-            if is_tensor(held):
-                yield found
-            elif saves_children(held):
-                below.append(found)
-        waiting += reversed(below)
+
+    def own(visit: LiveValue) -> Iterator[LiveValue]:
+        owner = visit.owner if is_nested(visit.value) else visit.value
+        for name, held in allowed_children(visit.value, refused).items():
+            yield LiveValue((*visit.path, edge_key(name)), held, owner)
+
+    for found in _visit_paths(root, own, saves_children, most):
+        if is_tensor(found.value):
+            yield found
 
 
 def allowed_children(value: Any, refused: dict[int, str]) -> Mapping[str, Any]:
@@ -835,18 +816,14 @@ def edge_key(name: str) -> PathStep:
 
 def reachable_objects(roots: list[Any], refused: dict[int, str]) -> dict[int, Any]:
     """Return all objects saved with the roots by id, including slot variables."""
-    seen: dict[int, Any] = {}
-    waiting = list(roots)
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
+
+    def below(_: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
         if is_tensor(value):
-            inner = unwrap_variable(value)
-            seen[id(inner)] = inner
-        elif saves_children(value):
-            waiting += allowed_children(value, refused).values()
+            return [(attr("value"), unwrap_variable(value))]
+        held = allowed_children(value, refused) if saves_children(value) else {}
+        return [(edge_key(name), each) for name, each in held.items()]
+
+    seen = {id(value): value for _, value in visit_once([((), each) for each in roots], below)}
     variables = [value for value in seen.values() if is_variable(value)]
     for optimizer in [value for value in seen.values() if keeps_slots(value)]:
         seen |= {id(found): found for _, _, found in iter_slots(optimizer, variables)}
@@ -865,6 +842,23 @@ def iter_slots(optimizer: Any, variables: list[Any]) -> Iterator[tuple[str, Any,
             found = slot_variable(optimizer, kind, variable)
             if found is not None:
                 yield kind, variable, found
+
+
+def saved_variables(roots: Sequence[tuple[Path, Any]]) -> Iterator[tuple[LiveValue, OptimizerSlot | None]]:
+    """Yield the tensors that are saved with objects at these paths, then the slots that saving requests."""
+    variables: dict[int, tuple[Path, Any]] = {}
+    optimizers: dict[int, tuple[Path, Any]] = {}
+    for place, root in roots:
+        below = (LiveValue((*place, *each.path), each.value, each.owner) for each in saved_tensors(root, {}))
+        for found in [LiveValue(place, root, None)] if is_tensor(root) else below:
+            yield found, None
+            variables.setdefault(id(found.value), (found.path, found.value))
+            if keeps_slots(found.owner):
+                optimizers.setdefault(id(found.owner), (found.path[:-1], found.owner))
+    for place, optimizer in optimizers.values():
+        for kind, variable, slot in iter_slots(optimizer, [each for _, each in variables.values()]):
+            path = slot_path(place, kind, variables[id(variable)][0])
+            yield LiveValue(path, slot, optimizer), OptimizerSlot(kind, variable)
 
 
 def slot_variable(optimizer: Any, kind: str, variable: Any) -> Any:
@@ -909,22 +903,8 @@ def object_graph(obj: Any) -> Tree:
     TensorFlow refuses to save are left out (see `audit`).
     """
     made = LiveTreeBuilder()
-    keepers: dict[int, tuple[Path, Any]] = {}
-    variables: dict[int, Any] = {}
-    for found in saved_tensors(obj, {}):
-        made.add(found, "/".join(edge_names(found.path)), None)
-        variables[id(found.value)] = found.value
-        if keeps_slots(found.owner):
-            keepers.setdefault(id(found.owner), (found.path[:-1], found.owner))
-    for place, optimizer in keepers.values():
-        for kind, variable, slot in iter_slots(optimizer, list(variables.values())):
-            path = slot_path(place, kind, made.first[tensor_identity(variable)])
-            made.add(
-                LiveValue(path, slot, optimizer),
-                "/".join(edge_names(path)),
-                None,
-                OptimizerSlot(kind, variable),
-            )
+    for found, slot in saved_variables([] if is_tensor(obj) else [((), obj)]):
+        made.add(found, "/".join(edge_names(found.path)), None, slot)
     return made.tree()
 
 

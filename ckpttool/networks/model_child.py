@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import os
 import re
@@ -14,8 +15,15 @@ from typing import Any
 
 from ckpttool.core import search_paths
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
-from ckpttool.networks.messages import Message, end_process
-from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
+from ckpttool.networks.messages import Message
+from ckpttool.networks.tracing import (
+    TorchTrace,
+    Trace,
+    create_tracer,
+    first_tensor,
+    iter_tensors,
+    tensor_shape,
+)
 
 # Evidence from one call of a model: the layers that flatten an image before a dense layer.
 
@@ -41,7 +49,7 @@ class CallLog:
     def flow(self, module: Any, given: Any, made: Any) -> None:
         """Record which modules contribute to the output of a module or function (None)."""
         before = 0
-        for tensor in _iter_tensors(given):
+        for tensor in iter_tensors(given):
             before |= self._flow.get(id(tensor), (None, 0))[1]
         if module is not None and _own_tensors(module):
             if id(module) not in self._order and len(self._order) < _MOST_FOLLOWED:
@@ -49,7 +57,7 @@ class CallLog:
                 self._before.append(before)
             if id(module) in self._order:
                 before |= 1 << self._order[id(module)]
-        for tensor in _iter_tensors(made):
+        for tensor in iter_tensors(made):
             self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
 
     def order(self) -> dict[int, dict[str, Any]]:
@@ -63,14 +71,14 @@ class CallLog:
 
     def note(self, module: Any, given: Any, made: Any) -> None:
         """Record one call; values that are not tensors are ignored."""
-        taken, gave = _first_shape(given), _first_shape(made)
+        taken, gave = tensor_shape(first_tensor(given)), tensor_shape(first_tensor(made))
         if not (taken and gave):
             return
-        known = id(_first_element(given)) in self._mixed
+        known = id(first_tensor(given)) in self._mixed
         if known:
             self._taking.add(len(self.seen))
         if len(taken) == len(gave) == _VECTOR and (known or _mixes(module)):
-            self._mixed[id(_first_element(made))] = _first_element(made)
+            self._mixed[id(first_tensor(made))] = first_tensor(made)
         self.seen.append((id(module), taken, gave))
 
     def flattened(self) -> dict[int, list[int]]:
@@ -111,8 +119,8 @@ class ModuleProbes:
 
     def note(self, module: Any, given: Any) -> None:
         """Record a module with its one input tensor; modules with several are not called again."""
-        tensors = list(_iter_tensors(given))
-        if len(tensors) == 1 and len(_first_shape(tensors[0])) > 1 and len(self._given) < _MOST_PROBED:
+        tensors = list(iter_tensors(given))
+        if len(tensors) == 1 and len(tensor_shape(tensors[0])) > 1 and len(self._given) < _MOST_PROBED:
             self._given.setdefault(id(module), (module, tensors[0]))
 
     def found(self, tensors: Any, compute: Any) -> dict[int, dict[str, Any]]:
@@ -120,7 +128,7 @@ class ModuleProbes:
         found = {}
         for number, (module, like) in self._given.items():
             try:
-                shape = _first_shape(like)
+                shape = tensor_shape(like)
                 computes = probe_module(tensors(module), shape, lambda x: compute(module, x, like))  # noqa: B023
             except Exception:  # noqa: BLE001, S112 - a module that takes no other numbers
                 continue
@@ -167,7 +175,11 @@ def _as_matrix(np: Any, x: Any, matrix: Any, biases: list[Any], compute: Any) ->
         if biases and biases[0].shape[0] != each.shape[1]:
             continue
         linear = x.astype("float64") @ each + (biases[0] if biases else 0.0)
-        if any(_is_close(np, made, activated) for activated in _iter_activations(np, linear)):
+        close = (
+            np.abs(made - activated).max() <= _CLOSE * (np.abs(activated).max() + 1e-30)
+            for activated in _iter_activations(np, linear)
+        )
+        if any(close):
             fitting.append(form)
     return {"kind": "dense", "form": fitting[0]} if len(fitting) == 1 else {}
 
@@ -201,17 +213,18 @@ def _as_norm(np: Any, x: Any, scale: Any, offset: Any, compute: Any) -> dict[str
     return best[1]
 
 
-def _is_close(np: Any, one: Any, other: Any) -> bool:
-    return bool(np.abs(one - other).max() <= _CLOSE * (np.abs(other).max() + 1e-30))
+def call_facts(calls: CallLog, trace: Any, computed: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the facts of a call per module: `orders` of inputs and outputs or, untraced, `flatten`.
 
-
-def call_facts(calls: CallLog, trace: Any) -> dict[int, dict[str, Any]]:
-    """Return the facts of a call per module: `orders` of inputs and outputs or, untraced, `flatten`."""
+    `computed` are those of modules that were called once more (see ModuleProbes).
+    """
     found = calls.order()
     orders = trace.orders()
     key = "orders" if orders else "flatten"
     for module, each in (orders or calls.flattened()).items():
         found.setdefault(module, {})[key] = each
+    for module, computes in computed.items():
+        found.setdefault(module, {}).update(computes)
     return found
 
 
@@ -224,7 +237,7 @@ def _element_count(shape: tuple[int, ...]) -> int:
 
 def _mixes(module: Any) -> bool:
     """Return whether a module has its own matrix, which mixes the order of its input."""
-    return any(len(_first_shape(each)) > 1 for each in _own_tensors(module))
+    return any(len(tensor_shape(each)) > 1 for each in _own_tensors(module))
 
 
 def _own_tensors(module: Any) -> list[Any]:
@@ -233,33 +246,24 @@ def _own_tensors(module: Any) -> list[Any]:
     return list(held.values()) if isinstance(held, dict) else list(getattr(module, "weights", None) or ())
 
 
-def _iter_tensors(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _iter_tensors(each)
-    elif isinstance(value, dict):
-        yield from _iter_tensors(list(value.values()))
-    elif _first_shape(value):
-        yield value
+def call_in_first_way(
+    attempts: Iterator[Callable[[], Any]], shapes: list[list[int]], hint: str | None = None
+) -> Any:
+    """Return the result of the first attempt to call a model that succeeds.
 
-
-def _first_element(value: Any) -> Any:
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return value
-
-
-def _first_shape(value: Any) -> tuple[int, ...]:
-    value = _first_element(value)
-    try:
-        return tuple(1 if extent is None else int(extent) for extent in value.shape)
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return ()  # not a tensor, a tensor of unknown rank, or a lazy parameter
-
-
-def zero_inputs(numpy: Any, shapes: list[list[int]], dtype: str) -> list[Any]:
-    """Return one array of zeros per shape, with a batch of one."""
-    return [numpy.zeros((1, *shape), dtype) for shape in shapes]
+    Raise UsageError with the error of the first attempt if none does.
+    """
+    first: Exception | None = None
+    for attempt in attempts:
+        try:
+            return attempt()
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            first = first or error
+    assert first is not None  # noqa: S101 - there is an attempt
+    shown = " and ".join(map(str, shapes))
+    raise UsageError(
+        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}", hint=hint
+    ) from first
 
 
 # The user's factory, named as `package.module:factory`.
@@ -335,7 +339,13 @@ def _import_module(where: str, name: str) -> Any:
 
 def class_bases(value: Any) -> frozenset[tuple[str, str]]:
     """Return the package and the name of every base class of the object."""
-    return frozenset((base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__)
+    kind: Any = type(value)
+    return _mro_names(kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _mro_names(kind: Any) -> frozenset[tuple[str, str]]:
+    return frozenset((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
 
 
 def framework_class(value: Any) -> str:
@@ -360,17 +370,24 @@ def has_own_call(value: Any, method: str) -> bool:
 
 def model_framework(value: Any) -> str | None:
     """Return the framework of the model: torch, keras or tensorflow."""
-    found = class_bases(value)
     # Keras 2 is inside tensorflow until 2.12 (tensorflow.python.keras), or is installed as keras or tf_keras.
     # A Keras 3 model with the torch backend is a torch.nn.Module too, but its layers cannot be identified
     # there.
-    if any((top, "Layer") in found for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")):
+    if is_keras_layer(value):
         return "keras"
-    if ("torch", "Module") in found:
+    if ("torch", "Module") in class_bases(value):
         return "torch"
-    if any((top, "Module") in found for top in ("tensorflow", "tensorflow_core")):
-        return "tensorflow"
-    return None
+    return "tensorflow" if is_tf_module(value) else None
+
+
+def require_model(value: Any, sentence: str, hint: str | None = None) -> str:
+    """Return the framework of the model; raise UsageError with the sentence for another object."""
+    framework = model_framework(value)
+    if framework is None or isinstance(value, type):
+        kind = value.__name__ if isinstance(value, type) else type(value).__name__
+        expected = "a torch.nn.Module, a keras.Model or a tf.Module"
+        raise UsageError(sentence, expected=expected, found=kind, hint=hint)
+    return framework
 
 
 def is_model(value: Any) -> bool:
@@ -434,11 +451,7 @@ def build_tensorflow(
     call_model(model, shapes or guessed, trace)
     orders = trace.orders()
     for _, module in _iter_modules(model):
-        names = (
-            iter_attributes(_module_attributes(module))
-            if is_tf_module(module)
-            else iter_attributes(vars(module))
-        )
+        names = iter_attributes(_module_attributes(module) if is_tf_module(module) else vars(module))
         for each in (orders[id(value)] for _, value in names if id(value) in orders and id(value) in held):
             found.setdefault(id(module), {}).setdefault("orders", each)
     return found
@@ -455,8 +468,8 @@ def _probe_modules(model: Any) -> dict[int, dict[str, Any]]:
             continue
         attributes = iter_attributes(_module_attributes(module))
         held = {name[-1]: value for name, value in attributes if id(value) in numbers}
-        matrix = next((each for each in held.values() if len(_first_shape(each)) == _VECTOR), None)
-        if matrix is None or len(set(_first_shape(matrix))) > 1:
+        matrix = next((each for each in held.values() if len(tensor_shape(each)) == _VECTOR), None)
+        if matrix is None or len(set(tensor_shape(matrix))) > 1:
             continue
         before = {name: each.numpy() for name, each in held.items()}
         try:
@@ -464,7 +477,7 @@ def _probe_modules(model: Any) -> dict[int, dict[str, Any]]:
             for number, (name, value) in enumerate(before.items()):
                 held[name].assign(numpy.random.default_rng(number).standard_normal(value.shape))
             drawn = {name: each.numpy() for name, each in held.items()}
-            shape = (_SOME, _first_shape(matrix)[0])
+            shape = (_SOME, tensor_shape(matrix)[0])
             computes = probe_module(drawn, shape, lambda x: _compute_keras(module, x, matrix))  # noqa: B023
         except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
             continue
@@ -495,28 +508,24 @@ def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
             "the model has no weights before its first call",
             hint="pass its input shape: --input-shape N, or --input-shape H,W,C for images",
         )
-    first = None
-    for dtype in ("float32", "int32"):
-        given = zero_inputs(numpy, shapes, dtype)
-        if trace is not None:
-            given = trace.given(given)
-        for arguments in [given] if len(given) == 1 else [given, [given]]:
-            try:
-                if trace is None:
-                    model(*arguments)
-                else:
-                    with trace.following():
-                        made = model(*arguments)
-                    trace.border(made, -1)
-            except Exception as error:  # noqa: BLE001 - report whatever the user's code raises
-                first = first or error
-            else:
-                return
-    assert first is not None  # noqa: S101 - no call went well
-    shown = " and ".join(map(str, shapes))
-    raise UsageError(
-        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}"
-    ) from first
+
+    def call(arguments: list[Any]) -> None:
+        if trace is None:
+            model(*arguments)
+            return
+        with trace.following():
+            made = model(*arguments)
+        trace.border(made, -1)
+
+    def attempts() -> Iterator[Callable[[], None]]:
+        for dtype in ("float32", "int32"):
+            given = [numpy.zeros((1, *shape), dtype) for shape in shapes]
+            given = given if trace is None else trace.given(given)
+            yield lambda: call(given)  # noqa: B023 - called at once
+            if len(given) > 1:
+                yield lambda: call([given])  # noqa: B023 - called at once
+
+    call_in_first_way(attempts(), shapes)
 
 
 def model_variables(model: Any) -> list[Any]:
@@ -537,7 +546,11 @@ def describe_tensorflow(model: Any) -> list[dict[str, Any]]:
             "path": path,
             "class": framework_class(module),
             "facts": plain_settings(vars(module)) if is_tf_module(module) else keras_settings(module),
-            "tensors": _own_variables(module, numbers)
+            "tensors": [
+                [name[-1], numbers[id(value)]]
+                for name, value in iter_attributes(_module_attributes(module))
+                if id(value) in numbers
+            ]
             if is_tf_module(module)
             else own_keras_weights(module, numbers),
         }
@@ -559,7 +572,7 @@ def _iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
             if is_tf_module(value):
                 seen.add(id(value))
                 below.append(([*path, *name], value))
-            elif model_framework(value) == "keras" and not isinstance(value, type):
+            elif is_keras_layer(value):
                 # Each is yielded once, in order of discovery.
                 below += list(iter_keras_layers([*path, *name], value, seen))
         waiting = below + waiting
@@ -570,16 +583,8 @@ def _module_attributes(module: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
 
 
-def _own_variables(module: Any, numbers: dict[int, int]) -> list[list[Any]]:
-    return [
-        [name[-1], numbers[id(value)]]
-        for name, value in iter_attributes(_module_attributes(module))
-        if id(value) in numbers
-    ]
-
-
 def is_tf_module(value: Any) -> bool:
-    """Return whether the object is a tf.Module."""
+    """Return whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
     return any((top, "Module") in class_bases(value) for top in ("tensorflow", "tensorflow_core"))
 
 
@@ -689,10 +694,7 @@ def _follow_keras_call(model: Any, wanted: list[list[int]], *, required: bool) -
         layer.__call__ = inner
     if trace is None:
         return {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
-    call = call_facts(calls, trace)
-    for number, each in probes.found(_keras_weights, _compute_keras).items():
-        call.setdefault(number, {}).update(each)
-    return call
+    return call_facts(calls, trace, probes.found(_keras_weights, _compute_keras))
 
 
 def _keras_weights(layer: Any) -> dict[str, Any]:
@@ -740,19 +742,17 @@ def _input_shapes(model: Any) -> list[list[int]]:
 def describe_keras(model: Any) -> list[dict[str, Any]]:
     """Return every layer by first path; a tensor's name is its number in `model.weights`."""
     numbers = {id(variable): place for place, variable in enumerate(model.weights)}
-    modules = []
-    for path, layer in iter_keras_layers([], model, set()):
-        modules.append(
-            {
-                "id": id(layer),
-                "path": path,
-                "class": framework_class(layer),
-                "own": type(layer).__name__ if has_own_call(layer, "call") else "",
-                "facts": keras_settings(layer),
-                "tensors": own_keras_weights(layer, numbers),
-            }
-        )
-    return modules
+    return [
+        {
+            "id": id(layer),
+            "path": path,
+            "class": framework_class(layer),
+            "own": type(layer).__name__ if has_own_call(layer, "call") else "",
+            "facts": keras_settings(layer),
+            "tensors": own_keras_weights(layer, numbers),
+        }
+        for path, layer in iter_keras_layers([], model, set())
+    ]
 
 
 def iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
@@ -917,7 +917,6 @@ def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[st
             probes.note(module, given)
 
     hooks = [module.register_forward_hook(noted) for module in model.modules()]
-    found: dict[int, dict[str, Any]] = {}
     trained = [(module, module.training) for module in model.modules()]
     try:
         _call_torch(model.eval(), shapes, calls, trace)
@@ -929,10 +928,7 @@ def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[st
             hook.remove()
         for module, training in trained:
             module.training = training
-    call = call_facts(calls, trace)
-    for module, each in found.items():
-        call.setdefault(module, {}).update(each)
-    return call
+    return call_facts(calls, trace, found)
 
 
 def _torch_tensors(module: Any) -> dict[str, Any]:
@@ -970,16 +966,9 @@ def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: Torc
 
     with torch.no_grad(), _note_functions(torch, calls):
         weights = (each.dtype for each in model.parameters() if each.is_floating_point())
-        try:
-            call(next(weights, torch.get_default_dtype()))
-        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-            try:  # a model with embeddings requires integers
-                call(torch.int64)
-            except Exception:  # noqa: BLE001 - the first error is the one to report
-                shown = " and ".join(map(str, shapes))
-                raise UsageError(
-                    f"the model cannot be called with inputs of shape {shown}: {last_error_line(error)}"
-                ) from error
+        # A model with embeddings requires integers.
+        dtypes = (next(weights, torch.get_default_dtype()), torch.int64)
+        call_in_first_way((functools.partial(call, dtype) for dtype in dtypes), shapes)
 
 
 def _note_functions(torch: Any, calls: CallLog) -> Any:
@@ -1084,17 +1073,15 @@ def resume_keras(model: Any, framework: str, message: Message, optimizers: list[
     tensorflow.train.Checkpoint(model, **made).restore(message["file"]).assert_consumed()
 
 
-def _keras_library(model: Any, framework: str) -> Any:
-    """Return the Keras that the model's class comes from; that of TensorFlow for its modules."""
-    if framework == "keras":
-        for base in type(model).__mro__:
-            library = sys.modules.get(base.__module__.partition(".")[0])
-            if base.__name__ == "Layer" and hasattr(library, "optimizers"):
-                return library
-    return sys.modules["tensorflow"].keras
+def _keras_library(model: Any, framework: str = "keras") -> Any:
+    """Return the Keras of a model or layer: keras, tf_keras, or that of TensorFlow, also for its modules."""
+    tops = [base.__module__.partition(".")[0] for base in type(model).__mro__ if framework == "keras"]
+    name = next((each for each in tops if each in ("keras", "tf_keras")), "")
+    return sys.modules[name] if name else sys.modules["tensorflow"].keras
 
 
-# Program of the process with a user's model (see worker.py). It also imports messages and tracing.
+# What the process with a user's model (see worker.py) answers while the model is built and filled. Its run
+# (model_runner) does not depend on that: it loads the written file with the framework's own loader.
 #
 # The syntax of these files is Python 3.7's, because environments with old frameworks have old interpreters.
 
@@ -1131,12 +1118,22 @@ FRAMEWORKS = {
 
 
 class ModelSession:
-    """The model in this process, its framework's name, and the facts of its modules' calls."""
+    """The model in this process, its framework's name, and what creates another one like it."""
 
     def __init__(self) -> None:
         self.model: Any = None
         self.framework = ""
-        self.known: dict[int, dict[str, Any]] = {}
+        self.again: Callable[[], Any] | None = None
+
+    def build(self, factory: str, arguments: Any) -> None:
+        """Create the user's model; raise UsageError if the factory does not return one."""
+        made = call_factory(factory, arguments)
+        self.framework = require_model(
+            made,
+            f"{factory} does not return a model",
+            "name the class of the model, or a function that returns it: MODULE:NAME",
+        )
+        self.model, self.again = made, lambda: call_factory(factory, arguments)
 
     @property
     def functions(self) -> ModelFramework:
@@ -1145,26 +1142,16 @@ class ModelSession:
 
 
 def _build(session: ModelSession, message: Message) -> Message:
-    made = call_factory(message["factory"], message["arguments"])
-    framework = model_framework(made)
-    if framework is None or isinstance(made, type):
-        kind = made.__name__ if isinstance(made, type) else type(made).__name__
-        raise UsageError(
-            "{} does not return a model".format(message["factory"]),
-            expected="a torch.nn.Module, a keras.Model or a tf.Module",
-            found=kind,
-            hint="name the class of the model, or a function that returns it: MODULE:NAME",
-        )
-    session.model, session.framework = made, framework
-    return {"framework": framework, "class": type(made).__name__, "forms": list(session.functions.forms)}
+    session.build(message["factory"], message["arguments"])
+    return {"framework": session.framework, "forms": list(session.functions.forms)}
 
 
 def _describe(session: ModelSession, message: Message) -> Message:
     shapes, guessed = message["shapes"] or [], message["guessed"] or []
-    session.known = session.functions.build(session.model, shapes, guessed)
+    called = session.functions.build(session.model, shapes, guessed)
     modules = session.functions.describe(session.model)
     for module in modules:
-        module.update(session.known.get(module.pop("id"), {}))
+        module.update(called.get(module.pop("id"), {}))
     return {"modules": modules}
 
 
@@ -1194,11 +1181,4 @@ def _load(session: ModelSession, message: Message) -> Message:
     return {}
 
 
-HANDLERS = {
-    "build": _build,
-    "describe": _describe,
-    "save": _save,
-    "number": _number,
-    "load": _load,
-    "close": end_process,
-}
+HANDLERS = {"build": _build, "describe": _describe, "save": _save, "number": _number, "load": _load}

@@ -23,7 +23,7 @@ from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_child, model_training
 from ckpttool.networks.messages import Message, end_process, message_pipes, serve
-from ckpttool.networks.model_child import call_factory, class_bases, last_error_line, model_framework
+from ckpttool.networks.model_child import ModelSession, class_bases, last_error_line, model_framework
 from ckpttool.networks.model_training import paired
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
@@ -163,6 +163,7 @@ class ModelRunner:
     """A model that can be called; one subclass per framework."""
 
     framework = ""
+    libraries: tuple[str, ...] = ()
     observable = True
 
     def __init__(self, model: Any) -> None:
@@ -170,6 +171,7 @@ class ModelRunner:
         self.style = 0
         self.exact: Any = None
         self.notes: list[str] = []
+        self._recorder: CallRecorder | None = None
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the inputs that the model declares: name, shape without batch, dtype, batch."""
@@ -209,9 +211,13 @@ class ModelRunner:
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record the calls of all layers in the block."""
-        del recorder, exact
-        yield
+        """Record the calls of all layers in the block: `call` records those of a graph."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
 
     def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Load the file, or a part of it, strictly with the framework's own loader; return notes.
@@ -232,12 +238,29 @@ class ModelRunner:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the libraries that run the model."""
-        module = sys.modules.get(self.framework)
-        return {self.framework: str(getattr(module, "__version__", "?"))}
+        loaded = {name: sys.modules[name] for name in self.libraries if name in sys.modules}
+        return {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
 
     def channels(self) -> str:
         """Return where the model's convolutions expect channels: first, last or "" if it has none."""
-        return ""
+        first = self.framework in ("torch", "onnx") and any("Conv" in each["class"] for each in self.layers())
+        return "first" if first else ""
+
+
+def _layer_row(path: str, cls: str, settings: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    return {"path": path or ROOT, "class": cls, "name": cls, "settings": settings, "tensors": tensors}
+
+
+@contextlib.contextmanager
+def _refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
+    """Raise UsageError for whatever a library's reader raises."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(f"{reader}: {_all_lines(error)}", file=file, hint=hint) from error
+
+
+_CONVERT = "convert the checkpoint to this model first: ckpttool convert --like"
 
 
 # PyTorch: modules of a factory, and TorchScript.
@@ -249,6 +272,7 @@ class TorchRunner(ModelRunner):
     """A torch.nn.Module."""
 
     framework = "torch"
+    libraries = ("torch",)
 
     def __init__(self, model: Any) -> None:
         super().__init__(model.eval())
@@ -288,15 +312,10 @@ class TorchRunner(ModelRunner):
             held = vars(module) if "_parameters" in vars(module) else {}
             own = dict(module.named_parameters(recurse=False))
             own.update(module.named_buffers(recurse=False))
-            found.append(
-                {
-                    "path": path or ROOT,
-                    "class": getattr(module, "original_name", None) or model_child.framework_class(module),
-                    "name": type(module).__name__,
-                    "settings": model_child.plain_settings(held),
-                    "tensors": {name: each for name, each in own.items() if not _is_missing(each)},
-                }
-            )
+            cls = getattr(module, "original_name", None) or model_child.framework_class(module)
+            tensors = {name: each for name, each in own.items() if not _is_missing(each)}
+            row = _layer_row(path, cls, model_child.plain_settings(held), tensors)
+            found.append(dict(row, name=type(module).__name__))
         return found
 
     @contextlib.contextmanager
@@ -351,7 +370,7 @@ class TorchRunner(ModelRunner):
             raise UsageError(
                 f"load_state_dict(strict=True) refuses the file: {_all_lines(first)}",
                 file=file,
-                hint="convert the checkpoint to this model first: ckpttool convert --like",
+                hint=_CONVERT,
             )
         also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
         return [f"the state_dict {fitting[0]} of the file was loaded{also}"] if fitting[0] or also else []
@@ -387,10 +406,6 @@ class TorchRunner(ModelRunner):
                 setattr(module, name, tuple(value) if isinstance(value, list) else value)
             return module(*call[0], **call[1])
 
-    def channels(self) -> str:
-        """Return "first" if there are convolutions: PyTorch has no others."""
-        return "first" if any("Conv" in each["class"] for each in self.layers()) else ""
-
 
 def _submodule(module: Any, path: str) -> Any:
     """Return a module by its path; programs have no get_submodule."""
@@ -410,9 +425,7 @@ class ScriptRunner(TorchRunner):
     Hooks do not fire inside a program. A module called in a branch or a loop of the graph is not recorded.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self._recorder: CallRecorder | None = None
+    observe = ModelRunner.observe
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, those of the copy of the graph."""
@@ -436,7 +449,8 @@ class ScriptRunner(TorchRunner):
             given, values = list(values[:count]), values[count:]
             part = _submodule(module, name)
             below = ".".join(filter(None, (path, name)))
-            if _has_calls(part._c._get_method(inner)):
+            nodes = part._c._get_method(inner).graph.nodes()
+            if any(node.kind() == "prim::CallMethod" for node in nodes):
                 self._record(part, below, inner, given)
             elif inner.startswith("forward"):
                 self._recorder.leave(self._recorder.enter(below, given, {}), values[0])
@@ -444,16 +458,6 @@ class ScriptRunner(TorchRunner):
         if method.startswith("forward"):
             self._recorder.leave(record, made)
         return made
-
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record the calls of modules."""
-        del exact
-        self._recorder = recorder
-        try:
-            yield
-        finally:
-            self._recorder = None
 
 
 def _positional(model: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -470,10 +474,6 @@ def _module_path(value: Any) -> str:
         steps.insert(0, value.node().s("name"))
         value = value.node().input()
     return ".".join(steps)
-
-
-def _has_calls(method: Any) -> bool:
-    return any(node.kind() == "prim::CallMethod" for node in method.graph.nodes())
 
 
 def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str, int]]]:
@@ -501,11 +501,8 @@ def _all_lines(error: BaseException | None) -> str:
 
 def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
     if file.endswith(".npz"):
-        try:
-            with np.load(file, allow_pickle=False) as held:
-                return {name: torch.from_numpy(held[name]) for name in held.files}
-        except Exception as error:
-            raise UsageError(f"NumPy refuses the file: {last_error_line(error)}", file=file) from error
+        with _refusals("NumPy refuses the file", file), np.load(file, allow_pickle=False) as held:
+            return {name: torch.from_numpy(held[name]) for name in held.files}
     if file.endswith(".safetensors"):
         return _read_safetensors(file)
     try:
@@ -549,10 +546,8 @@ def _read_safetensors(file: str) -> Any:
             file=file,
             hint="run pip install safetensors in that environment, or convert the file to .pt",
         ) from None
-    try:
+    with _refusals("safetensors refuses the file", file):
         return load_file(file)
-    except Exception as error:
-        raise UsageError(f"safetensors refuses the file: {_all_lines(error)}", file=file) from error
 
 
 def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
@@ -606,6 +601,7 @@ class TensorFlowRunner(ModelRunner):
     """A tf.Module: every call of a module is recorded."""
 
     framework = "tensorflow"
+    libraries: tuple[str, ...] = ("tensorflow",)
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
         """Return a TensorFlow tensor, or the array itself for a Keras of another backend."""
@@ -644,23 +640,14 @@ class TensorFlowRunner(ModelRunner):
 
 
 def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
-    return {
-        "path": "/".join(module["path"]) or ROOT,
-        "class": module["class"],
-        "name": module["class"],
-        "settings": module["facts"],
-        "tensors": {name: variables[number] for name, number in module["tensors"]},
-    }
+    tensors = {name: variables[number] for name, number in module["tensors"]}
+    return _layer_row("/".join(module["path"]), module["class"], module["facts"], tensors)
 
 
 def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
     tensorflow: Any = sys.modules["tensorflow"]
-    try:
+    with _refusals("TensorFlow cannot read the checkpoint", file):
         tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
-    except Exception as error:
-        raise UsageError(
-            f"TensorFlow cannot read the checkpoint: {last_error_line(error)}", file=file
-        ) from error
     first: Exception | None = None
     names = (
         [part.strip("/")] if part else ["", *dict.fromkeys(top for top in tops if not top.startswith("_"))]
@@ -680,7 +667,7 @@ def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
     raise UsageError(
         f"tf.train.Checkpoint does not restore every variable of the model: {_all_lines(first)}",
         file=file,
-        hint="convert the checkpoint to this model first: ckpttool convert --like",
+        hint=_CONVERT,
     )
 
 
@@ -740,6 +727,7 @@ class KerasRunner(TensorFlowRunner):
     """A Keras model of any version and backend; `again` creates another one like it, without its values."""
 
     framework = "keras"
+    libraries = ("keras", "tf_keras", "tensorflow", "jax", "torch")
 
     def __init__(self, model: Any, again: Callable[[], Any] | None = None) -> None:
         super().__init__(model)
@@ -785,7 +773,7 @@ class KerasRunner(TensorFlowRunner):
 
     def make_exact(self, names: list[str], arrays: list[Any]) -> None:
         """Create the model in float64: from its configuration, or by another call of the factory."""
-        keras = _keras_of(self.model)
+        keras = model_child._keras_library(self.model)
         floatx = keras.backend.floatx()
         try:
             keras.backend.set_floatx("float64")
@@ -812,14 +800,8 @@ class KerasRunner(TensorFlowRunner):
             return super().load(file, part)
         if part:
             raise UnsupportedError("Keras loads whole files only", file=file, path=part)
-        try:
+        with _refusals("load_weights refuses the file", file, _CONVERT):
             self.model.load_weights(file)
-        except Exception as error:
-            raise UsageError(
-                f"load_weights refuses the file: {_all_lines(error)}",
-                file=file,
-                hint="convert the checkpoint to this model first: ckpttool convert --like",
-            ) from error
         return []
 
     def layers(self) -> list[dict[str, Any]]:
@@ -861,12 +843,6 @@ class KerasRunner(TensorFlowRunner):
                 setattr(layer, name, _keras_setting(layer, name, value))
             return layer(*call[0], **call[1])
 
-    def versions(self) -> dict[str, str]:
-        """Return the versions of Keras and of its backend."""
-        names = ("keras", "tf_keras", "tensorflow", "jax", "torch")
-        loaded = {name: sys.modules[name] for name in names if name in sys.modules}
-        return {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
-
     def channels(self) -> str:
         """Return the data format of the first convolution or pooling layer."""
         for each in self.layers():
@@ -883,16 +859,9 @@ def _set_policy(keras: Any, name: str) -> None:
         keras.mixed_precision.set_global_policy(name)
 
 
-def _keras_of(model: Any) -> Any:
-    """Return the library of a model or layer: keras, tf_keras, or Keras 2 inside TensorFlow."""
-    tops = [base.__module__.partition(".")[0] for base in type(model).__mro__]
-    name = next((each for each in tops if each in ("keras", "tf_keras")), "")
-    return sys.modules[name] if name else sys.modules["tensorflow"].keras
-
-
 def _keras_setting(layer: Any, name: str, value: Any) -> Any:
     if name == "activation":
-        return _keras_of(layer).activations.get(value)
+        return model_child._keras_library(layer).activations.get(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -913,13 +882,14 @@ def _in_float64(config: Any) -> Any:
 class SignatureRunner(TensorFlowRunner):
     """A signature of a SavedModel: its layers are groups of operations of its graph."""
 
+    observe = ModelRunner.observe
+
     def __init__(self, loaded: Any, name: str) -> None:
         super().__init__(loaded.signatures[name])
         self._loaded = loaded  # the variables end with it
         self._graph: Any = None
         self._held: dict[str, Any] = {}
         self._groups: dict[str, GraphLayer] = {}
-        self._recorder: CallRecorder | None = None
         try:
             self._find_layers()
         except Exception:  # noqa: BLE001 - a graph that cannot be copied still runs as a whole
@@ -960,14 +930,9 @@ class SignatureRunner(TensorFlowRunner):
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
-        rows = []
-        for name, spec in self.model.structured_input_signature[1].items():
-            rows.append(
-                _declared_input(
-                    name, spec.shape.as_list() if spec.shape.rank is not None else None, spec.dtype.name
-                )
-            )
-        return rows
+        specs = self.model.structured_input_signature[1].items()
+        known = {name: each.shape.as_list() for name, each in specs if each.shape.rank is not None}
+        return [_declared_input(name, known.get(name), each.dtype.name) for name, each in specs]
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the only way: by name, in the dtypes of the signature."""
@@ -987,16 +952,11 @@ class SignatureRunner(TensorFlowRunner):
     def layers(self) -> list[dict[str, Any]]:
         """Return every group of operations with its weights."""
         values = {name: self._value(name) for name in self._held}
-        return [
-            {
-                "path": path,
-                "class": each.cls,
-                "name": each.cls,
-                "settings": each.settings,
-                "tensors": {title: values[name] for title, name in self._named(each).items()},
-            }
+        named = {
+            path: {title: values[name] for title, name in self._named(each).items()}
             for path, each in self._groups.items()
-        ]
+        }
+        return [_layer_row(path, each.cls, each.settings, named[path]) for path, each in self._groups.items()]
 
     def _value(self, name: str) -> Any:
         tensorflow: Any = sys.modules["tensorflow"]
@@ -1061,16 +1021,6 @@ class SignatureRunner(TensorFlowRunner):
                 return "last" if node.attr["data_format"].s.endswith(b"C") else "first"
         return ""
 
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record the values between layers."""
-        del exact
-        self._recorder = recorder
-        try:
-            yield
-        finally:
-            self._recorder = None
-
 
 _ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
 
@@ -1099,6 +1049,7 @@ class OnnxRunner(ModelRunner):
     """An ONNX model, run by onnxruntime, or by the onnx library's reference evaluator."""
 
     framework = "onnx"
+    libraries = ("onnxruntime", "onnx")
 
     def __init__(self, file: str) -> None:
         import onnx
@@ -1107,22 +1058,18 @@ class OnnxRunner(ModelRunner):
         self._onnx = onnx
         array = onnx.numpy_helper.to_array
         self._held = {each.name: array(each) for each in self.model.graph.initializer}
-        self._run, self.engine = self._session(self.model)
+        self._run = self._session(self.model)
         self._nodes = list(self._layer_nodes())
-        self._recorder: CallRecorder | None = None
 
-    def _session(self, model: Any) -> tuple[Any, str]:
+    def _session(self, model: Any) -> Any:
         try:
             import onnxruntime
         except ImportError:
-            from onnx.reference import ReferenceEvaluator
-
-            return ReferenceEvaluator(model).run, "the reference evaluator of onnx"
+            return self._evaluator(model)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         data = model.SerializeToString()
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        return session.run, "onnxruntime"
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run
 
     @staticmethod
     def _evaluator(model: Any) -> Any:
@@ -1174,7 +1121,7 @@ class OnnxRunner(ModelRunner):
         model = make.make_model(
             graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
         )
-        run = self._evaluator(model) if exact else self._session(model)[0]
+        run = self._evaluator(model) if exact else self._session(model)
         return run(None, {row["takes"]: given})[0]
 
     def inputs(self) -> list[dict[str, Any]]:
@@ -1186,13 +1133,11 @@ class OnnxRunner(ModelRunner):
             kind = each.type.tensor_type
             shape = [int(d.dim_value) if d.dim_value else None for d in kind.shape.dim]
             known = shape if kind.HasField("shape") else None
-            rows.append(_declared_input(each.name, known, self._dtype_name(kind.elem_type)))
+            dtype = "string"
+            if kind.elem_type != self._onnx.TensorProto.STRING:
+                dtype = str(self._onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name)
+            rows.append(_declared_input(each.name, known, dtype))
         return rows
-
-    def _dtype_name(self, kind: int) -> str:
-        if kind == self._onnx.TensorProto.STRING:
-            return "string"
-        return str(self._onnx.helper.tensor_dtype_to_np_dtype(kind).name)
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
@@ -1205,7 +1150,7 @@ class OnnxRunner(ModelRunner):
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
         wanted = [name for name in between if name not in given and name not in outputs and name]
         observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
-        run = self._evaluator(observed) if exact else self._session(observed)[0]
+        run = self._evaluator(observed) if exact else self._session(observed)
         made = dict(paired([*outputs, *wanted], run(None, given)))
         known = dict(given, **made)
         for row in self._nodes:
@@ -1250,40 +1195,12 @@ class OnnxRunner(ModelRunner):
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every node with its initializers and attributes."""
-        return [
-            {
-                "path": row["path"],
-                "class": row["class"],
-                "name": row["class"],
-                "settings": model_child.plain_settings(
-                    {each.name: self._onnx.helper.get_attribute_value(each) for each in row["node"].attribute}
-                ),
-                "tensors": {name: self._held[name] for name in row["held"]},
-            }
-            for row in self._nodes
-        ]
-
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record the values between nodes."""
-        del exact
-        self._recorder = recorder
-        try:
-            yield
-        finally:
-            self._recorder = None
-
-    def versions(self) -> dict[str, str]:
-        """Return the version of the library that runs the graph."""
-        return {
-            name: str(sys.modules[name].__version__)
-            for name in ("onnxruntime", "onnx")
-            if name in sys.modules
-        }
-
-    def channels(self) -> str:
-        """Return "first" if there are convolutions."""
-        return "first" if any(each["class"].startswith("Conv") for each in self._nodes) else ""
+        value, rows = self._onnx.helper.get_attribute_value, []
+        for each in self._nodes:
+            settings = model_child.plain_settings({one.name: value(one) for one in each["node"].attribute})
+            tensors = {name: self._held[name] for name in each["held"]}
+            rows.append(_layer_row(each["path"], each["class"], settings, tensors))
+        return rows
 
 
 def _declared_input(name: str, shape: Any, dtype: str) -> dict[str, Any]:
@@ -1311,10 +1228,8 @@ def open_keras(file: str, version: str, *, run_code: bool) -> KerasRunner:
     # Keras 2 before 2.13 runs any code of a file: the audit is the only protection there.
     if "safe_mode" in inspect.signature(keras.models.load_model).parameters:
         given["safe_mode"] = not run_code
-    try:
+    with _refusals("Keras cannot open the model", file):
         return KerasRunner(keras.models.load_model(file, **given))
-    except Exception as error:
-        raise UsageError(f"Keras cannot open the model: {_all_lines(error)}", file=file) from error
 
 
 def _import_keras(version: str) -> Any:
@@ -1375,19 +1290,6 @@ def open_onnx(file: str) -> OnnxRunner:
     return OnnxRunner(file)
 
 
-def open_factory(factory: str, arguments: Any) -> ModelRunner:
-    """Create the user's model."""
-    made = call_factory(factory, arguments)
-    framework = model_framework(made)
-    if framework is None or isinstance(made, type):
-        raise UsageError(
-            f"{factory} does not return a model",
-            expected="a torch.nn.Module, a keras.Model or a tf.Module",
-            found=type(made).__name__,
-        )
-    return wrap_model(made, lambda: call_factory(factory, arguments))
-
-
 def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
     """Return what runs a model of any framework; `again` creates another one like it."""
     framework = model_framework(model)
@@ -1399,14 +1301,12 @@ def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunne
 # Program of the process.
 
 
-class RunnerSession:
-    """The model of this process, and the calls that may be repeated.
+class RunnerSession(ModelSession):
+    """A model's process: a user's model may be filled before it runs. `kept` calls may be repeated."""
 
-    `held` creates what runs a model that the process has already.
-    """
-
-    def __init__(self, folder: Path, held: Callable[[], ModelRunner] | None = None) -> None:
-        self.folder, self.held = folder, held
+    def __init__(self, folder: Path, model: Any = None) -> None:
+        super().__init__()
+        self.folder, self.model = folder, model
         self.runner = ModelRunner(None)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.trainer: Any = None
@@ -1425,10 +1325,10 @@ class RunnerSession:
 
 def _open(session: RunnerSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
-    if session.held is not None:
-        runner = session.held()
-    elif kind == "factory":
-        runner = open_factory(message["factory"], message["arguments"])
+    if kind == "factory":
+        if session.model is None:
+            session.build(message["factory"], message["arguments"])
+        runner = wrap_model(session.model, session.again)
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
     elif kind == "torchscript":
@@ -1442,22 +1342,20 @@ def _open(session: RunnerSession, message: Message) -> Message:
         "framework": runner.framework,
         "inputs": runner.inputs(),
         "versions": runner.versions(),
-        "channels": runner.channels() if not _is_unbuilt(runner) else "",
+        "channels": runner.channels() if runner.framework != "keras" or runner.model.built else "",
         "observable": runner.observable,
         "notes": runner.notes,
         "tensor_class": sorted(name for _, name in class_bases(runner.model))[:8],
     }
 
 
-def _is_unbuilt(runner: ModelRunner) -> bool:
-    return runner.framework == "keras" and not getattr(runner.model, "built", True)
-
-
 def _prepare(session: RunnerSession, message: Message) -> Message:
     """Find how the model is called and which inputs are integers; load the file strictly."""
     runner, names = session.runner, message["names"]
     shapes, dtypes = message["shapes"], message["dtypes"]
-    lazy = runner.framework != "torch" or _has_lazy(runner.model)
+    lazy = runner.framework != "torch" or any(
+        _is_missing(each) for each in itertools.chain(runner.model.parameters(), runner.model.buffers())
+    )
 
     def load() -> list[str]:
         sandbox.confine()
@@ -1480,12 +1378,13 @@ def _round(runner: ModelRunner, dtype: str) -> None:
     try:
         runner.round_weights(dtype)
     except Exception as error:
-        why = error.message if isinstance(error, UnsupportedError) else last_error_line(error)
-        raise UnsupportedError(f"the model's weights cannot be rounded to {dtype}: {why}") from error
+        raise UnsupportedError(
+            f"the model's weights cannot be rounded to {dtype}: {_reason(error)}"
+        ) from error
 
 
-def _has_lazy(model: Any) -> bool:
-    return any(_is_missing(each) for each in itertools.chain(model.parameters(), model.buffers()))
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, UnsupportedError) else last_error_line(error)
 
 
 def _first_call(
@@ -1494,24 +1393,20 @@ def _first_call(
     """Call the model in the first way that works; return the inputs' dtypes, and the limits of integers."""
     free = [place for place, dtype in enumerate(dtypes) if dtype is None][:_MOST_TRIED]
     tried = [each or "float32" for each in dtypes]
-    first: Exception | None = None
-    for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
-        for place, dtype in paired(free, chosen):
-            tried[place] = dtype
-        rows = paired(shapes, tried)
-        given = [_pattern([batch, *shape], dtype, place) for place, (shape, dtype) in enumerate(rows)]
-        for style in range(len(runner.styles(names, given))):
-            runner.style = style
-            try:
-                return tried, _embedding_rows(runner, names, given)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-                first = first or error
-    shown = " and ".join(str(shape) for shape in shapes)
-    assert first is not None  # noqa: S101 - no call succeeded
-    raise UsageError(
-        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}",
-        hint="pass the shape of each input without the batch: --input-shape NAME=3,32,32",
-    ) from first
+
+    def attempts() -> Iterator[Callable[[], list[int | None]]]:
+        for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
+            for place, dtype in paired(free, chosen):
+                tried[place] = dtype
+            rows = paired(shapes, tried)
+            given = [_pattern([batch, *shape], dtype, place) for place, (shape, dtype) in enumerate(rows)]
+            for style in range(len(runner.styles(names, given))):
+                runner.style = style
+                yield lambda: _embedding_rows(runner, names, given)  # noqa: B023 - called at once
+
+    hint = "pass the shape of each input without the batch: --input-shape NAME=3,32,32"
+    below: list[int | None] = model_child.call_in_first_way(attempts(), shapes, hint)
+    return tried, below
 
 
 def _pattern(shape: list[int], dtype: str, place: int) -> Any:
@@ -1533,7 +1428,10 @@ def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> 
     with runner.observe(recorder):
         runner.call(names, given)
     found: list[int | None] = [None] * len(given)
-    rows = {each["path"]: _row_count(each) for each in runner.layers() if _embeds(each)}
+    embeddings = (
+        each for each in runner.layers() if "Embedding" in each["class"] or each["class"] == "Gather"
+    )
+    rows = {each["path"]: _row_count(each) for each in embeddings}
     for path, place in recorder.hits:
         size = rows.get(path)
         if size is not None:
@@ -1565,10 +1463,6 @@ def _accepted_integers(runner: ModelRunner, names: list[str], given: list[Any], 
             return high
         low, high = high, 2 * high
     return None
-
-
-def _embeds(layer: dict[str, Any]) -> bool:
-    return "Embedding" in layer["class"] or layer["class"] == "Gather"
 
 
 def _row_count(layer: dict[str, Any]) -> int | None:
@@ -1607,10 +1501,8 @@ def _exact(session: RunnerSession, message: Message) -> Message:
     """Create the float64 form of the model and return whether it exists."""
     try:
         session.runner.make_exact(message["names"], session.given(len(message["names"])))
-    except UnsupportedError as error:
-        return {"made": False, "reason": error.message}
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
-        return {"made": False, "reason": last_error_line(error)}
+        return {"made": False, "reason": _reason(error)}
     return {"made": True, "reason": ""}
 
 
@@ -1708,11 +1600,12 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": end_process,
+    **model_child.HANDLERS,
     **model_training.HANDLERS,
 }
 
 
 def main(folder: str) -> None:
-    """Run the process that runs a model for its parent."""
+    """Run the process that fills or runs a model for its parent."""
     with message_pipes() as (requests, answers):
         serve(RunnerSession(Path(folder)), HANDLERS, requests, answers)

@@ -45,7 +45,7 @@ class Trace:
     def entries(self, tensor: Any) -> Any:
         """Return the numbers of a tensor's entries; assign new ones if it has none."""
         if id(tensor) not in self._entries:
-            self.put(tensor, self.activations.plain(_tensor_shape(tensor)))
+            self.put(tensor, self.activations.plain(tensor_shape(tensor)))
         return self._entries[id(tensor)][1]
 
     def put(self, tensor: Any, entries: Any) -> None:
@@ -54,16 +54,14 @@ class Trace:
 
     def convolved(self, taken: Any, made: Any, channel: int) -> None:
         """Record an operation from images to images."""
-        if len(_tensor_shape(taken)) >= _IMAGE_RANK:
-            self.activations.take(self.entries(taken), channel % len(_tensor_shape(taken)))
-        if len(_tensor_shape(made)) >= _IMAGE_RANK:
-            self.put(made, self.activations.image(_tensor_shape(made), channel % len(_tensor_shape(made))))
+        if len(tensor_shape(taken)) >= _IMAGE_RANK:
+            self.activations.take(self.entries(taken), channel % len(tensor_shape(taken)))
+        if len(tensor_shape(made)) >= _IMAGE_RANK:
+            self.put(made, self.activations.image(tensor_shape(made), channel % len(tensor_shape(made))))
 
     def kept(self, given: list[Any], made: Any) -> bool:
         """Record an elementwise operation; return whether it is one: a traced input has its shape."""
-        same = [
-            each for each in given if self.is_followed(each) and _tensor_shape(each) == _tensor_shape(made)
-        ]
+        same = [each for each in given if self.is_followed(each) and tensor_shape(each) == tensor_shape(made)]
         if not same:
             return False
         for each in given:
@@ -71,7 +69,7 @@ class Trace:
             if each is not same[0] and self.is_followed(each):
                 entries = self.entries(each)
                 if entries.size == self.entries(same[0]).size:
-                    self.activations.link(self.entries(same[0]), entries.reshape(_tensor_shape(made)))
+                    self.activations.link(self.entries(same[0]), entries.reshape(tensor_shape(made)))
         self.put(made, self.entries(same[0]))
         return True
 
@@ -79,7 +77,7 @@ class Trace:
         """Record one call of a module; `axis` maps a tensor's rank to its feature axis."""
         for side, value in (("in", given), ("out", made)):
             tensor = first_tensor(value)
-            shape = _tensor_shape(tensor)
+            shape = tensor_shape(tensor)
             if len(shape) > 1 and (side == "in" or self.is_followed(tensor)):
                 self._use(id(module), side, tensor, axis(len(shape)))
 
@@ -100,8 +98,8 @@ class Trace:
 
     def border(self, value: Any, channel: int) -> None:
         """Record the model's inputs or outputs; their rank shows whether they are images."""
-        for tensor in _iter_tensors(value):
-            shape, entries = _tensor_shape(tensor), self.entries(tensor)
+        for tensor in iter_tensors(value):
+            shape, entries = tensor_shape(tensor), self.entries(tensor)
             if len(shape) > _IMAGE_RANK:
                 self.activations.unless_known(entries, channel % len(shape))
 
@@ -127,20 +125,22 @@ def first_tensor(value: Any) -> Any:
     return value
 
 
-def _iter_tensors(value: Any) -> Iterator[Any]:
+def iter_tensors(value: Any) -> Iterator[Any]:
+    """Yield the tensors of a nested value."""
     if isinstance(value, (list, tuple)):
         for each in value:
-            yield from _iter_tensors(each)
+            yield from iter_tensors(each)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _iter_tensors(each)
-    elif _tensor_shape(value):
+            yield from iter_tensors(each)
+    elif tensor_shape(value):
         yield value
 
 
-def _tensor_shape(value: Any) -> tuple[int, ...]:
+def tensor_shape(value: Any) -> tuple[int, ...]:
+    """Return the shape with 1 for every free axis; () for what has none, e.g. a lazy parameter."""
     try:
-        return tuple(int(extent) for extent in value.shape)
+        return tuple(1 if extent is None else int(extent) for extent in value.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return ()
 
@@ -241,8 +241,8 @@ class TorchTrace(Trace):
 
     def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         space, _, name = func._schema.name.partition("::")
-        given = [each for value in args for each in _iter_tensors(value) if isinstance(each, torch.Tensor)]
-        outputs = [each for each in _iter_tensors(made) if isinstance(each, torch.Tensor)]
+        given = [each for value in args for each in iter_tensors(value) if isinstance(each, torch.Tensor)]
+        outputs = [each for each in iter_tensors(made) if isinstance(each, torch.Tensor)]
         if not outputs or not any(self.is_followed(each) for each in given):
             return
         if space != "aten" or name in _WRITES:
@@ -251,14 +251,14 @@ class TorchTrace(Trace):
             self.failed = True
             return
         if name in _RESHAPED:
-            self.put(outputs[0], self.entries(given[0]).reshape(_tensor_shape(outputs[0])))
+            self.put(outputs[0], self.entries(given[0]).reshape(tensor_shape(outputs[0])))
         elif name in _MOVED or name.startswith(("as_strided", "_reshape")):
             self._moved(torch, func, args, kwargs, outputs, name)
-        elif any(part in name for part in _CONVOLVES) and len(_tensor_shape(given[0])) >= _IMAGE_RANK:
+        elif any(part in name for part in _CONVOLVES) and len(tensor_shape(given[0])) >= _IMAGE_RANK:
             self.convolved(given[0], outputs[0], 1)
         elif any(part in name for part in _MIXES) or not self.kept(given, outputs[0]):
             for each in outputs:
-                self.put(each, self.activations.plain(_tensor_shape(each)))
+                self.put(each, self.activations.plain(tensor_shape(each)))
 
     def _moved(self, torch: Any, func: Any, args: Any, kwargs: Any, outputs: list[Any], name: str) -> None:
         def numbers(value: Any) -> Any:
@@ -270,14 +270,14 @@ class TorchTrace(Trace):
 
         if name.startswith(("as_strided", "_reshape")) and not args[0].is_contiguous():
             again: Any = [
-                self.activations.untracked(self.activations.plain(_tensor_shape(each))) for each in outputs
+                self.activations.untracked(self.activations.plain(tensor_shape(each))) for each in outputs
             ]
         else:
             first_one, rest = numbers(args[0]), list(args[1:])
             if name == "constant_pad_nd":
                 rest, kwargs = [args[1], -1], {}
             kwargs = {key: value for key, value in kwargs.items() if key not in ("dtype", "memory_format")}
-            again = [each.contiguous().numpy() for each in _iter_tensors(func(first_one, *rest, **kwargs))]
+            again = [each.contiguous().numpy() for each in iter_tensors(func(first_one, *rest, **kwargs))]
         if name == "pixel_unshuffle":
             self.activations.take(self.entries(args[0]), 1)
         for number, each in enumerate(outputs):
@@ -381,7 +381,7 @@ class TensorFlowTrace(Trace):
             return
         x = inputs[0]
         if op in _SAME_NUMBERS:
-            self.put(outputs[0], self.entries(x).reshape(_tensor_shape(outputs[0])))
+            self.put(outputs[0], self.entries(x).reshape(tensor_shape(outputs[0])))
         elif op in ("Identity", "StopGradient", "EnsureShape"):
             self.put(outputs[0], self.entries(x))
         elif op == "IdentityN":
@@ -399,7 +399,7 @@ class TensorFlowTrace(Trace):
         elif op == "GatherV2" and self.is_followed(x):
             numpy = self.activations.numpy
             taken = numpy.take(self.entries(x), inputs[1].numpy(), axis=int(inputs[2]))
-            self.put(outputs[0], taken.reshape(_tensor_shape(outputs[0])))
+            self.put(outputs[0], taken.reshape(tensor_shape(outputs[0])))
         elif op in _AGAIN:
             self._again(execute, op, inputs, attrs, outputs)
         elif any(word in op for word in _IMAGE_WORDS):
@@ -408,7 +408,7 @@ class TensorFlowTrace(Trace):
             self.convolved(inputs[_IMAGES.get(op, 0)], outputs[0], 1 if form.startswith("NC") else -1)
         elif any(word in op for word in _MATRICES) or not self.kept(inputs, outputs[0]):
             for each in outputs:
-                self.put(each, self.activations.plain(_tensor_shape(each)))
+                self.put(each, self.activations.plain(tensor_shape(each)))
             if op in ("MatMul", "BatchMatMulV2") and id(inputs[1]) in self._read and self.is_followed(x):
                 number = self._read[id(inputs[1])][1]
                 self._use(number, "in", x, -1)

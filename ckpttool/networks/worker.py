@@ -260,7 +260,7 @@ MODEL_TIMEOUT_S = 600.0
 _PROGRAM = (
     "-c",
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from ckpttool.networks.model_host import main; main(sys.argv[1])",
+    "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
 )
 
 
@@ -331,27 +331,23 @@ class ModelProcess:
         self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
 
     def build(self) -> Mapping[str, Any]:
-        """Create the model; return its framework, its class, and the forms that it can be loaded from."""
-        return self._process.request(
-            "build", {"factory": self._wanted.factory, "arguments": self._wanted.arguments}
-        )
+        """Create the model; return its framework, and the forms that it can be loaded from."""
+        return self.request("build", {"factory": self._wanted.factory, "arguments": self._wanted.arguments})
 
     def describe(self, guessed: Sequence[Sequence[int]]) -> Sequence[Mapping[str, Any]]:
         """Return its modules, called once if a shape is known; `guessed` is for models without weights."""
         shapes = [list(each) for each in self._wanted.shapes]
-        answer = self._process.request(
-            "describe", {"shapes": shapes, "guessed": [list(each) for each in guessed]}
-        )
+        answer = self.request("describe", {"shapes": shapes, "guessed": [list(each) for each in guessed]})
         found: Sequence[Mapping[str, Any]] = answer["modules"]
         return found
 
     def save(self, file: str, form: str) -> str:
         """Save the model's current values with the framework; return the path to open."""
-        return str(self._process.request("save", {"file": file, "form": form})["file"])
+        return str(self.request("save", {"file": file, "form": form})["file"])
 
     def number(self) -> bool:
         """Fill every weight with its own number; return False if names identify the tensors."""
-        return bool(self._process.request("number", {})["done"])
+        return bool(self.request("number", {})["done"])
 
     def load(self, file: str, form: str, optimizers: Sequence[Mapping[str, Any]] = ()) -> None:
         """Load the file strictly with the framework; raise WorkerError if that fails.
@@ -359,18 +355,7 @@ class ModelProcess:
         `optimizers` are the model's optimizers in the file: their `name`, `class`, `arguments`, and the
         weights of each of their `groups`, by key or number.
         """
-        self._process.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
-
-    def host(self) -> HeldProcess | None:
-        """Return the process as one that runs the model (networks/model_runner.py)."""
-        return HeldProcess(self._process)
-
-
-class HeldProcess:
-    """A process that another object starts and ends."""
-
-    def __init__(self, process: ChildProcess) -> None:
-        self._process = process
+        self.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
 
     @property
     def folder(self) -> Path:
@@ -378,10 +363,10 @@ class HeldProcess:
         return self._process.folder
 
     def start(self) -> None:
-        """Do nothing: the process runs."""
+        """Do nothing: the process also runs the model that it holds (networks/model_runner.py)."""
 
     def stop(self, farewell: bytes | None) -> None:
-        """Do nothing: the owner ends the process."""
+        """Do nothing: the context manager ends the process."""
 
     def request(self, do: str, values: Message) -> Message:
         """Send one request and return its answer; raise the other side's error in this process."""
