@@ -21,9 +21,8 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
 )
-from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
 from ckpttool.networks.model_child import last_error_line
-from ckpttool.networks.network import Observation
 
 if TYPE_CHECKING:
     import torch
@@ -107,18 +106,15 @@ class Simulator(Protocol):
         ...
 
 
-class DeviceVector:
+class DeviceVector(VectorEnv):
     """Task with a number of rows, played as a whole (see rollout.rollouts)."""
 
     engine = DEVICE_ENGINE
 
     def __init__(self, task: TensorProgram | Simulator, num_envs: int) -> None:
-        if num_envs < 1:
-            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.task, self.num_envs = task, num_envs
-        self.spec = task.spec
-        self.obs: Observation = self.spec.zeros(num_envs)
-        self.agreement: Agreement | None = None
+        super().__init__(num_envs)
+        self.task, self.spec = task, task.spec
+        self.obs = self.spec.zeros(num_envs)
         self._compared: set[torch.device] = set()
 
     @property
@@ -134,32 +130,17 @@ class DeviceVector:
                 self.agreement.require(self.spec.id, self.engine)
             self._compared.add(device)
 
-    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:  # noqa: ARG002 - the protocol's
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> NoReturn:  # noqa: ARG002
         """Raise UnsupportedError: the episodes are on the device."""
-        self._refuse()
+        raise UnsupportedError(f"the {DEVICE_ENGINE} engine cannot be stepped from outside", hint=HINT)
 
-    def step(self, actions: np.ndarray, rows: np.ndarray) -> NoReturn:  # noqa: ARG002 - the protocol's
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> NoReturn:
         """Raise UnsupportedError: the episodes are on the device."""
-        self._refuse()
-
-    def frame(self, row: int) -> NoReturn:  # noqa: ARG002 - the protocol's
-        """Raise UnsupportedError: the device cannot render."""
-        raise UnsupportedError(
-            f"the {DEVICE_ENGINE} engine cannot render", hint="to render, use --engine gymnasium"
-        )
+        self.reset(rows, actions)
 
     def close(self) -> None:
         """Release the resources of the task's library."""
         self.task.close()
-
-    def __enter__(self) -> DeviceVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _refuse(self) -> NoReturn:
-        raise UnsupportedError(f"the {DEVICE_ENGINE} engine cannot be stepped from outside", hint=HINT)
 
 
 # Users' simulators and tensor programs, plugged in as `module:factory`.
@@ -189,8 +170,6 @@ def load_simulator(
     `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an
     attribute of its result is missing or wrong, MissingExtraError without PyTorch.
     """
-    if num_envs < 1:
-        raise UsageError(f"number of environments must be at least 1, not {num_envs}")
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError(
             f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint="pip install torch"
