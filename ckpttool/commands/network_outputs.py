@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
 
 def one_choice(agent: Agent) -> tuple[Choices, str]:
     """Return one choice among as many actions as the policy has outputs, and why that is assumed."""
-    width = layer_widths(agent.tree, next(part for part in agent.binding.parts if part.acts))[1]
+    width = layer_widths(agent.tree, agent.binding.policy or agent.binding.parts[0])[1]
     return Choices((width,), (0,)), f"a discrete policy with {format_count(width, 'output')}"
 
 
@@ -347,15 +347,7 @@ class Parity:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "name": self.name,
-            "n": self.n,
-            "max_abs": self.max_abs,
-            "max_rel": self.max_rel,
-            "error_a": self.error_a,
-            "error_b": self.error_b,
-            "within": self.within,
-        }
+        return asdict(self)
 
 
 def failed_parity(title: str) -> Parity:

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -74,6 +74,7 @@ from ckpttool.libraries.schema import (
     RUN,
     TEMPERATURE,
     VALUES,
+    AgentNetwork,
     RecognizedAgent,
 )
 from ckpttool.networks import numpy_backend
@@ -118,7 +119,7 @@ class Discrepancy:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {name: getattr(self, name) for name in ("part", "path", "what", "a", "b", "resembles")}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,7 @@ def compare_contents(
     """Compare the complete contents; raise errors of reading, with the entry's path."""
     source, target = (DiffSide(each.checkpoint, each.binding, each.receipt) for each in (a, b))
     found = align_checkpoints(source, target)
-    names = _PartTitles(a, b, found)
-    entries = list(_entry_discrepancies(found, names, progress))
+    entries = list(_entry_discrepancies(a, b, found, progress))
     made = found.conversion
     facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=made is not None and made.folded)
     linked = target.is_converted_from(source)
@@ -207,50 +207,40 @@ def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
 # Entries.
 
 
-class _PartTitles:
-    """The part of the agent or model that contains an entry."""
+def _entry_discrepancies(
+    a: VerificationSide, b: VerificationSide, found: CheckpointAlignment, progress: Progress
+) -> Iterator[Discrepancy]:
+    bindings = [each.binding for each in (a, b)]
+    targets = [
+        {} if each is None else {move.source: move.target for move in reversed(each.moves.moves)}
+        for each in bindings
+    ]
+    parts = [part for each in bindings if each is not None for part in each.parts]
 
-    def __init__(self, a: VerificationSide, b: VerificationSide, found: CheckpointAlignment) -> None:
-        self._places = found.places
-        self._targets = tuple(_targets(each.binding) for each in (a, b))
-        self._titles = [
-            (part.prefix, part.title)
-            for each in (a, b)
-            for part in (each.binding.parts if each.binding is not None else ())
-        ]
-
-    def of(self, name: str) -> str:
-        """Return the part of the entry with this name in the pairing."""
-        for places, targets in zip(self._places, self._targets, strict=True):
-            target = targets.get(places.get(name, ()))
-            if target is not None:
-                return self._title(target)
+    def part_of(name: str) -> str:
+        for places, there in zip(found.places, targets, strict=True):
+            if (target := there.get(places.get(name, ()))) is not None:
+                return _part_title(target, parts)
         steps = name.split("/")
         optimizer = next((at for at, step in enumerate(steps) if "optim" in step.lower()), None)
         return "/".join(steps[:-1] if optimizer is None else steps[: optimizer + 1]) or name
 
-    def _title(self, target: Path) -> str:
-        top = str(target[0].value)
-        if top in (*NETWORKS, *VALUES):
-            return next((title for prefix, title in self._titles if target[: len(prefix)] == prefix), top)
-        return top if top in (*OPTIMIZERS, NORMALIZER, TEMPERATURE) else COUNTERS
-
-
-def _targets(binding: RecognizedAgent | None) -> dict[Path, Path]:
-    return {} if binding is None else {move.source: move.target for move in reversed(binding.moves.moves)}
-
-
-def _entry_discrepancies(
-    found: CheckpointAlignment, parts: _PartTitles, progress: Progress
-) -> Iterator[Discrepancy]:
     others = _MistakeClassifier(found)
     for change in found.changes(progress):
-        a, b = _sides(change)
-        yield Discrepancy(parts.of(change.path), change.path, change.what, a, b, others.of(change))
+        values = _sides(change)
+        yield Discrepancy(part_of(change.path), change.path, change.what, *values, others.of(change))
     for name in found.only_left:
-        yield Discrepancy(parts.of(name), name, "missing", _format_entry(found.left[name]), None)
+        yield Discrepancy(part_of(name), name, "missing", _format_entry(found.left[name]), None)
     for name in found.only_right:
-        yield Discrepancy(parts.of(name), name, "added", None, _format_entry(found.right[name]))
+        yield Discrepancy(part_of(name), name, "added", None, _format_entry(found.right[name]))
+
+
+def _part_title(target: Path, parts: Sequence[AgentNetwork]) -> str:
+    """Return the part of an agent that contains a canonical path."""
+    top = str(target[0].value)
+    if top in (*NETWORKS, *VALUES):
+        return next((part.title for part in parts if target[: len(part.prefix)] == part.prefix), top)
+    return top if top in (*OPTIMIZERS, NORMALIZER, TEMPERATURE) else COUNTERS
 
 
 def _sides(change: ChangedEntry) -> tuple[str, str]:
@@ -562,16 +552,7 @@ class UpdateComparison:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "step": self.step,
-            "relative": self.relative,
-            "error_a": self.error_a,
-            "error_b": self.error_b,
-            "tensors": list(self.tensors),
-            "within": self.within,
-        }
+        return {**asdict(self), "tensors": list(self.tensors)}
 
 
 @dataclass(frozen=True, slots=True)

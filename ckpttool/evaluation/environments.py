@@ -310,47 +310,36 @@ class AdaptedVector(OuterVector):
         self._seen[:, self._blank] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationEvidence:
-    """Evidence for another version's observations besides their size."""
-
-    trained: str | None = None
-    """id of the environment used in training, None where no file names one"""
-    wrapped: bool = False
-    """whether training wrappers change the observation size"""
-
-    def supports(self, played: str, wanted: int) -> bool:
-        """Return whether the played environment may have a version with `wanted` values.
-
-        A size alone supports the layout of a whole version if nothing else explains the size.
-        """
-        if self.trained is None:
-            return not self.wrapped
-        return has_observation_size(self.trained, played, wanted)
-
-
-NO_EVIDENCE = ObservationEvidence()
-
-
 def adapt_observations(
     vector: VectorEnv,
     obs_dim: int | None,
     requested: str | None,
     again: Callable[[Mapping[str, Any]], VectorEnv],
-    evidence: ObservationEvidence = NO_EVIDENCE,
+    *,
+    trained: str | None = None,
+    wrapped: bool = False,
 ) -> VectorEnv:
     """Return environments with `obs_dim` observation values (None: unchanged), if a mapping is known.
 
-    `requested` is one of ADAPTERS; `again` creates the environments with extra arguments. Without a
-    requested adapter, environments that cannot be adapted, or that the evidence contradicts, are
-    returned unchanged. Raise UsageError if a requested adapter does not apply.
+    Args:
+        vector: the environments.
+        obs_dim: the policy's observation size.
+        requested: one of ADAPTERS.
+        again: creates the environments with extra arguments.
+        trained: the id of the environment used in training, None where no file names one.
+        wrapped: whether training wrappers change the observation size.
+
+    Without a requested adapter, environments that cannot be adapted are returned unchanged, and so are those
+    whose version in training had another size; without a known version, a size supports the layout of a whole
+    version if nothing else explains it. Raise UsageError if a requested adapter does not apply.
+
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
-    if (wanted == own and requested is None) or (
-        requested is None and not evidence.supports(vector.spec.id, wanted)
-    ):
-        return vector
+    if requested is None:
+        supported = not wrapped if trained is None else has_observation_size(trained, vector.spec.id, wanted)
+        if wanted == own or not supported:
+            return vector
     given: Mapping[str, Any] = {}
     columns = _observation_columns(vector.spec, wanted, requested) if requested != POSITIONS else None
     if columns is None and (
@@ -692,8 +681,8 @@ class VectorEnvOptions:
     """the policy's observation size; other versions' observations are adapted to it where valid"""
     adapter: str | None = None
     """one of ADAPTERS, for cases that sizes cannot decide"""
-    evidence: ObservationEvidence = NO_EVIDENCE
-    """evidence that may rule out adapting observations"""
+    trained: str | None = None
+    """id of the environment used in training, which may rule out adapting observations"""
     wrappers: Sequence[WrapperSpec] = ()
     """training wrappers, innermost first"""
     engine: str = AUTO
@@ -787,15 +776,17 @@ def _adapt_and_wrap(
     vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv], options: VectorEnvOptions
 ) -> VectorEnv:
     """Return the environments as in training: adapted to the policy's observations, then wrapped."""
-    size, evidence = options.obs_dim, options.evidence
+    size = options.obs_dim
     try:
         if size is not None and options.wrappers:
             size = inner_obs_dim(size, vector.spec.action_dim, options.wrappers)
-        because = replace(evidence, wrapped=evidence.wrapped or changes_size(options.wrappers))
+        wrapped = changes_size(options.wrappers)
     except UsageError:
         vector.close()
         raise
-    adapted = adapt_observations(vector, size, options.adapter, again, because)
+    adapted = adapt_observations(
+        vector, size, options.adapter, again, trained=options.trained, wrapped=wrapped
+    )
     return wrap_environments(adapted, options.wrappers)
 
 
