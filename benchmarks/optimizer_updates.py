@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ckpttool.commands.policy_agents import make_policy_batches
-from ckpttool.commands.verify import compare_policy_steps
+from ckpttool.commands.verify import compare_train_steps
 from ckpttool.networks import Activation, Dense, Network, Node, Worker
 from ckpttool.networks.policy_training import A2C, OptimizerSetup, PolicyLearner
 
@@ -77,7 +77,7 @@ def rows(workers: list[Worker]) -> list[str]:
     found = []
     for name, kind in KINDS.items():
         made = learner(kind)
-        moved = compare_policy_steps((made, made), make_policy_batches(made, STEPS), workers).moved
+        moved = compare_train_steps((made, made), make_policy_batches(made, STEPS), workers).moved
         cells = []
         for dtype in ("float64", "float32"):
             for step in (1, STEPS):

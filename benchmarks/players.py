@@ -56,7 +56,8 @@ def ours_onnx(env: str, weights: str, episodes: int, rows: int) -> tuple[int, fl
 
 def no_policy(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:  # noqa: ARG001
     """Step our engine with actions that are there already."""
-    from ckpttool.evaluation import RolloutSpec, environments, rollouts
+    from ckpttool.evaluation import environments
+    from ckpttool.evaluation.rollout import RolloutSpec, rollouts
 
     class Given:
         """A table of random actions."""

@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.evaluation import EnvSpec, RolloutSpec, environments, rollouts, summarize
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.rollout import RolloutSpec, rollouts
+from ckpttool.evaluation.statistics import summarize
 
 EPISODES, ROWS, SEED = 200, 10, 0
 TABLE = Path(__file__).parent.parent / "ckpttool/evaluation/reference_returns.json"

@@ -11,7 +11,7 @@ from ckpttool.commands import restore
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import Agent, restore_agent, select_network_leaves
 from ckpttool.core import Tree
-from ckpttool.evaluation import ReturnStatistics
+from ckpttool.evaluation.statistics import ReturnStatistics
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, recognize_tree
 from ckpttool.networks import NetworkSettings, numpy_backend, policy_network, q_network

@@ -16,7 +16,8 @@ from ckpttool.commands.evaluate import Evaluation, Protocol
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import File, TargetExistsError, UsageError
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation import Estimate, Rollout, paired_interval, summarize
+from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.statistics import Estimate, paired_interval, summarize
 from tests.conftest import TORCH_SAMPLE
 from tests.golden_texts import Golden
 

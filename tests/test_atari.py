@@ -19,7 +19,8 @@ from torch import nn
 from ckpttool import load_agent
 from ckpttool.commands.evaluate import Protocol, evaluate
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
-from ckpttool.evaluation import WrapperSpec, environments, gymnasium_engine, wrappers
+from ckpttool.evaluation import environments, gymnasium_engine, wrappers
+from ckpttool.evaluation.wrappers import WrapperSpec
 from tests.conftest import in_process
 
 pytestmark = pytest.mark.environment

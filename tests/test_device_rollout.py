@@ -14,15 +14,10 @@ import pytest
 
 from ckpttool.commands.evaluate import Protocol, evaluate
 from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
-from ckpttool.evaluation import (
-    DeviceVector,
-    EnvSpec,
-    ExplorationNoise,
-    Rollout,
-    RolloutSpec,
-    environments,
-    rollouts,
-)
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks import Activation, Affine, Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
@@ -199,10 +194,10 @@ def test_auto_never_takes_it() -> None:
     "refusal",
     [
         lambda: environments.make_vector_env("Acrobot-v1", 2, engine="device"),
-        lambda: play(POLICY, "device", 2, RolloutSpec(2, record=True)),
+        lambda: play(POLICY, "device", 2, RolloutSpec(2, watch=lambda *_: None)),
         lambda: environments.make_vector_env("Pendulum-v1", 0, engine="device"),
     ],
-    ids=["environment", "recording", "number"],
+    ids=["environment", "rendering", "number"],
 )
 def test_what_it_does_not_do_is_one_sentence(refusal: Callable[[], object], golden: Golden) -> None:
     with pytest.raises(UsageError) as caught:

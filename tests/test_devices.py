@@ -952,7 +952,8 @@ class TestDeviceErrors:
     def test_a_rollout_on_the_device_raises_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        from ckpttool.evaluation import RolloutSpec, torch_rollout
+        from ckpttool.evaluation import torch_rollout
+        from ckpttool.evaluation.rollout import RolloutSpec
 
         def fails(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -1038,7 +1039,8 @@ def test_rollouts_as_graphs(stand_ins: Any) -> None:
     pytest.importorskip("gymnasium")
     import torch
 
-    from ckpttool.evaluation import RolloutSpec, environments
+    from ckpttool.evaluation import environments
+    from ckpttool.evaluation.rollout import RolloutSpec
     from ckpttool.evaluation.torch_rollout import _DeviceRollout
 
     policy: Any = plugins.find("backends", "torch").load().build(chain(3, dense(3, 1)))

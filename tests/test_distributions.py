@@ -16,7 +16,7 @@ import pytest
 import ckpttool
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.core import UnsupportedError
-from ckpttool.evaluation import ActionSampler
+from ckpttool.evaluation.rollout import ActionSampler
 from tests.restored import HIGH, LOW, observations
 
 torch = pytest.importorskip("torch")

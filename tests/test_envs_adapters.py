@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool.core import UsageError
-from ckpttool.evaluation import VectorEnv, environments, wrappers
+from ckpttool.evaluation import environments, wrappers
+from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 
@@ -128,7 +129,7 @@ def test_positions_are_not_shown_because_of_a_size(env_id: str, size: int) -> No
 def test_the_version_of_training_decides_whether_a_size_is_that_of_a_version(
     trained: str | None, adapts: bool
 ) -> None:
-    with make("Ant-v5", obs_dim=111, evidence=environments.ObservationEvidence(trained)) as vector:
+    with make("Ant-v5", obs_dim=111, trained=trained) as vector:
         assert (vector.spec.obs_dim == 111) == adapts
 
 
@@ -136,9 +137,7 @@ def test_a_wrapper_of_another_size_leaves_no_size_alone_to_decide() -> None:
     wrapper = [wrappers.WrapperSpec("sb3_contrib.common.wrappers.TimeFeatureWrapper", {})]
     with make("Ant-v5", obs_dim=112, wrappers=wrapper) as vector:
         assert vector.spec.obs_dim == 106
-    with make(
-        "Ant-v5", obs_dim=112, wrappers=wrapper, evidence=environments.ObservationEvidence("Ant-v3")
-    ) as vector:
+    with make("Ant-v5", obs_dim=112, wrappers=wrapper, trained="Ant-v3") as vector:
         assert vector.spec.obs_dim == 112
         assert vector.spec.assumed
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from ckpttool.core import UnsupportedError, UsageError
-from ckpttool.evaluation import RolloutSpec, VectorEnv, environments, fast_engines, rollouts
+from ckpttool.evaluation import environments, fast_engines
+from ckpttool.evaluation.gymnasium_engine import VectorEnv
+from ckpttool.evaluation.rollout import RolloutSpec, rollouts
 from tests.test_backends import chain
 
 gymnasium = pytest.importorskip("gymnasium")

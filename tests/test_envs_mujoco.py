@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from ckpttool.core import UnsupportedError, UsageError
-from ckpttool.evaluation import TaskRules, VectorEnv, environments, fast_engines
+from ckpttool.evaluation import environments, fast_engines
+from ckpttool.evaluation.fast_engines import TaskRules
+from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from tests.conftest import in_process
 from tests.golden_texts import Golden
 

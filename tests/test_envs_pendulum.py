@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool.core import MissingExtraError, UnsupportedError, UsageError
-from ckpttool.evaluation import Agreement, VectorEnv, environments, fast_engines
+from ckpttool.evaluation import environments, fast_engines
+from ckpttool.evaluation.gymnasium_engine import Agreement, VectorEnv
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 
@@ -109,7 +110,7 @@ def test_gymnasium_itself_has_no_agreement_to_report() -> None:
 
 
 def test_what_is_no_number_is_no_rounding() -> None:
-    from ckpttool.evaluation import measure_deviation
+    from ckpttool.evaluation.gymnasium_engine import measure_deviation
 
     nan, inf = np.nan, np.inf
     for found, expected in ((nan, 1.0), (1.0, nan), (inf, 1.0), (1.0, inf), (inf, -inf)):

@@ -16,7 +16,8 @@ from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent, wrapper_entries
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.evaluation import WrapperSpec, environments, wrappers
+from ckpttool.evaluation import environments, wrappers
+from ckpttool.evaluation.wrappers import WrapperSpec
 from tests import sb3_files as sb3
 from tests.conftest import in_process
 

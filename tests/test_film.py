@@ -23,19 +23,20 @@ from ckpttool.cli import evaluate
 from ckpttool.commands import evaluate as film
 from ckpttool.commands.evaluate import Protocol
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
-from ckpttool.evaluation import (
+from ckpttool.evaluation import environments, gymnasium_engine
+from ckpttool.evaluation.gymnasium_engine import GymVector
+from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.video import (
+    ENCODINGS,
     Camera,
     Caption,
     CutError,
-    GymVector,
-    Rollout,
-    RolloutSpec,
-    environments,
-    gymnasium_engine,
-    rollouts,
+    StripCamera,
+    StripFrame,
+    render_strip,
+    resize_image,
     write_video,
 )
-from ckpttool.evaluation.video import ENCODINGS, StripCamera, StripFrame, render_strip, resize_image
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco

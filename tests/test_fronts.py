@@ -26,7 +26,7 @@ from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
 from ckpttool.core.sidecar import parse_activation
-from ckpttool.evaluation import EnvSpec
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.formats import open_checkpoint
 from tests import sb3_files as sb3
 from tests import warm_sb3

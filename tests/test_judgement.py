@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool.evaluation import ReturnStatistics, environments, judge_return, summarize
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.statistics import ReturnStatistics, judge_return, summarize
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 

@@ -20,7 +20,8 @@ from ckpttool.commands.algorithms import TrainingCurve, TrainingRun
 from ckpttool.commands.evaluate import Evaluation, Protocol
 from ckpttool.commands.sweep import LearningCurvePoint, ScoredCheckpoint
 from ckpttool.core import CkpttoolError, MissingExtraError
-from ckpttool.evaluation import Rollout, summarize
+from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.statistics import summarize
 from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.evaluation import find_reference_scores
+from ckpttool.evaluation.statistics import find_reference_scores
 
 
 @pytest.mark.parametrize(

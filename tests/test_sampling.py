@@ -10,7 +10,8 @@ import pytest
 
 import ckpttool
 from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
-from ckpttool.evaluation import ActionSampler, NormalSampler, RolloutSpec, environments, rollouts
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, RolloutSpec, rollouts
 from ckpttool.networks import NOISE, Add, Clip, Dense, Exp, Multiply, Network, Node, stack_networks
 from tests.conftest import TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain

@@ -14,15 +14,9 @@ import numpy as np
 import pytest
 
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.evaluation import (
-    DeviceVector,
-    ExplorationNoise,
-    Rollout,
-    RolloutSpec,
-    environments,
-    is_factory,
-    rollouts,
-)
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.simulators import DeviceVector, is_factory
 from ckpttool.networks import Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden

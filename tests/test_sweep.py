@@ -36,7 +36,7 @@ from ckpttool.core import (
     WorkerError,
 )
 from ckpttool.core.atomic_write import Progress
-from ckpttool.evaluation import paired_interval
+from ckpttool.evaluation.statistics import paired_interval
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden

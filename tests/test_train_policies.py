@@ -14,7 +14,7 @@ import pytest
 
 from ckpttool.commands import verify
 from ckpttool.commands.policy_agents import make_policy_batches
-from ckpttool.commands.verify import compare_policy_steps
+from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import UsageError
 from ckpttool.networks import (
     Activation,
@@ -195,7 +195,7 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
 )
 def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: str, steps: int) -> None:
     made = LEARNERS[name]()
-    found = compare_policy_steps((made, made), make_policy_batches(made, steps), engines)
+    found = compare_train_steps((made, made), make_policy_batches(made, steps), engines)
     assert found.algorithm == made.algorithm == name.partition(",")[0]
     assert found.within
     for moved in found.moved:
@@ -321,7 +321,7 @@ def _faults() -> dict[str, tuple[PolicyLearner, PolicyLearner, set[str]]]:
 @pytest.mark.parametrize("name", ["count", "temperature", "moment", "rate"])
 def test_a_fault_of_the_optimizer_is_found(name: str) -> None:
     a, b, expected = _faults()[name]
-    found = compare_policy_steps((a, b), make_policy_batches(a, 1), [InProcess(), InProcess()])
+    found = compare_train_steps((a, b), make_policy_batches(a, 1), [InProcess(), InProcess()])
     wrong = {each.name for each in found.moved if not each.within and each.step == 1}
     assert not found.within
     assert expected <= wrong
@@ -334,9 +334,9 @@ def test_learning_rates_of_zero_show_nothing(make: Callable[[], PolicyLearner]) 
         made = _with_optimizer(made, name, settings={**each.settings, "learning_rate": 0.0})
     batches = make_policy_batches(made, 1)
     with pytest.raises(UsageError):
-        compare_policy_steps((made, made), batches, [InProcess(), InProcess()])
+        compare_train_steps((made, made), batches, [InProcess(), InProcess()])
     # One side that moves is a difference.
-    assert not compare_policy_steps((made, make()), batches, [InProcess(), InProcess()]).within
+    assert not compare_train_steps((made, make()), batches, [InProcess(), InProcess()]).within
 
 
 def test_a_learner_survives_its_way_to_a_process(tmp_path: Path) -> None:

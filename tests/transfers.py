@@ -10,7 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ckpttool.evaluation import DeviceVector, RolloutSpec, torch_rollout
+from ckpttool.evaluation import torch_rollout
+from ckpttool.evaluation.rollout import RolloutSpec
+from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS
 
 

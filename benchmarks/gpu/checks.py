@@ -28,8 +28,9 @@ from benchmarks.gpu.parts import (
     torch_policy,
     unlike,
 )
-from ckpttool.evaluation import DeviceVector, EnvSpec, Rollout, RolloutSpec, rollouts
-from ckpttool.evaluation.gymnasium_engine import OBS
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
+from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks import Network, stack_networks
 
 Found = list[Check | Figure]

@@ -15,7 +15,7 @@ from benchmarks.gpu import networks
 from benchmarks.gpu.checks import RETURN_TOLERANCE, TASKS, Enough, middle_difference, task
 from benchmarks.gpu.limits import in_turn, ratio
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, float32_products, require
-from ckpttool.evaluation import RolloutSpec, rollouts
+from ckpttool.evaluation.rollout import RolloutSpec, rollouts
 from ckpttool.networks import Dense, Network, stack_networks
 
 Found = list[Check | Figure]

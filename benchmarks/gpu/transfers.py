@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.gpu import networks
 from benchmarks.gpu.checks import TASKS, Enough, task
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, require
-from ckpttool.evaluation import RolloutSpec, rollouts
+from ckpttool.evaluation.rollout import RolloutSpec, rollouts
 from ckpttool.networks import stack_networks
 
 Found = list[Check | Figure]

@@ -284,11 +284,11 @@ def _aggregate_runs(runs: tuple[RunResult, ...], last: int, over: str, notes: tu
         means, iqms = normalized.aggregates["mean"], normalized.aggregates["iqm"]
     elif over == SEEDS:
         scores = [run.score for run in runs]
-        means, iqms = (statistics.estimate_over_runs(scores, each) for each in ("mean", "iqm"))
+        means, iqms = (statistics.aggregate_runs([scores], each) for each in ("mean", "iqm"))
     else:
         returns = runs[0].returns
         means = Estimate(mean(returns), mean_interval(returns))
-        iqms = statistics.estimate_over_runs(returns, "iqm")
+        iqms = statistics.aggregate_runs([returns], "iqm")
     return Algorithm(runs, last, over, means, iqms, normalized, notes)
 
 
@@ -370,7 +370,7 @@ def _curve_point(
         episodes = [
             each.evaluation.rollout.returns for each in (*run.earlier, *run.scored) if each.step == step
         ]
-        middle = statistics.estimate_over_runs(np.concatenate(episodes), "iqm")
+        middle = statistics.aggregate_runs([np.concatenate(episodes)], "iqm")
         return AlgorithmCurvePoint(step, Estimate(scores[0], None), middle)
     envs = [run.env for run in found.runs]
     strata = [
@@ -415,8 +415,8 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
             EPISODES,
             paired_interval(one.returns[mine], two.returns[theirs])
             if seeded
-            else statistics.difference_of_means(one.returns, two.returns),
-            statistics.probability_of_improvement(one.returns, two.returns),
+            else statistics.stratified_difference([one.returns], [two.returns]),
+            statistics.stratified_improvement([one.returns], [two.returns]),
         )
     left, right = (_stratify(each.runs, each.scale) for each in (a, b))
     return AlgorithmComparison(

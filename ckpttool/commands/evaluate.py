@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, cast, get_args
@@ -50,7 +51,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import environments, video, wrappers
-from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
+from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES
 from ckpttool.evaluation.gymnasium_engine import ATARI_SIDE, OBS, EnvSpec, VectorEnv
 from ckpttool.evaluation.rollout import (
     ActionSampler,
@@ -71,7 +72,7 @@ from ckpttool.evaluation.statistics import (
     judge_return,
     summarize,
 )
-from ckpttool.evaluation.video import Camera, CutError, Show, StripCamera, StripFrame
+from ckpttool.evaluation.video import Camera, CutError, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import Bounds, WrapperSpec
 from ckpttool.libraries import schema, single_networks
 from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
@@ -353,7 +354,7 @@ class EvaluationEnvironment:
             kwargs=json.loads(self.arguments) if self.arguments else None,
             obs_dim=self.obs_dim,
             adapter=self.adapter,
-            evidence=ObservationEvidence(self.trained),
+            trained=self.trained,
             wrappers=wrappers.deserialize_wrappers(self.wrappers),
             engine=engine,
             device=device,
@@ -766,7 +767,6 @@ def sampling_entries(agent: Agent, how: Protocol) -> Iterator[LedgerEntry]:
 _ROUNDED, _NEAR_ZERO = 1e-5, 1e-6
 
 
-@dataclass(frozen=True, slots=True)
 class SpaceComparison:
     """The stored action and observation bounds that contradict those of the environment.
 
@@ -777,36 +777,31 @@ class SpaceComparison:
     gymnasium/wrappers/{transform_action,transform_observation,stateful_observation}.py.
     """
 
-    agent: Agent
-    place: EvaluationEnvironment
-    how: Protocol
-    spec: EnvSpec
-
-    @property
-    def _no_wrapper(self) -> bool:
-        given = self.how.wrappers
-        return given is not None and all(wrapper == wrappers.NONE for wrapper in given)
-
-    @property
-    def _other_version(self) -> bool:
-        """Return whether the files record that training used another version or library of the task."""
-        known, library = self.agent.known, (self.agent.known.observation_space or {}).get("library")
+    def __init__(self, agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> None:
+        self.agent, self.place, self.how, self.spec = agent, place, how, spec
+        self._own = spec.action_low, spec.action_high
+        self._stored = self._contradicting_actions()
+        known = agent.known
         trained = known.env.get("id") if known.env and known.is_read("env") else None
-        return library == "gym" or (trained is not None and trained != self.spec.id)
+        # Whether the user or the files explain other bounds: without wrappers, or in another version or
+        # library of the task.
+        self._no_wrapper = how.wrappers is not None and all(each == wrappers.NONE for each in how.wrappers)
+        library = (known.observation_space or {}).get("library")
+        self._explained = self._no_wrapper or library == "gym" or trained not in (None, spec.id)
 
-    def _actions(self) -> Bounds | None:
+    def _contradicting_actions(self) -> Bounds | None:
         """Return the stored action bounds if they contradict the environment's."""
         known = self.agent.known
         low, high = known.action_low, known.action_high
         origin = known.origin("action_low")
         if low is None or high is None or not known.is_read("action_low"):
             return None
-        own, stored = (self.spec.action_low, self.spec.action_high), (np.asarray(low), np.asarray(high))
-        if _are_close(stored, own) or origin.endswith(sidecar.OUTPUT_RANGE):
+        stored = (np.asarray(low), np.asarray(high))
+        if _are_close(stored, self._own) or origin.endswith(sidecar.OUTPUT_RANGE):
             return None
         # Programs that scale by one number take the first upper bound (Spinning Up, TD3).
         one = "action_space" not in origin and np.all(stored[1] == high[0]) and np.all(stored[0] == -high[0])
-        return None if one and np.isclose(high[0], own[1][0], _ROUNDED, _NEAR_ZERO) else stored
+        return None if one and np.isclose(high[0], self._own[1][0], _ROUNDED, _NEAR_ZERO) else stored
 
     def _observations(self) -> Iterator[tuple[str, Bounds, Bounds]]:
         """Yield each input whose stored bounds contradict the environment's: its name, stored, own."""
@@ -829,18 +824,17 @@ class SpaceComparison:
 
     def require_same_actions(self) -> None:
         """Raise EnvironmentMismatchError if the stored action bounds contradict the environment's."""
-        stored = self._actions()
+        stored = self._stored
         if stored is None or self._no_wrapper:
             return
-        own = (self.spec.action_low, self.spec.action_high)
         wrapper = WrapperSpec(
             "RescaleAction", {"min_action": _short(stored[0]), "max_action": _short(stored[1])}
         )
-        possible = np.isfinite(own).all() and self.how.engine != DEVICE_ENGINE
+        possible = np.isfinite(self._own).all() and self.how.engine != DEVICE_ENGINE
         raise EnvironmentMismatchError(
             f"the action bounds of {self.spec.id} are not those of training",
             file=self.agent.checkpoint.path,
-            expected=_format_range(own),
+            expected=_format_range(self._own),
             found=f"{_format_range(stored)} ({self.agent.known.origin('action_low')})",
             hint=self._hint(wrapper) if possible else _NO_WRAPPER,
         )
@@ -850,7 +844,7 @@ class SpaceComparison:
 
         Raise EnvironmentMismatchError if RescaleObservation explains them.
         """
-        if self._no_wrapper or self._other_version:
+        if self._explained:
             return
         origin = self.agent.known.origin("observation_space")
         for name, stored, own in self._observations():
@@ -876,11 +870,10 @@ class SpaceComparison:
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each contradiction that the user or the files explain."""
-        stored = self._actions()
-        if stored is not None:
-            own = _format_range((self.spec.action_low, self.spec.action_high))
-            yield f"action bounds {_format_range(stored)} as stored; those of {self.spec.id} are {own}"
-        if self._no_wrapper or self._other_version:
+        if self._stored is not None:
+            own = _format_range(self._own)
+            yield f"action bounds {_format_range(self._stored)} as stored; those of {self.spec.id} are {own}"
+        if self._explained:
             for name, bounds, other in self._observations():
                 ranges = f"{_format_range(bounds)} in training, {_format_range(other)} in {self.spec.id}"
                 yield f"bounds of {name}: {ranges}"
@@ -1225,9 +1218,7 @@ def require_video_support(
             file=target,
             hint=f"use a file name that ends in {' or '.join(video.ENCODINGS)}",
         )
-    require_new(target, hint="take another name")
-    video.require_encoder()
-    _require_rendering(paths, options, wanted)
+    _require_recording(paths, options, target, wanted, video.require_encoder)
 
 
 def require_strip_support(
@@ -1239,13 +1230,19 @@ def require_strip_support(
     """
     if _suffix(target) != ".png":
         raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
+    _require_recording(paths, options, target, wanted, video.require_pillow)
+
+
+def _require_recording(
+    paths: Sequence[str],
+    options: EvaluationOptions,
+    target: str,
+    wanted: Sequence[str],
+    require_library: Callable[[], None],
+) -> None:
+    """Raise an error for an existing file, unknown episodes, or if frames cannot be rendered."""
     require_new(target, hint="take another name")
-    video.require_pillow()
-    _require_rendering(paths, options, wanted)
-
-
-def _require_rendering(paths: Sequence[str], options: EvaluationOptions, wanted: Sequence[str]) -> None:
-    """Raise an error for unknown episodes, or if frames cannot be rendered."""
+    require_library()
     for word in wanted:
         _require_episode(word, options.protocol.episodes)
     _require_gymnasium(options)
@@ -1277,26 +1274,28 @@ def record_video(
     exactly. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C; in that case no file is
     written.
     """
-    require_new(target, hint="take another name")
-    options = dataclasses.replace(options, protocol=scored.protocol)
-    how = options.protocol
-    _require_gymnasium(options)
-    agent = options.restore(scored.checkpoint)
-    place = options.environment(agent)
     chosen = _choose_episodes(wanted, scored.rollout)
-    counted = _FrameCounter(progress, sum(int(scored.rollout.lengths[number]) + 1 for number in chosen))
+    total = sum(int(scored.rollout.lengths[number]) + 1 for number in chosen)
     takes: list[VideoEpisode] = []
-    with place.make(how.at_once, "gymnasium", pictures=True) as vector:
-        studio = _VideoRecorder(prepare_agent(agent, place, how, vector.spec), vector, scored)
-        fps = vector.spec.render_fps or _FPS
+    with _Replay(scored, target, options) as replay:
+        fps, done, size = replay.vector.spec.render_fps or _FPS, itertools.count(1), (0, 0)
 
         def write(stream: IO[bytes]) -> None:
             with video.write_video(stream.name, _suffix(target), fps, small=width is not None) as show:
+
+                def counted(picture: np.ndarray) -> None:
+                    nonlocal size
+                    show(picture)
+                    size = (picture.shape[1], picture.shape[0])
+                    progress(next(done), total)
+
                 for number, words in chosen.items():
-                    takes.append(studio.take(number, words, counted.to(show), width))
+                    title = ", ".join((f"episode {number}", *words))
+                    camera = Camera(replay.vector, number, title, counted, width)
+                    takes.append(replay.take(camera, number, words))
 
         write_atomically((Output(target, write),))
-    return EpisodeVideo(target, scored.checkpoint, fps, *counted.size, tuple(takes))
+    return EpisodeVideo(target, scored.checkpoint, fps, *size, tuple(takes))
 
 
 STRIP_WIDTH = 240
@@ -1317,24 +1316,17 @@ def record_strip(
 
     Each row has `frames` images from the first to the last step. See `record_video` for the rest.
     """
-    require_new(target, hint="take another name")
-    options = dataclasses.replace(options, protocol=scored.protocol)
-    _require_gymnasium(options)
-    agent = options.restore(scored.checkpoint)
-    place = options.environment(agent)
     chosen = _choose_episodes(wanted, scored.rollout)
     takes: list[VideoEpisode] = []
     rows: list[tuple[str, list[StripFrame]]] = []
-    with place.make(options.protocol.at_once, "gymnasium", pictures=True) as vector:
-        player = prepare_agent(agent, place, options.protocol, vector.spec)
-        studio = _VideoRecorder(player, vector, scored)
+    with _Replay(scored, target, options) as replay:
         for number, words in chosen.items():
             steps = np.linspace(0, int(scored.rollout.lengths[number]), frames).round().astype(int)
-            camera = StripCamera(vector, number, steps.tolist(), STRIP_WIDTH)
-            takes.append(studio.replay(camera, number, words))
+            camera = StripCamera(replay.vector, number, steps.tolist(), STRIP_WIDTH)
+            takes.append(replay.take(camera, number, words))
             rows.append((_strip_heading(takes[-1]), camera.taken))
             progress(len(rows), len(chosen))
-        fps = vector.spec.render_fps
+        fps = replay.vector.spec.render_fps
     title = f"{shorten(clean(os.path.basename(scored.checkpoint)), 60)} in {clean(scored.env)}"
     write_file(target, video.render_strip(title, rows, fps, theme))
     pictured = tuple(tuple(frame.step for frame in taken) for _, taken in rows)
@@ -1385,45 +1377,37 @@ def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[
     return chosen
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _VideoRecorder:
-    """An agent and rendering environments that can replay a scored evaluation."""
+class _Replay:
+    """Rendering environments in which a scored evaluation is replayed; closed by `with`."""
 
-    entrant: PlayableAgent
-    vector: VectorEnv
-    scored: Evaluation
-
-    def take(self, number: int, words: tuple[str, ...], show: Show, width: int | None = None) -> VideoEpisode:
-        """Record one episode."""
-        title = ", ".join((f"episode {number}", *words))
-        return self.replay(Camera(self.vector, number, title, show, width), number, words)
-
-    def replay(self, camera: Camera | StripCamera, number: int, words: tuple[str, ...]) -> VideoEpisode:
-        """Replay one episode; each needs its own replay, because parallel episodes would be interleaved."""
-        how, played = self.scored.protocol, self.scored.rollout
+    def __init__(self, scored: Evaluation, target: str, options: EvaluationOptions) -> None:
+        require_new(target, hint="take another name")
+        options = dataclasses.replace(options, protocol=scored.protocol)
+        _require_gymnasium(options)
+        agent = options.restore(scored.checkpoint)
+        place = options.environment(agent)
+        self._scored = scored
+        self.vector = place.make(scored.protocol.at_once, "gymnasium", pictures=True)
         try:
-            play_stacked((self.entrant,), how, self.vector, watch=camera)
+            self._player = prepare_agent(agent, place, scored.protocol, self.vector.spec)
+        except BaseException:
+            self.vector.close()
+            raise
+
+    def __enter__(self) -> _Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.vector.close()
+
+    def take(self, camera: Camera | StripCamera, number: int, words: tuple[str, ...]) -> VideoEpisode:
+        """Replay one episode; each needs its own replay, because parallel episodes would be interleaved."""
+        how, played = self._scored.protocol, self._scored.rollout
+        try:
+            play_stacked((self._player,), how, self.vector, watch=camera)
         except CutError:
             steps, score = camera.frames - 1, float(played.returns[number])
             equal = camera.paid == score and steps == played.lengths[number]
             return VideoEpisode(number, words, camera.paid, steps, score, bool(equal))
         # Only Ctrl-C ends a replay before its last episode ends.
         raise KeyboardInterrupt
-
-
-class _FrameCounter:
-    """Counts frames written to a video, and records their size."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.progress, self.total = progress, total
-        self.done = 0
-        self.size = (0, 0)
-
-    def to(self, show: Show) -> Show:
-        def counted(picture: np.ndarray) -> None:
-            show(picture)
-            self.done += 1
-            self.size = (picture.shape[1], picture.shape[0])
-            self.progress(self.done, self.total)
-
-        return counted

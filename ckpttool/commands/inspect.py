@@ -1020,10 +1020,17 @@ def summarize_checkpoint(
 ) -> CheckpointSummary:
     """Return the listing of an open checkpoint."""
     from ckpttool.libraries.recognize import recognize_checkpoint
+
+    return summarize_recognized(checkpoint, recognize_checkpoint(checkpoint, layout), glob)
+
+
+def summarize_recognized(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, glob: str | None = None
+) -> CheckpointSummary:
+    """Return the listing of an open checkpoint, whose agent is known."""
     from ckpttool.mapping.wrappers import list_wrapper_notes
 
     tree = checkpoint.tree
-    binding = recognize_checkpoint(checkpoint, layout)
     owners: Mapping[Path, Path] = binding.of if binding is not None else {}
     keep = compile_glob(glob)
     rows = []

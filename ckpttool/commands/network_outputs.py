@@ -142,7 +142,7 @@ def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
 
 def one_choice(agent: Agent) -> tuple[Choices, str]:
     """Return one choice among as many actions as the policy has outputs, and why that is assumed."""
-    width = layer_widths(agent.tree, next(part for part in agent.binding.parts if part.acts))[1]
+    width = layer_widths(agent.tree, agent.binding.policy or agent.binding.parts[0])[1]
     return Choices((width,), (0,)), f"a discrete policy with {format_count(width, 'output')}"
 
 

@@ -12,10 +12,10 @@ from ckpttool.commands import options
 from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
 from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import ADAM, BUFFER, VELOCITY, CanonicalOptimizer
+from ckpttool.libraries.optimizers_read import BUFFER, VELOCITY, CanonicalOptimizer
 from ckpttool.libraries.schema import JOINT, AgentNetwork
 from ckpttool.mapping.rules import ToValue
 from ckpttool.networks import numpy_backend
@@ -32,14 +32,12 @@ from ckpttool.networks.policy_training import (
     TD3,
     TEMPERATURE,
     TRAINED,
-    AdamState,
-    Learner,
     OptimizerSetup,
     PolicyBatch,
     PolicyLearner,
 )
 
-BATCH = 64
+BATCH = 100
 MISSING = (
     "random numbers: no file contains a generator's state",
     "the replay buffer or the last rollout",
@@ -69,15 +67,6 @@ def is_gaussian(agent: Agent) -> bool:
     return bool(actor.branches) if has_critic else "value" in parts
 
 
-def uses_adam(agent: Agent) -> bool:
-    """Return whether Adam trains the actor and the critics."""
-    tree, defaults = canonical_tree(agent.checkpoint.tree, agent.binding.moves), agent.binding.defaults
-    stated = options.sidecar_settings(agent.sidecar)
-    names = ("actor_optimizer", "critic_optimizer")
-    found = [CanonicalOptimizer(name, tree, stated.get(name, {}), defaults) for name in names]
-    return all(each.family is ADAM for each in found)
-
-
 @dataclass(slots=True)
 class PolicySetup:
     """A learner, and sentences on what its checkpoint lacks."""
@@ -103,6 +92,15 @@ class PolicyReader:
     def setup(self) -> PolicySetup:
         """Return the learner; raise UnsupportedError for other algorithms and optimizers."""
         critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
+        if critics and "actor" not in self._parts:
+            raise self._refused("critics without an actor choose discrete actions: no training step")
+        if "actor" not in self._parts or not (critics or "value" in self._parts):
+            raise UsageError(
+                "a training step needs an actor and a critic",
+                file=self._agent.checkpoint.path,
+                found=", ".join(self._parts),
+                hint="train the networks as models: --like-a MODULE:FACTORY --like-b MODULE:FACTORY",
+            )
         if critics and "value" in self._parts:
             raise self._refused("the first version of SAC, with a state value, is not trained here")
         if critics and not is_gaussian(self._agent):
@@ -215,7 +213,8 @@ class PolicyReader:
         return replace(network, nodes=(*network.nodes, *heads), output=first + 1)
 
     def _critic(self, title: str) -> Network:
-        network = build_part_network(self._agent, self._parts[title], self._settings)
+        part = self._agent.runnable(title) or self._parts[title]
+        network = build_part_network(self._agent, part, self._settings)
         if network.width != 1:
             raise self._refused(
                 f"{title} outputs a distribution of values, which training steps do not support"
@@ -388,7 +387,7 @@ class TensorState(NamedTuple):
     slots: Mapping[str, np.ndarray]
 
 
-def compare_states(a: Learner | PolicyLearner, b: Learner | PolicyLearner) -> tuple[str, ...]:
+def compare_states(a: PolicyLearner, b: PolicyLearner) -> tuple[str, ...]:
     """Return a sentence for every kind of state and network that differs, with its first tensor."""
     one, other = _list_states(a), _list_states(b)
     found: dict[tuple[str, str], str] = {}
@@ -413,12 +412,8 @@ def _differences(name: str, one: TensorState, other: TensorState) -> Iterator[tu
             yield slot, f"{slot}, a moment of the optimizer, differs for {name}"
 
 
-def _list_states(learner: Learner | PolicyLearner) -> dict[str, TensorState]:
+def _list_states(learner: PolicyLearner) -> dict[str, TensorState]:
     """Return the state of every trained tensor by name."""
-    if isinstance(learner, Learner):
-        return _adam_states(learner, learner.actor_adam, ("actor",)) | _adam_states(
-            learner, learner.critic_adam, learner.critics
-        )
     found: dict[str, TensorState] = {}
     for each in learner.optimizers.values():
         names = [name for title in each.titles for name in _tensor_names(learner, title)]
@@ -430,22 +425,7 @@ def _list_states(learner: Learner | PolicyLearner) -> dict[str, TensorState]:
     return found
 
 
-def _adam_states(learner: Learner, adam: AdamState, titles: Sequence[str]) -> dict[str, TensorState]:
-    settings = {name: getattr(adam, name) for name in _SETTINGS["Adam"]}
-    settings |= {"weight_decay": adam.decoupled, "amsgrad": float(bool(adam.vhat))}
-    names = [name for title in titles for name in _tensor_names(learner, title)]
-    slots = {"m": adam.m, "v": adam.v, "vhat": adam.vhat}
-    return {
-        name: TensorState(
-            {**settings, "l2": adam.l2[n] if adam.l2 else 0.0},
-            adam.step,
-            {slot: arrays[n] for slot, arrays in slots.items() if arrays},
-        )
-        for n, name in enumerate(names)
-    }
-
-
-def _tensor_names(learner: Learner | PolicyLearner, title: str) -> Iterator[str]:
+def _tensor_names(learner: PolicyLearner, title: str) -> Iterator[str]:
     """Yield the names of a network's trained arrays, in order."""
     if title not in learner.networks:
         yield title

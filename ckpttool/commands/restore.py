@@ -434,7 +434,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
     )
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
     normed = any("layer_norm" in each for each in kinds)
-    policy = next((part for part in binding.parts if part.acts), None)
+    policy = binding.policy
     found: dict[str, Any] = {
         "head": facts.head or None,
         "activations": list(facts.activations)
@@ -977,7 +977,7 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
     These are observation statistics, activations recorded in a graph or configuration, and settings.
     """
     binding = tf_names.read_hidden_activations(with_statistics(binding, tree), checkpoint)
-    part = next((part for part in binding.parts if part.acts), None)
+    part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
     return evidence.apply_stored_settings(
@@ -987,7 +987,7 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
 
 def with_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding with observation statistics that its layout does not read."""
-    part = next((part for part in binding.parts if part.acts), None)
+    part = binding.policy
     if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
         return binding
     return schema.apply_statistics(binding, tree, layer_widths(select_network_leaves(tree, binding), part)[0])
@@ -1002,7 +1002,7 @@ def agent_ledger(
     given: Collection[str] = (),
 ) -> LedgerEntries:
     """Return the ledger of an agent with the canonical tree `tree`."""
-    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    part = binding.policy or binding.parts[0]
     sizes = layer_widths(tree, part)
     front = binding.fronts.get(part.component)
     if front is not None:

@@ -32,6 +32,7 @@ from ckpttool.core.text import describe_error, format_count, replace_nonfinite, 
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import RecognizedAgent
 
 # The checkpoints of a run: those of one format and layout in a folder, at different training steps.
 
@@ -40,6 +41,8 @@ from ckpttool.libraries.recognize import recognize_checkpoint
 _STEP_FOLDER = re.compile(
     r"(?:.*[-_.])?(?:checkpoint|ckpt|(?:global_?)?step|iter|epoch)s?[-_=]?[0-9]+\Z", re.I
 )
+# Trees with more entries are not kept in memory between the search for a run and its reading.
+_SMALL = 256
 _MODELS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
 
 
@@ -53,6 +56,8 @@ class RunMember:
     counts: Mapping[str, int]
     nbytes: int
     error: CkpttoolError | None = None
+    opened: tuple[Checkpoint, RecognizedAgent | None] | None = None
+    """the listed checkpoint and its agent; None where it is opened again, because the tree is large"""
 
     @property
     def path(self) -> str:
@@ -156,8 +161,7 @@ def _numbered_folders(path: str) -> list[CheckpointEntry]:
 def _open_member(entry: CheckpointEntry, layout: str | None) -> RunMember:
     counts = {} if (step := _named_step(entry.path)) is None else {inspect.NAME: step}
     try:
-        checkpoint = entry.open()
-        binding = recognize_checkpoint(checkpoint, layout)
+        checkpoint, binding = _recognized(entry, layout)
         counts |= inspect.count_training(checkpoint, binding)
     except CkpttoolError as error:
         if is_system_error(error):
@@ -165,7 +169,13 @@ def _open_member(entry: CheckpointEntry, layout: str | None) -> RunMember:
         named = None if entry.found is None else entry.found.format.NAME
         return RunMember(entry, named, None, counts, 0, error)
     layout = None if binding is None else binding.layout
-    return RunMember(entry, checkpoint.format, layout, counts, checkpoint.stored_nbytes)
+    kept = (checkpoint, binding) if len(checkpoint.tree) <= _SMALL else None
+    return RunMember(entry, checkpoint.format, layout, counts, checkpoint.stored_nbytes, opened=kept)
+
+
+def _recognized(entry: CheckpointEntry, layout: str | None) -> tuple[Checkpoint, RecognizedAgent | None]:
+    checkpoint = entry.open()
+    return checkpoint, recognize_checkpoint(checkpoint, layout)
 
 
 def _named_step(path: str) -> int | None:
@@ -438,15 +448,8 @@ class RunCheckpoint:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "path": urls.display_url(self.path),
-            "step": self.step,
-            **step_columns(self.counts),
-            "nbytes": self.nbytes,
-            "sha256": self.sha256,
-            "findings": self.findings,
-            "error": self.error,
-        }
+        document = {"path": urls.display_url(self.path), "step": self.step, **step_columns(self.counts)}
+        return document | {name: getattr(self, name) for name in ("nbytes", "sha256", "findings", "error")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +509,8 @@ def follow_run(
         if error is None:
             try:
                 moving = _share(progress, number, len(run.members))
-                listing = inspect.summarize_checkpoint(member.entry.open(), glob, layout)
+                opened, binding = member.opened or _recognized(member.entry, layout)
+                listing = inspect.summarize_recognized(opened, binding, glob)
                 column, notes = _read_member(listing, drift, glob, moving)
                 latest, checkpoint = (listing, column.sha256, notes), listing.checkpoint
             except CkpttoolError as raised:

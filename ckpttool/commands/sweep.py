@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import io
 import json
@@ -11,7 +10,7 @@ import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any, cast
 
 import numpy as np
@@ -97,14 +96,8 @@ class LearningCurvePoint:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        interval = None if self.ci95 is None else list(self.ci95)
-        return {
-            "step": self.step,
-            "mean": self.mean,
-            "ci95": interval,
-            "run": urls.display_url(self.run),
-            "checkpoint": urls.display_url(self.checkpoint),
-        }
+        shown = {"run": urls.display_url(self.run), "checkpoint": urls.display_url(self.checkpoint)}
+        return {**asdict(self), "ci95": None if self.ci95 is None else list(self.ci95), **shown}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +117,8 @@ class RankingRow:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "rank": self.rank,
-            "checkpoint": urls.display_url(self.checkpoint),
-            "step": self.step,
-            "mean": self.mean,
-            "behind": None if self.behind is None else self.behind.document(),
-            "tied": self.tied,
-        }
+        behind = None if self.behind is None else self.behind.document()
+        return {**asdict(self), "checkpoint": urls.display_url(self.checkpoint), "behind": behind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +132,7 @@ class BestCheckpoint:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "checkpoint": urls.display_url(self.checkpoint),
-            "step": self.step,
-            "mean": self.mean,
-            "certain": self.certain,
-        }
+        return {**asdict(self), "checkpoint": urls.display_url(self.checkpoint)}
 
 
 def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCurvePoint, ...]:
@@ -367,7 +349,7 @@ def hash_policy(network: Network) -> str:
 
 def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
     """Return a result's key: SHA-256 of policy, environment, protocol and all versions."""
-    protocol = {**dataclasses.asdict(how), "num_envs": how.at_once}
+    protocol = {**asdict(how), "num_envs": how.at_once}
     facts = {"policy": policy, "env": env, "protocol": protocol, "versions": dict(versions)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -577,7 +559,7 @@ class JobFactory:
         agent = self._agent(checkpoint, named=entry.named, alone=alone)
         if agent is None and entry.named:
             raise no_agent_error(checkpoint)
-        if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
+        if agent is None or not (entry.named or agent.binding.policy):
             return None
         place = self._options.environment(agent)
         spec = self._spec(place)

@@ -24,10 +24,10 @@ from ckpttool.evaluation.fast_engines import MOUNTAIN_CAR_ID, TASKS, MujocoVecto
 from ckpttool.evaluation.gymnasium_engine import (
     ATARI_HINT,
     OBS,
-    Agreement,
     EnvSpec,
     GymVector,
     Outcome,
+    OuterVector,
     VectorEnv,
     clean_warning,
     collect_warnings,
@@ -268,41 +268,27 @@ ADAPTERS = {
 _NOWHERE = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ObservationAdapter:
-    """Source of each policy input: a column of the observations, or -1 for a zero."""
+class AdaptedVector(OuterVector):
+    """Vector environment that rearranges observations for a policy.
 
-    columns: np.ndarray
-    """int [obs_dim of the policy]"""
-    sentence: str
-    assumed: bool
-    """whether the policy's size selected this adapter"""
+    `columns`, int [obs_dim of the policy], has the column of the observations for each policy input, or -1
+    for a zero; `assumed` is whether the policy's size selected this adapter.
+    """
 
-
-class AdaptedVector:
-    """Vector environment that rearranges observations for a policy and delegates everything else."""
-
-    def __init__(self, inner: VectorEnv, adapter: ObservationAdapter) -> None:
-        self._inner = inner
-        self._sentence = adapter.sentence
-        self._columns = adapter.columns
-        self._blank = adapter.columns == _NOWHERE
-        self.num_envs, self.engine = inner.num_envs, inner.engine
+    def __init__(self, inner: VectorEnv, columns: np.ndarray, sentence: str, *, assumed: bool) -> None:
+        super().__init__(inner)
+        self._columns, self._blank = columns, columns == _NOWHERE
+        self._sentences = () if assumed else (sentence,)
         ((_, _, dtype),) = inner.spec.observation
-        assumed = (adapter.sentence,) if adapter.assumed else ()
-        observation = ((OBS, adapter.columns.shape, dtype),)
-        self.spec = replace(inner.spec, observation=observation, assumed=assumed, observation_bounds={})
-        self.obs: np.ndarray = np.zeros((self.num_envs, len(adapter.columns)), dtype)
+        observation = ((OBS, columns.shape, dtype),)
+        entries = (sentence,) if assumed else ()
+        self.spec = replace(inner.spec, observation=observation, assumed=entries, observation_bounds={})
+        self.obs = self._seen = np.zeros((self.num_envs, len(columns)), dtype)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return notes on the adaptation and from the environments' libraries."""
-        return self._inner.notes if self.spec.assumed else (self._sentence, *self._inner.notes)
-
-    @property
-    def agreement(self) -> Agreement | None:
-        """Return the agreement with Gymnasium, measured before adaptation."""
-        return self._inner.agreement
+        return (*self._sentences, *self._inner.notes)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i]."""
@@ -315,49 +301,13 @@ class AdaptedVector:
         self._see(rows)
         return outcome
 
-    def frame(self, row: int) -> np.ndarray:
-        """Return an image of the row's current state: uint8 [height, width, 3]."""
-        return self._inner.frame(row)
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._inner.close()
-
-    def __enter__(self) -> AdaptedVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _see(self, rows: np.ndarray) -> None:
         shown = np.asarray(self._inner.obs)
         if len(rows) == self.num_envs:
-            shown.take(self._columns, axis=1, out=self.obs, mode="wrap")
+            shown.take(self._columns, axis=1, out=self._seen, mode="wrap")
         else:
-            self.obs[rows] = shown[rows[:, None], self._columns]
-        self.obs[:, self._blank] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ObservationEvidence:
-    """Evidence for another version's observations besides their size."""
-
-    trained: str | None = None
-    """id of the environment used in training, None where no file names one"""
-    wrapped: bool = False
-    """whether training wrappers change the observation size"""
-
-    def supports(self, played: str, wanted: int) -> bool:
-        """Return whether the played environment may have a version with `wanted` values.
-
-        A size alone supports the layout of a whole version if nothing else explains the size.
-        """
-        if self.trained is None:
-            return not self.wrapped
-        return has_observation_size(self.trained, played, wanted)
-
-
-NO_EVIDENCE = ObservationEvidence()
+            self._seen[rows] = shown[rows[:, None], self._columns]
+        self._seen[:, self._blank] = 0
 
 
 def adapt_observations(
@@ -365,20 +315,31 @@ def adapt_observations(
     obs_dim: int | None,
     requested: str | None,
     again: Callable[[Mapping[str, Any]], VectorEnv],
-    evidence: ObservationEvidence = NO_EVIDENCE,
+    *,
+    trained: str | None = None,
+    wrapped: bool = False,
 ) -> VectorEnv:
     """Return environments with `obs_dim` observation values (None: unchanged), if a mapping is known.
 
-    `requested` is one of ADAPTERS; `again` creates the environments with extra arguments. Without a
-    requested adapter, environments that cannot be adapted, or that the evidence contradicts, are
-    returned unchanged. Raise UsageError if a requested adapter does not apply.
+    Args:
+        vector: the environments.
+        obs_dim: the policy's observation size.
+        requested: one of ADAPTERS.
+        again: creates the environments with extra arguments.
+        trained: the id of the environment used in training, None where no file names one.
+        wrapped: whether training wrappers change the observation size.
+
+    Without a requested adapter, environments that cannot be adapted are returned unchanged, and so are those
+    whose version in training had another size; without a known version, a size supports the layout of a whole
+    version if nothing else explains it. Raise UsageError if a requested adapter does not apply.
+
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
-    if (wanted == own and requested is None) or (
-        requested is None and not evidence.supports(vector.spec.id, wanted)
-    ):
-        return vector
+    if requested is None:
+        supported = not wrapped if trained is None else has_observation_size(trained, vector.spec.id, wanted)
+        if wanted == own or not supported:
+            return vector
     given: Mapping[str, Any] = {}
     columns = _observation_columns(vector.spec, wanted, requested) if requested != POSITIONS else None
     if columns is None and (
@@ -389,7 +350,7 @@ def adapt_observations(
         columns = _observation_columns(vector.spec, wanted, None if requested == POSITIONS else requested)
     if columns is not None:
         sentence = _describe_adapter(vector.spec, columns, requested, given)
-        return AdaptedVector(vector, ObservationAdapter(columns, sentence, requested is None))
+        return AdaptedVector(vector, columns, sentence, assumed=requested is None)
     if requested is not None:
         vector.close()
         raise UsageError(
@@ -720,8 +681,8 @@ class VectorEnvOptions:
     """the policy's observation size; other versions' observations are adapted to it where valid"""
     adapter: str | None = None
     """one of ADAPTERS, for cases that sizes cannot decide"""
-    evidence: ObservationEvidence = NO_EVIDENCE
-    """evidence that may rule out adapting observations"""
+    trained: str | None = None
+    """id of the environment used in training, which may rule out adapting observations"""
     wrappers: Sequence[WrapperSpec] = ()
     """training wrappers, innermost first"""
     engine: str = AUTO
@@ -815,15 +776,17 @@ def _adapt_and_wrap(
     vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv], options: VectorEnvOptions
 ) -> VectorEnv:
     """Return the environments as in training: adapted to the policy's observations, then wrapped."""
-    size, evidence = options.obs_dim, options.evidence
+    size = options.obs_dim
     try:
         if size is not None and options.wrappers:
             size = inner_obs_dim(size, vector.spec.action_dim, options.wrappers)
-        because = replace(evidence, wrapped=evidence.wrapped or changes_size(options.wrappers))
+        wrapped = changes_size(options.wrappers)
     except UsageError:
         vector.close()
         raise
-    adapted = adapt_observations(vector, size, options.adapter, again, because)
+    adapted = adapt_observations(
+        vector, size, options.adapter, again, trained=options.trained, wrapped=wrapped
+    )
     return wrap_environments(adapted, options.wrappers)
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.evaluation.gymnasium_engine import (
     Agreement,
-    EnvSpec,
     Outcome,
+    VectorEnv,
     collect_warnings,
     describe_env,
     draw_starts,
@@ -53,6 +53,11 @@ class Box(NamedTuple):
         """Return the type of the values."""
         return self.low.dtype
 
+    @classmethod
+    def of(cls, low: Sequence[float], high: Sequence[float]) -> Box:
+        """Return the bounds of these numbers."""
+        return cls(np.array(low, np.float32), np.array(high, np.float32))
+
 
 class EnvRegistration(NamedTuple):
     """Entry of Gymnasium's registry."""
@@ -68,15 +73,12 @@ class StandaloneEnvironment:
     spec: EnvRegistration
     observation_space: Box
     action_space: Box
+    limits: tuple[Sequence[float], Sequence[float]]
+    """bounds of the uniform start states; the other numbers are 0"""
     metadata: Mapping[str, Any] = MappingProxyType({"render_fps": 30})
 
     def __init__(self) -> None:
-        self.state = np.zeros(2)
-
-    @property
-    def unwrapped(self) -> StandaloneEnvironment:
-        """Return the environment itself."""
-        return self
+        self.unwrapped, self.state = self, np.zeros(2)
 
     @property
     def note(self) -> str:
@@ -86,18 +88,12 @@ class StandaloneEnvironment:
 
     def reset(self, *, seed: int) -> None:
         """Draw the start state [2] of the episode with that seed."""
-        self.state = self.draw(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))))
-
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return a start state [2]."""
-        raise NotImplementedError
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        drawn = generator.uniform(*self.limits)
+        self.state = np.append(drawn, np.zeros(2 - len(drawn)))
 
     def close(self) -> None:
         """Do nothing: no resources are open."""
-
-
-def _make_box(low: Sequence[float], high: Sequence[float]) -> Box:
-    return Box(np.array(low, np.float32), np.array(high, np.float32))
 
 
 # Classic control for many rows at once in arrays, with Gymnasium's arithmetic.
@@ -198,29 +194,47 @@ class StepSamples(NamedTuple):
         )
 
 
-class ArrayVector:
-    """Rows' states as arrays; one Gymnasium environment draws start states.
+class BatchVector(VectorEnv):
+    """Rows that are stepped together, like one Gymnasium environment, which draws their start states."""
 
-    Without Gymnasium, a StandaloneEnvironment draws them.
+    def _describe(self, made: Any) -> None:
+        self.spec = describe_env(made)
+        self._limit = self.spec.max_episode_steps or np.inf
+        self._length = np.zeros(self.num_envs, np.int64)
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
+        # All rows, the usual case, need no index and no copies.
+        at = slice(None) if len(rows) == self.num_envs else rows
+        rewards, terminated = self._advance(actions[at], rows, at)
+        self._length[at] += 1
+        return rewards, terminated, self._length[at] >= self._limit
+
+    def _advance(
+        self, actions: np.ndarray, rows: np.ndarray, at: np.ndarray | slice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Advance `rows`, which `at` selects, and their observations; return rewards and terminated."""
+        raise NotImplementedError
+
+
+class ArrayVector(BatchVector):
+    """Rows' states as arrays.
+
+    Without Gymnasium, a StandaloneEnvironment draws the start states.
     """
 
     def __init__(
         self, task: type[Equations], make_one: Callable[[], Any], num_envs: int = 1, engine: str | None = None
     ) -> None:
         """Raise UnsupportedError if the environment does not match these equations."""
-        if num_envs < 1:
-            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.engine = engine or task.engine
-        self._notes: dict[str, None] = {}
+        super().__init__(num_envs)
         with collect_warnings(self._notes):
             self._one = make_one()
-        self.spec: EnvSpec = describe_env(self._one)
-        self.num_envs = num_envs
-        self._limit = self.spec.max_episode_steps or np.inf
-        self.obs: np.ndarray = np.zeros((num_envs, self.spec.obs_dim), np.float32)
-        self._length = np.zeros(num_envs, np.int64)
-        self.agreement: Agreement | None = None
+        self.engine = engine or task.engine
         try:
+            self._describe(self._one)
+            self._rows = np.zeros((num_envs, self.spec.obs_dim), np.float32)
+            self.obs = self._rows
             self.task = _read_equations(task, self._one.unwrapped, self.engine)
             self._state = tuple(map(np.array, self.task.begin(np.zeros((num_envs, len(task.start[0]))))))
             if isinstance(self._one, StandaloneEnvironment):
@@ -230,11 +244,6 @@ class ArrayVector:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return Gymnasium's warnings, each once."""
-        return tuple(self._notes)
 
     def starts(self, seeds: np.ndarray) -> Columns:
         """Return the start states of the episodes of these seeds, [len(seeds)] each."""
@@ -252,38 +261,24 @@ class ArrayVector:
         self._keep(rows, state, self.task.observe_start(state))
         self._length[rows] = 0
 
-    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
-        # Whole arrays need no index, and most steps advance every row.
-        at = slice(None) if len(rows) == self.num_envs else rows
-        before = tuple(column[at] for column in self._state)
-        state, rewards, terminated = self.task.advance(before, actions[at, 0])
-        self._keep(at, state, self.task.observe(state))
-        self._length[at] += 1
-        ended = np.zeros(len(rows), np.bool_) if terminated is None else terminated
-        return rewards, ended, self._length[at] >= self._limit
-
-    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
-        """Raise UnsupportedError: the rows of an array cannot render."""
-        raise UnsupportedError(
-            f"the {self.engine} engine cannot render", hint="to render, use --engine gymnasium"
+    def _advance(
+        self, actions: np.ndarray, rows: np.ndarray, at: np.ndarray | slice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        state, rewards, terminated = self.task.advance(
+            tuple(column[at] for column in self._state), actions[:, 0]
         )
+        self._keep(at, state, self.task.observe(state))
+        return rewards, np.zeros(len(rows), np.bool_) if terminated is None else terminated
 
     def close(self) -> None:
         """Close the one environment."""
         self._one.close()
 
-    def __enter__(self) -> ArrayVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _keep(self, at: np.ndarray | slice, state: Columns, observed: Columns) -> None:
         for column, values in zip(self._state, state, strict=True):
             column[at] = values
         for number, values in enumerate(observed):
-            self.obs[at, number] = values
+            self._rows[at, number] = values
 
     def reference(self) -> StepSamples | None:
         """Return reference steps of Gymnasium's object from many states; None without Gymnasium."""
@@ -613,30 +608,20 @@ def _square_by_pow(values: np.ndarray) -> np.ndarray:
 class StandalonePendulum(StandaloneEnvironment):
     """Pendulum-v1, for ArrayVector."""
 
-    spec = EnvRegistration(PENDULUM_ID, 200)
+    spec, limits = EnvRegistration(PENDULUM_ID, 200), Pendulum.start
     g, m, l, dt, max_speed, max_torque = 10.0, 1.0, 1.0, 0.05, 8, 2.0  # noqa: E741  # Gymnasium's names
-    observation_space = _make_box([-1.0, -1.0, -8.0], [1.0, 1.0, 8.0])
-    action_space = _make_box([-2.0], [2.0])
-
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return an angle and an angular velocity."""
-        low, high = Pendulum.start
-        return generator.uniform(low=low, high=high)
+    observation_space = Box.of([-1.0, -1.0, -8.0], [1.0, 1.0, 8.0])
+    action_space = Box.of([-2.0], [2.0])
 
 
 class StandaloneMountainCar(StandaloneEnvironment):
     """MountainCarContinuous-v0, for ArrayVector."""
 
-    spec = EnvRegistration(MOUNTAIN_CAR_ID, 999)
+    spec, limits = EnvRegistration(MOUNTAIN_CAR_ID, 999), MountainCar.start
     min_action, max_action, min_position, max_position = -1.0, 1.0, -1.2, 0.6
     max_speed, goal_position, goal_velocity, power = 0.07, 0.45, 0, 0.0015
-    observation_space = _make_box([-1.2, -0.07], [0.6, 0.07])
-    action_space = _make_box([-1.0], [1.0])
-
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return a position and zero velocity."""
-        (low,), (high,) = MountainCar.start
-        return np.array([generator.uniform(low=low, high=high), 0])
+    observation_space = Box.of([-1.2, -0.07], [0.6, 0.07])
+    action_space = Box.of([-1.0], [1.0])
 
 
 # Classic control as tensor programs: the same arithmetic in float64, on any device.
@@ -1141,7 +1126,7 @@ MUJOCO_REWARD_TOLERANCE: Final = 1e-6
 """Gymnasium computes action costs in float32."""
 
 
-class MujocoVector:
+class MujocoVector(BatchVector):
     """One MuJoCo task in many simulations, stepped together on all cores.
 
     One Gymnasium environment provides the model, the parameters and the draws at resets; its first
@@ -1151,17 +1136,14 @@ class MujocoVector:
     engine = "mujoco"
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1, threads: int | None = None) -> None:
-        if num_envs < 1:
-            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.num_envs = num_envs
-        self._notes: dict[str, None] = {}
+        super().__init__(num_envs)
         self._restore = redirect_mujoco_warnings(self._notes)
         try:
             with collect_warnings(self._notes):
                 made = make_one()
-                self.spec = describe_env(made)
+                self._describe(made)
                 self._prepare(made, min(threads or _count_cores(), num_envs))
-                self.agreement: Agreement | None = self._compare(made).require(self.spec.id, self.engine)
+                self.agreement = self._compare(made).require(self.spec.id, self.engine)
         except BaseException:
             self._restore()
             raise
@@ -1170,7 +1152,6 @@ class MujocoVector:
         self._env = env = made.unwrapped
         self._rules = find_rules(made)
         self._batch = _make_batch(env.model, self.num_envs, threads, self._rules.contacts)
-        self._all = np.arange(self.num_envs)
         fields = ("qpos", "qvel", "ctrl", *self._rules.fields)
         self._fields = {name: self._batch.bind(name) for name in fields}
         if self._rules.contacts:
@@ -1178,9 +1159,8 @@ class MujocoVector:
             self._touching = self._batch.bind("ncon")
             self._mujoco = importlib.import_module("mujoco")
             self._one = self._mujoco.MjData(env.model)
-        self._elapsed = np.zeros(self.num_envs, np.int64)
-        self._limit = self.spec.max_episode_steps or np.iinfo(np.int64).max
-        self.obs: np.ndarray = np.zeros((self.num_envs, self.spec.obs_dim))
+        self._rows = np.zeros((self.num_envs, self.spec.obs_dim))
+        self.obs = self._rows
 
     def _compare(self, made: Any) -> Agreement:
         """Compare a few steps with Gymnasium's, whose other versions may differ by more than rounding."""
@@ -1189,13 +1169,13 @@ class MujocoVector:
         theirs = [(made.reset(seed=0)[0], 0.0, False), *(made.step(action[0])[:3] for action in actions)]
         # From here on Gymnasium draws the start states, and the batch receives them.
         self._env.set_state = self._start
-        row = self._all[:1]
+        row = np.arange(1)
         self.reset(row, np.zeros(1, np.int64))
-        ours = [(self.obs[0].copy(), 0.0, False)]
+        ours = [(self._rows[0].copy(), 0.0, False)]
         for action in actions:
             reward, terminated, _ = self.step(action, row)
-            ours.append((self.obs[0].copy(), float(reward[0]), bool(terminated[0])))
-        self.obs[0] = 0
+            ours.append((self._rows[0].copy(), float(reward[0]), bool(terminated[0])))
+        self._rows[0] = 0
         tolerances = {
             "observations": OBSERVATION_TOLERANCE,
             "rewards": MUJOCO_REWARD_TOLERANCE,
@@ -1209,11 +1189,6 @@ class MujocoVector:
             ),
         )
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return warnings of Gymnasium and the physics library, each once."""
-        return tuple(self._notes)
-
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i], with the draws of Gymnasium's own reset."""
         with collect_warnings(self._notes):
@@ -1224,35 +1199,28 @@ class MujocoVector:
             self._batch.forward(rows)
         if self._rules.contacts:
             self._fields["cfrc_ext"][rows] = 0
-        self._elapsed[rows] = 0
+        self._length[rows] = 0
         self._observe(self._of(rows), rows)
 
     def _start(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
         """Replace Gymnasium's `set_state`: copy the drawn state to the current row."""
         self._fields["qpos"][self._row], self._fields["qvel"][self._row] = qpos, qvel
 
-    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
-        # All rows, the usual case, need no index and no copies.
-        whole = len(rows) == self.num_envs
-        at = slice(None) if whole else rows
-        actions = actions[at]
+    def _advance(
+        self, actions: np.ndarray, rows: np.ndarray, at: np.ndarray | slice
+    ) -> tuple[np.ndarray, np.ndarray]:
         self._fields["ctrl"][at] = actions
         before = self._rules.before(self._of(rows))
-        self._advance(None if whole else rows)
+        try:
+            self._batch.step(None if isinstance(at, slice) else rows, nstep=self._env.frame_skip)
+        except RuntimeError as error:
+            raise CkpttoolError(f"{self.spec.id}: {error}") from None
         if self._rules.contacts:
             self._feel(rows)
         after = self._of(rows)
         rewards, terminated = self._rules.judge(after, before, actions)
         self._observe(after, rows)
-        self._elapsed[at] += 1
-        return rewards.astype(np.float64, copy=False), terminated, self._elapsed[at] >= self._limit
-
-    def _advance(self, rows: np.ndarray | None) -> None:
-        try:
-            self._batch.step(rows, nstep=self._env.frame_skip)
-        except RuntimeError as error:
-            raise CkpttoolError(f"{self.spec.id}: {error}") from None
+        return rewards.astype(np.float64, copy=False), terminated
 
     def _feel(self, rows: np.ndarray) -> None:
         """Compute contact forces as Gymnasium does after a step; they are zero without a contact."""
@@ -1273,27 +1241,14 @@ class MujocoVector:
     def _observe(self, fields: Fields, rows: np.ndarray) -> None:
         parts = self._rules.observe(fields)
         if len(rows) == self.num_envs:
-            np.concatenate(parts, axis=1, out=self.obs)
+            np.concatenate(parts, axis=1, out=self._rows)
         else:
-            self.obs[rows] = np.concatenate(parts, axis=1)
-
-    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002
-        """Raise UnsupportedError: only Gymnasium's own environments render, with identical episodes."""
-        raise UnsupportedError(
-            f"the mujoco engine cannot render {self.spec.id}",
-            hint="create the environments with rendering enabled",
-        )
+            self._rows[rows] = np.concatenate(parts, axis=1)
 
     def close(self) -> None:
         """Close Gymnasium's object and restore MuJoCo's warning handler."""
         self._env.close()
         self._restore()
-
-    def __enter__(self) -> MujocoVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _count_cores() -> int:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -268,48 +268,74 @@ def measure_deviation(quantity: str, found: Any, expected: Any, tolerance: float
     )
 
 
-class VectorEnv(Protocol):
-    """Vector of environments of one kind, addressed by row; engines need only these names."""
+class VectorEnv:
+    """Vector of environments of one kind, addressed by row: the base class of all engines."""
 
     spec: EnvSpec
-    num_envs: int
     engine: str
     """name of the engine: recorded with every result"""
+    obs: Observation
+    """the latest observation of every row, updated in place; zeros before a reset"""
+    agreement: Agreement | None = None
+    """agreement with Gymnasium; None for Gymnasium itself, or if it was not measured"""
 
-    @property
-    def agreement(self) -> Agreement | None:
-        """Return the agreement with Gymnasium; None for Gymnasium itself, or if it was not measured."""
-        ...
-
-    @property
-    def obs(self) -> Observation:
-        """Return the latest observation of every row, updated in place; zeros before a reset."""
-        ...
+    def __init__(self, num_envs: int) -> None:
+        """Raise UsageError for an invalid number of environments."""
+        if num_envs < 1:
+            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
+        self.num_envs = num_envs
+        self._notes: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return warnings of the environments' libraries, each once."""
-        ...
+        return tuple(self._notes)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i]; its start state depends on the seed alone."""
-        ...
+        raise NotImplementedError
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
         """Advance `rows` (int [k], ascending) by `actions[row]`, actions [num_envs, action_dim]."""
-        ...
+        raise NotImplementedError
 
-    def frame(self, row: int) -> np.ndarray:
+    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002
         """Return an image of the row: uint8 [height, width, 3]; raise UnsupportedError if impossible."""
-        ...
+        raise UnsupportedError(
+            f"the {self.engine} engine cannot render {self.spec.id}",
+            hint="to render, use --engine gymnasium",
+        )
 
     def close(self) -> None:
         """Release the resources of the environments."""
-        ...
+        raise NotImplementedError
 
-    def __enter__(self) -> VectorEnv: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OuterVector(VectorEnv):
+    """Environments around others: the base class leaves everything but steps and resets to these."""
+
+    def __init__(self, inner: VectorEnv) -> None:
+        super().__init__(inner.num_envs)
+        self._inner, self.engine, self.agreement = inner, inner.engine, inner.agreement
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return warnings of the inner environments' libraries."""
+        return self._inner.notes
+
+    def frame(self, row: int) -> np.ndarray:
+        """Return an image of the row's current state: uint8 [height, width, 3]."""
+        return self._inner.frame(row)
+
+    def close(self) -> None:
+        """Close the inner environments."""
+        self._inner.close()
 
 
 # Gymnasium environments behind the vector protocol; an episode depends only on its seed.
@@ -326,18 +352,14 @@ BINDINGS = "builtin type "
 PHYSICS = {"mujoco": "mujoco", "box2d": "Box2D", "ale_py": "ale_py"}
 
 
-class GymVector:
+class GymVector(VectorEnv):
     """Gymnasium-style environments in one process, from a function that creates one."""
 
     engine = "gymnasium"
-    agreement: Agreement | None = None
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1) -> None:
-        if num_envs < 1:
-            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.num_envs = num_envs
+        super().__init__(num_envs)
         self._make_one = make_one
-        self._notes: dict[str, None] = {}
         self._restore = redirect_mujoco_warnings(self._notes)
         try:
             with collect_warnings(self._notes):
@@ -348,17 +370,12 @@ class GymVector:
         except BaseException:
             self._restore()
             raise
-        self.obs: Observation = self.spec.zeros(num_envs)
+        self.obs = self.spec.zeros(num_envs)
         self._put = self._put_many if isinstance(self.obs, Mapping) else self._put_one
         # Rows without an episode never get an environment.
         self._envs: list[Any] = [first] + [None] * (num_envs - 1)
         self._forgetful = type(getattr(first, "unwrapped", first)).__module__.startswith(FORGETFUL)
         self._fresh = {0}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return warnings of Gymnasium and the physics library, each once."""
-        return tuple(self._notes)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i], in a new environment unless reset clears all state."""
@@ -393,12 +410,6 @@ class GymVector:
         for row in range(self.num_envs):
             self._close(row)
         self._restore()
-
-    def __enter__(self) -> GymVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _put_one(self, row: int, obs: Any) -> None:
         self.obs[row] = self._rows[OBS](obs)  # type: ignore[index]  # chosen where obs is one array

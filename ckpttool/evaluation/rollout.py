@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -262,8 +262,6 @@ class Rollout:
     agreement: Agreement | None = None
     """agreement of the engine with Gymnasium, None for Gymnasium itself"""
     interrupted: bool = False
-    observations: tuple[np.ndarray, ...] | None = None
-    """per episode, float [length, obs_dim]: the policy's observations, if recorded"""
 
     @property
     def steps_per_s(self) -> float:
@@ -280,7 +278,6 @@ class RolloutSpec:
     noise: ExplorationNoise | None = None
     sampling: Sampler | None = None
     """for a policy that gives the scores of discrete actions, or has the input NOISE; else None"""
-    record: bool = False
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
@@ -289,19 +286,6 @@ class RolloutSpec:
             raise UsageError(f"number of episodes must be at least 1, not {self.episodes}")
         if self.seed < 0:
             raise UsageError(f"seed must not be negative: {self.seed}")
-
-
-def rollout(
-    policy: Policy,
-    envs: VectorEnv,
-    *,
-    episodes: int,
-    seed: int = 0,
-    progress: Progress | None = None,
-    record: bool = False,
-) -> Rollout:
-    """Play one policy; see `rollouts`."""
-    return rollouts(policy, envs, RolloutSpec(episodes, seed, record=record), progress=progress)[0]
 
 
 def rollouts(
@@ -356,7 +340,6 @@ class _EpisodeRecords:
     terminated: np.ndarray
     truncated: np.ndarray
     done: np.ndarray
-    seen: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
 
 class _RolloutLoop:
@@ -416,8 +399,6 @@ class _RolloutLoop:
         actions, state = self.policy.step(self.limits.with_noise(self.envs.obs, rows), self.state)
         # A backend's arrays may be read-only, and new episodes clear their rows.
         self.state = tuple(np.array(memory) for memory in state)
-        if self.what.record:
-            self._record()
         actions = self.limits.apply(actions, rows, self.number % self.what.episodes, self.length)
         rewards, terminated, truncated = self.envs.step(actions, rows)
         self.paid[rows] += rewards
@@ -438,13 +419,6 @@ class _RolloutLoop:
         self.ended.done[numbers] = True
         self.finished += len(rows)
         self._begin(rows)
-
-    def _record(self) -> None:
-        observed = self.envs.obs
-        if isinstance(observed, Mapping):
-            raise UsageError("recording observations with several inputs is not supported")
-        for row in self.rows.tolist():
-            self.ended.seen.setdefault(int(self.number[row]), []).append(observed[row].copy())
 
     def _watched(self, rows: np.ndarray, over: np.ndarray) -> None:
         if self.what.watch is not None:
@@ -469,7 +443,6 @@ class _RolloutLoop:
             engine=self.envs.engine,
             agreement=self.envs.agreement,
             interrupted=interrupted,
-            observations=tuple(np.stack(self.ended.seen[n]) for n in numbers) if self.what.record else None,
         )
 
 

@@ -21,9 +21,8 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
 )
-from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
 from ckpttool.networks.model_child import last_error_line
-from ckpttool.networks.network import Observation
 
 if TYPE_CHECKING:
     import torch
@@ -107,18 +106,15 @@ class Simulator(Protocol):
         ...
 
 
-class DeviceVector:
+class DeviceVector(VectorEnv):
     """Task with a number of rows, played as a whole (see rollout.rollouts)."""
 
     engine = DEVICE_ENGINE
 
     def __init__(self, task: TensorProgram | Simulator, num_envs: int) -> None:
-        if num_envs < 1:
-            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
-        self.task, self.num_envs = task, num_envs
-        self.spec = task.spec
-        self.obs: Observation = self.spec.zeros(num_envs)
-        self.agreement: Agreement | None = None
+        super().__init__(num_envs)
+        self.task, self.spec = task, task.spec
+        self.obs = self.spec.zeros(num_envs)
         self._compared: set[torch.device] = set()
 
     @property
@@ -134,32 +130,17 @@ class DeviceVector:
                 self.agreement.require(self.spec.id, self.engine)
             self._compared.add(device)
 
-    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:  # noqa: ARG002 - the protocol's
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> NoReturn:  # noqa: ARG002
         """Raise UnsupportedError: the episodes are on the device."""
-        self._refuse()
+        raise UnsupportedError(f"the {DEVICE_ENGINE} engine cannot be stepped from outside", hint=HINT)
 
-    def step(self, actions: np.ndarray, rows: np.ndarray) -> NoReturn:  # noqa: ARG002 - the protocol's
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> NoReturn:
         """Raise UnsupportedError: the episodes are on the device."""
-        self._refuse()
-
-    def frame(self, row: int) -> NoReturn:  # noqa: ARG002 - the protocol's
-        """Raise UnsupportedError: the device cannot render."""
-        raise UnsupportedError(
-            f"the {DEVICE_ENGINE} engine cannot render", hint="to render, use --engine gymnasium"
-        )
+        self.reset(rows, actions)
 
     def close(self) -> None:
         """Release the resources of the task's library."""
         self.task.close()
-
-    def __enter__(self) -> DeviceVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _refuse(self) -> NoReturn:
-        raise UnsupportedError(f"the {DEVICE_ENGINE} engine cannot be stepped from outside", hint=HINT)
 
 
 # Users' simulators and tensor programs, plugged in as `module:factory`.
@@ -189,8 +170,6 @@ def load_simulator(
     `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an
     attribute of its result is missing or wrong, MissingExtraError without PyTorch.
     """
-    if num_envs < 1:
-        raise UsageError(f"number of environments must be at least 1, not {num_envs}")
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError(
             f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint="pip install torch"
@@ -214,17 +193,38 @@ def load_simulator(
         raise _user_code_error(env_id, "an attribute", error) from error
 
 
-class UserProgram:
-    """User's tensor program; its shapes and types are checked once per device before playing."""
+class UserTask:
+    """What a user's factory returned."""
 
-    def __init__(self, made: Any, spec: EnvSpec) -> None:
+    def __init__(self, made: Any, spec: EnvSpec, *methods: str) -> None:
         self._made, self.spec = made, spec
-        _require_methods(made, spec.id, "starts", "observe", "step")
+        missing = [name for name in methods if not callable(getattr(made, name, None))]
+        if missing:
+            raise UsageError(
+                f"{spec.id} returns an object without {' and '.join(missing)}",
+                expected="starts, observe and step (a tensor program), or reset and step (a simulator)",
+                found=type(made).__name__,
+            )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes of the program."""
-        return _read_notes(self._made)
+        """Return notes of the task."""
+        stated = getattr(self._made, "notes", ())
+        return tuple(map(str, stated)) if isinstance(stated, tuple | list) else ()
+
+    def close(self) -> None:
+        """Close the task, if it has a `close`."""
+        _close_quietly(self._made)
+
+    def _call(self, method: str, *given: Any) -> Any:
+        return _call_user_code(self.spec.id, method, getattr(self._made, method), *given)
+
+
+class UserProgram(UserTask):
+    """User's tensor program; its shapes and types are checked once per device before playing."""
+
+    def __init__(self, made: Any, spec: EnvSpec) -> None:
+        super().__init__(made, spec, "starts", "observe", "step")
 
     def compare(self, device: torch.device) -> None:
         """Play one step of a few rows; raise EnvironmentMismatchError if a result does not match."""
@@ -260,7 +260,7 @@ class UserProgram:
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the start states of these seeds' episodes."""
-        found = _call_user_code(self.spec.id, "starts", self._made.starts, seeds)
+        found = self._call("starts", seeds)
         several = found if isinstance(found, tuple | list) else (found,)
         arrays = tuple(
             each.detach().cpu().numpy() if hasattr(each, "detach") else np.asarray(each) for each in several
@@ -275,44 +275,33 @@ class UserProgram:
 
     def observe(self, state: Tensors) -> torch.Tensor:
         """Return the policy's observations [rows, obs_dim]."""
-        found: torch.Tensor = _call_user_code(self.spec.id, "observe", self._made.observe, state)
+        found: torch.Tensor = self._call("observe", state)
         return found
 
     def step(
         self, state: Tensors, actions: torch.Tensor
     ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
         """Return the next state, the rewards and which rows terminated."""
-        found: tuple[Tensors, torch.Tensor, torch.Tensor | None] = _call_user_code(
-            self.spec.id, "step", self._made.step, state, actions
-        )
+        found: tuple[Tensors, torch.Tensor, torch.Tensor | None] = self._call("step", state, actions)
         return found
 
-    def close(self) -> None:
-        """Close the program, if it has a `close`."""
-        _close_quietly(self._made)
 
-
-class UserSimulator:
+class UserSimulator(UserTask):
     """User's simulator; shapes, types and device of its results are checked at every step."""
 
     def __init__(self, made: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
-        self._made, self.spec, self.device = made, spec, device
-        _require_methods(made, spec.id, "reset", "step")
+        super().__init__(made, spec, "reset", "step")
+        self.device = device
         self.capturable = getattr(made, "capturable", False) is True
         self._fits = _ResultChecker(spec, num_envs, device)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return notes of the simulator."""
-        return _read_notes(self._made)
-
     def reset(self, seed: int) -> torch.Tensor:
         """Start an episode in every row; return the observations [rows, obs_dim]."""
-        return self._fits.observations(_call_user_code(self.spec.id, "reset", self._made.reset, seed))
+        return self._fits.observations(self._call("reset", seed))
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return observations, rewards, terminated and truncated."""
-        found = _call_user_code(self.spec.id, "step", self._made.step, actions)
+        found = self._call("step", actions)
         if not isinstance(found, tuple | list) or len(found) != 4:
             raise self._fits.error(
                 "step", "(observations, rewards, terminated, truncated)", _describe_value(found)
@@ -324,10 +313,6 @@ class UserSimulator:
             self._fits.flags("terminated", terminated),
             self._fits.flags("truncated", truncated),
         )
-
-    def close(self) -> None:
-        """Close the simulator, if it has a `close`."""
-        _close_quietly(self._made)
 
 
 class _ResultChecker:
@@ -472,21 +457,6 @@ def _module_version(env_id: str) -> dict[str, str]:
             return {where: f"sha256:{hashlib.sha256(stream.read()).hexdigest()[:16]}"}
     except OSError:
         return {}
-
-
-def _read_notes(made: Any) -> tuple[str, ...]:
-    stated = getattr(made, "notes", ())
-    return tuple(map(str, stated)) if isinstance(stated, tuple | list) else ()
-
-
-def _require_methods(made: Any, env_id: str, *names: str) -> None:
-    missing = [name for name in names if not callable(getattr(made, name, None))]
-    if missing:
-        raise UsageError(
-            f"{env_id} returns an object without {' and '.join(missing)}",
-            expected="starts, observe and step (a tensor program), or reset and step (a simulator)",
-            found=type(made).__name__,
-        )
 
 
 def _close_quietly(made: Any) -> None:

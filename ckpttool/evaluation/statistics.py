@@ -189,30 +189,7 @@ FEW = 5
 """With fewer runs the percentile CI is too narrow to trust (rliable recommends several)."""
 
 
-def estimate_over_runs(
-    scores: Values, statistic: Literal["mean", "iqm"], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Estimate:
-    """Return the mean or IQM over all runs, with the bootstrap CI over runs."""
-    return aggregate_runs([scores], statistic, resamples=resamples, seed=seed)
-
-
-def difference_of_means(a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Return the difference of the means, a - b; the runs of both sides are resampled independently."""
-    return stratified_difference([a], [b], resamples=resamples, seed=seed)
-
-
-def probability_of_improvement(
-    a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Estimate:
-    """Return the probability that a run of `a` scores more than one of `b`, ties counting half.
-
-    This is the Mann-Whitney statistic divided by the number of pairs, as in rliable/metrics.py
-    `probability_of_improvement`. With a NaN on either side, it is NaN.
-    """
-    return stratified_improvement([a], [b], resamples=resamples, seed=seed)
-
-
-# The same over several environments: `strata` has the scores of the runs in each environment. Runs are
+# `strata` has the scores of the runs in each environment. Runs are
 # resampled within their environment (rliable's StratifiedBootstrap without `task_bootstrap`), so that the
 # interval describes other training seeds in these environments, not other environments. Scores of different
 # environments must be normalised before.
@@ -261,7 +238,10 @@ def aggregate_runs(
 
 
 def stratified_difference(a: Strata, b: Strata, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Return the difference of the `mean` aggregates, a - b, of the same environments."""
+    """Return the difference of the `mean` aggregates, a - b, of the same environments.
+
+    The runs of both sides are resampled independently.
+    """
 
     def difference(*sides: np.ndarray) -> np.ndarray:
         ours, theirs = (_AGGREGATES["mean"](side) for side in (sides[: len(a)], sides[len(a) :]))
@@ -271,7 +251,11 @@ def stratified_difference(a: Strata, b: Strata, *, resamples: int = RESAMPLES, s
 
 
 def stratified_improvement(a: Strata, b: Strata, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Return the probability of improvement averaged over environments, as in rliable/metrics.py."""
+    """Return the probability that a run of `a` scores more than one of `b`, averaged over environments.
+
+    Ties count half: this is the Mann-Whitney statistic divided by the number of pairs, as in
+    rliable/metrics.py `probability_of_improvement`. With a NaN on either side, it is NaN.
+    """
 
     def share(*sides: np.ndarray) -> np.ndarray:
         pairs = zip(sides[: len(a)], sides[len(a) :], strict=True)

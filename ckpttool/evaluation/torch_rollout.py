@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -56,28 +56,6 @@ class RolloutStatus(NamedTuple):
     """non-finite returns"""
     longest: int
     """longest running episode, in steps"""
-
-
-class _RowState(Protocol):
-    """State of all rows, advanced by every step and kept at fixed addresses between graphs."""
-
-    state: Tensors
-    ends: tuple[str, ...]
-    """flags that its steps return: "terminated", "truncated" or both"""
-
-    def begin(self) -> Tensors:
-        """Return the start state of every row's first episode."""
-        ...
-
-    def observe(self) -> torch.Tensor: ...
-
-    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Advance all rows; return rewards, terminated and truncated (None for a flag that never occurs)."""
-        ...
-
-    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
-        """Start the episodes with these numbers in the rows whose episode ended."""
-        ...
 
 
 def play_on_device(
@@ -152,10 +130,8 @@ class _DeviceRollout:
     def __init__(
         self, act: Act, place: torch.device, envs: DeviceVector, play: RolloutSpec, members: int
     ) -> None:
-        if play.record or play.watch is not None:
-            raise UsageError(
-                "the device engine does not support recording or rendering", hint="use --engine auto"
-            )
+        if play.watch is not None:
+            raise UsageError("the device engine does not support rendering", hint="use --engine auto")
         if isinstance(play.sampling, ActionSampler):
             raise UsageError("the device engine does not sample discrete actions", hint="use --engine auto")
         self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
@@ -181,7 +157,9 @@ class _DeviceRollout:
         self.lengths, self.limited = self._none(*table), self._none(*table)
         self.ended: dict[str, torch.Tensor] = {}
         simulator = is_simulator(envs)
-        self.task: _RowState = _SimulatorRows(self) if simulator else _ProgramRows(self, rounds)
+        self.task: _ProgramRows | _SimulatorRows = (
+            _SimulatorRows(self) if simulator else _ProgramRows(self, rounds)
+        )
         for name in self.task.ends:
             self.ended[name] = self._none(*table, dtype=torch.bool)
         # A simulator ends its episodes itself.
@@ -426,7 +404,11 @@ class _DeviceRollout:
 
 
 class _ProgramRows:
-    """Rows of a tensor program, whose episodes start from seeds."""
+    """Rows of a tensor program, whose episodes start from seeds.
+
+    `state` is advanced by every step, and kept at fixed addresses between graphs; `ends` are the flags that
+    steps return. A step returns rewards, terminated and truncated, None for a flag that never occurs.
+    """
 
     def __init__(self, game: _DeviceRollout, rounds: int) -> None:
         self._program = cast(TensorProgram, game.envs.task)

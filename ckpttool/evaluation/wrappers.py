@@ -25,7 +25,14 @@ import numpy as np
 
 from ckpttool.core.errors import UnsupportedError, UsageError, suggest_choice
 from ckpttool.evaluation import gymnasium_engine
-from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, GameWrapper, Outcome, VectorEnv
+from ckpttool.evaluation.gymnasium_engine import (
+    OBS,
+    EnvSpec,
+    GameWrapper,
+    Outcome,
+    OuterVector,
+    VectorEnv,
+)
 from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks.network import Observation
 
@@ -77,31 +84,43 @@ class Wrapper:
     """Wrapper around environments of one kind, all rows at once; the base class changes nothing."""
 
     def __init__(self, spec: EnvSpec, rows: int) -> None:
-        self.inner, self.rows = spec, rows
-        self.spec = spec
+        self.inner = self.spec = spec
+        self._steps = np.zeros(rows, np.int64)
+        """steps of each row's episode"""
 
     @staticmethod
     def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
         """Return the observation size after wrapping an environment of `obs` values and `act` actions."""
         return obs
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Return the first observations [len(rows), n] of new episodes."""
-        return obs
+    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Prepare new episodes, before their first observations."""
 
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Return the actions for the wrapped environments; actions [num_envs, action_dim]."""
         return actions
 
+    def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:  # noqa: ARG002
+        """Return the observations [len(rows), n]; outer `actions` are None at the start of episodes."""
+        return obs
+
+    def truncate(self, rows: np.ndarray, truncated: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Return which rows' episodes are truncated."""
+        return truncated
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Return the first observations of new episodes."""
+        self._steps[rows] = 0
+        self.begin(rows, seeds)
+        return self.observe(obs, rows, None)
+
     def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,  # noqa: ARG002
-        outcome: Outcome,
+        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
     ) -> tuple[np.ndarray, Outcome]:
         """Return the observations [len(rows), n] and outcome of a step; `actions` came from outside."""
-        return obs, outcome
+        self._steps[rows] += 1
+        rewards, terminated, truncated = outcome
+        return self.observe(obs, rows, actions), (rewards, terminated, self.truncate(rows, truncated))
 
     def _sized(self, obs: int, bounds: Bounds | None = None) -> None:
         """Set the size of observations and their bounds, None if those are unknown."""
@@ -110,63 +129,26 @@ class Wrapper:
         self.spec = replace(self.spec, observation=((name, (obs,), dtype),), observation_bounds=known)
 
 
-class StepCounter(Wrapper):
-    """Base class of wrappers that count the steps of each episode."""
-
-    def __init__(self, spec: EnvSpec, rows: int) -> None:
-        super().__init__(spec, rows)
-        self._steps = np.zeros(rows, np.int64)
-
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Start counting steps."""
-        self._steps[rows] = 0
-        return obs
-
-    def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,
-        outcome: Outcome,
-    ) -> tuple[np.ndarray, Outcome]:
-        """Count the step."""
-        self._steps[rows] += 1
-        return obs, outcome
-
-
-class TimeFeature(StepCounter):
+class TimeFeature(Wrapper):
     """Append the remaining share of the episode to the observation; always 1 in test mode."""
 
     def __init__(self, spec: EnvSpec, rows: int, max_steps: int = 1000, *, test_mode: bool = False) -> None:
         super().__init__(spec, rows)
         self._limit = spec.max_episode_steps or max_steps
         self._test_mode = test_mode
-        self._sized(spec.obs_dim + 1, self._bounds(spec))
+        found = spec.observation_bounds.get(OBS)
+        bounds = None if found is None else (np.append(found[0], 0.0), np.append(found[1], 1.0))
+        self._sized(spec.obs_dim + 1, bounds)
 
     @staticmethod
     def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
         """Return the size with one more value."""
         return obs + 1
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-        """Append a full remaining share."""
-        return self._seen(super().reset(obs, rows, seeds), rows)
-
-    def step(
-        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
-    ) -> tuple[np.ndarray, Outcome]:
-        """Append the remaining share after the step."""
-        obs, outcome = super().step(obs, actions, rows, outcome)
-        return self._seen(obs, rows), outcome
-
-    def _seen(self, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:  # noqa: ARG002
+        """Append the remaining share."""
         left = np.ones(len(rows)) if self._test_mode else self._time(self._steps[rows])
         return np.concatenate([obs, left[:, None].astype(obs.dtype)], axis=1)
-
-    @staticmethod
-    def _bounds(spec: EnvSpec) -> Bounds | None:
-        found = spec.observation_bounds.get(OBS)
-        return None if found is None else (np.append(found[0], 0.0), np.append(found[1], 1.0))
 
     def _time(self, steps: np.ndarray) -> np.ndarray:
         return np.asarray(1 - steps / self._limit)
@@ -189,10 +171,7 @@ class TimeAware(TimeFeature):
                 "TimeAwareObservation is supported only flattened, in environments with a step limit"
             )
         self._share = normalize_time
-
-    @staticmethod
-    def _bounds(spec: EnvSpec) -> Bounds | None:  # noqa: ARG004  # they differ between versions
-        return None
+        self._sized(spec.obs_dim + 1)  # the bounds differ between versions
 
     def _time(self, steps: np.ndarray) -> np.ndarray:
         return np.asarray((steps / self._limit).astype(np.float32) if self._share else steps)
@@ -205,14 +184,13 @@ class HistoryWrapper(Wrapper):
         super().__init__(spec, rows)
         self._obs = np.zeros((rows, horizon * spec.obs_dim))
         self._actions = np.zeros((rows, horizon * spec.action_dim), spec.action_low.dtype)
-        found = spec.observation_bounds.get(OBS)
-        low, high = (
-            None
-            if found is None
-            else np.concatenate([np.tile(found[end], horizon), np.tile(action, horizon)])
-            for end, action in enumerate((spec.action_low, spec.action_high))
-        )
-        bounds = None if low is None or high is None else (low, high)
+        bounds = None
+        if (found := spec.observation_bounds.get(OBS)) is not None:
+            low, high = (
+                np.concatenate([np.tile(end, horizon), np.tile(action, horizon)])
+                for end, action in zip(found, (spec.action_low, spec.action_high), strict=True)
+            )
+            bounds = low, high
         self._sized(self.size(spec.obs_dim, spec.action_dim, horizon=horizon), bounds)
 
     @staticmethod
@@ -220,23 +198,21 @@ class HistoryWrapper(Wrapper):
         """Return the size of that many observations and actions."""
         return horizon * (obs + act)
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:  # noqa: ARG002
         """Clear the histories."""
         self._obs[rows] = self._actions[rows] = 0
-        self._obs[rows, -obs.shape[1] :] = obs
-        return self._seen(rows)
 
-    def step(
-        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
-    ) -> tuple[np.ndarray, Outcome]:
+    def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:
         """Append the observation and the action."""
-        self._obs[rows] = np.concatenate([self._obs[rows, obs.shape[1] :], obs], axis=1)
-        taken = actions[rows]
-        self._actions[rows] = np.concatenate([self._actions[rows, taken.shape[1] :], taken], axis=1)
-        return self._seen(rows), outcome
-
-    def _seen(self, rows: np.ndarray) -> np.ndarray:
+        self._obs[rows] = _shift_rows(self._obs[rows], obs)
+        if actions is not None:
+            self._actions[rows] = _shift_rows(self._actions[rows], actions[rows])
         return np.concatenate([self._obs[rows], self._actions[rows]], axis=1)
+
+
+def _shift_rows(held: np.ndarray, newest: np.ndarray) -> np.ndarray:
+    """Return arrays with the newest values at the end of the second axis, without the oldest ones."""
+    return np.concatenate([held[:, newest.shape[1] :], newest], axis=1)
 
 
 class FrameStack(Wrapper):
@@ -293,26 +269,11 @@ class FrameStack(Wrapper):
         """Return the size of that many observations."""
         return n_stack * obs
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Clear the stack."""
-        self._frames[rows] = obs[:, None] if self._repeat else self._blank
-        self._frames[rows, -1] = obs
-        return self._joined(rows)
-
-    def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,
-        outcome: Outcome,
-    ) -> tuple[np.ndarray, Outcome]:
-        """Append the observation."""
-        self._frames[rows] = np.concatenate([self._frames[rows, 1:], obs[:, None]], axis=1)
-        return self._joined(rows), outcome
-
-    def _joined(self, rows: np.ndarray) -> np.ndarray:
-        """Return the stacks of the rows in the shape of the policy's observations."""
-        frames: np.ndarray = self._frames[rows]
+    def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:
+        """Append the observation; return the stacks of the rows in the shape of the policy's observations."""
+        if actions is None:
+            self._frames[rows] = obs[:, None] if self._repeat else self._blank
+        self._frames[rows] = frames = _shift_rows(self._frames[rows], obs[:, None])
         frames = np.moveaxis(frames, 1, -2) if self._channels_last else frames
         return frames.reshape(len(rows), *self._shape)
 
@@ -345,19 +306,9 @@ class MaskVelocity(Wrapper):
         self._mask = np.ones(spec.obs_dim)
         self._mask[list(masked)] = 0
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Mask the first observations."""
-        return np.asarray(obs * self._mask.astype(obs.dtype))
-
-    def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,  # noqa: ARG002
-        outcome: Outcome,
-    ) -> tuple[np.ndarray, Outcome]:
+    def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:  # noqa: ARG002
         """Mask the observations."""
-        return np.asarray(obs * self._mask.astype(obs.dtype)), outcome
+        return np.asarray(obs * self._mask.astype(obs.dtype))
 
 
 class RescaleAction(Wrapper):
@@ -433,19 +384,9 @@ class RescaleObservation(Wrapper):
         self._offset = (self._slope * -found[0] + low).astype(dtype)
         self._sized(spec.obs_dim, (low.astype(dtype), high.astype(dtype)))
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Rescale the first observations."""
-        return np.asarray(self._slope * obs + self._offset)
-
-    def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,  # noqa: ARG002
-        outcome: Outcome,
-    ) -> tuple[np.ndarray, Outcome]:
+    def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:  # noqa: ARG002
         """Rescale the observations."""
-        return np.asarray(self._slope * obs + self._offset), outcome
+        return np.asarray(self._slope * obs + self._offset)
 
 
 class ActionNoise(Wrapper):
@@ -458,11 +399,10 @@ class ActionNoise(Wrapper):
             raise UsageError("noise_std of ActionNoiseWrapper must not be negative", found=f"{self._std:g}")
         self._draws: dict[int, np.random.Generator] = {}
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Seed the noise of new episodes."""
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
             self._draws[row] = np.random.default_rng([seed, 2])
-        return obs
 
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Add the noise."""
@@ -481,10 +421,9 @@ class ActionSmoothing(Wrapper):
         self._share = float(smoothing_coef)
         self._smoothed = np.zeros((rows, spec.action_dim), spec.action_low.dtype)
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:  # noqa: ARG002
         """Clear the previous actions."""
         self._smoothed[rows] = 0
-        return obs
 
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Average the actions."""
@@ -492,20 +431,17 @@ class ActionSmoothing(Wrapper):
         return self._smoothed.copy()
 
 
-class TimeLimit(StepCounter):
+class TimeLimit(Wrapper):
     """Truncate episodes after `max_episode_steps`."""
 
     def __init__(self, spec: EnvSpec, rows: int, max_episode_steps: int) -> None:
         super().__init__(spec, rows)
-        self._limit = max_episode_steps
         self.spec = replace(spec, max_episode_steps=max_episode_steps)
 
-    def step(
-        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
-    ) -> tuple[np.ndarray, Outcome]:
+    def truncate(self, rows: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """Truncate episodes that reach the limit."""
-        obs, (rewards, terminated, truncated) = super().step(obs, actions, rows, outcome)
-        return obs, (rewards, terminated, truncated | (self._steps[rows] >= self._limit))
+        limit: int = self.spec.max_episode_steps  # type: ignore[assignment]  # set above
+        return np.asarray(truncated | (self._steps[rows] >= limit))
 
 
 class FrameSkip(Wrapper):
@@ -725,7 +661,7 @@ def inner_obs_dim(outer: int, act: int, wrappers: Sequence[WrapperSpec]) -> int 
     return found if rest == 0 and found > 0 else None
 
 
-class WrappedVector:
+class WrappedVector(OuterVector):
     """Environments inside training wrappers, innermost first."""
 
     def __init__(self, inner: VectorEnv, wrappers: Sequence[WrapperSpec]) -> None:
@@ -753,27 +689,15 @@ class WrappedVector:
                 expected="Box (n,)",
                 found=f"{', '.join(moving)} around discrete actions",
             )
-        self._inner = inner
+        super().__init__(inner)
         self._chain: list[Wrapper] = []
         for each in played:
             kind = cast(type[Wrapper], _PLAYED[each.title][0])
             self._chain.append(kind(spec, inner.num_envs, **wrapper_arguments(each)))
             spec = self._chain[-1].spec
-        self.num_envs, self.engine = inner.num_envs, inner.engine
         titles = ", ".join(f"{each.title}{format_arguments(each.arguments)}" for each in wrappers)
         self.spec = spec = replace(spec, arguments={**spec.arguments, "wrappers": titles})
-        self._skip = [each for each in self._chain if isinstance(each, FrameSkip)]
         self.obs: Observation = spec.zeros(self.num_envs)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return warnings of the wrapped environments' libraries."""
-        return self._inner.notes
-
-    @property
-    def agreement(self) -> Agreement | None:
-        """Return the agreement with Gymnasium, measured before wrapping."""
-        return self._inner.agreement
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i]."""
@@ -821,20 +745,6 @@ class WrappedVector:
             )
             rewards[going] += more
         return obs, (rewards, terminated, truncated)
-
-    def frame(self, row: int) -> np.ndarray:
-        """Return an image of the row's current state: uint8 [height, width, 3]."""
-        return self._inner.frame(row)
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._inner.close()
-
-    def __enter__(self) -> WrappedVector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def split_game_wrappers(

@@ -589,6 +589,11 @@ class RecognizedAgent:
     fronts: Mapping[str, PolicyEncoder] = field(default_factory=dict)
     ledger: tuple[LedgerEntry, ...] = ()
 
+    @property
+    def policy(self) -> AgentNetwork | None:
+        """The first network that acts, None if there is none."""
+        return next((part for part in self.parts if part.acts), None)
+
     def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
         """Return the binding with sources replaced by `place`."""
         moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
