@@ -98,7 +98,7 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     archive = _Archive(checkpoint.tree, texts, traced_inputs(checkpoint))
     try:
         return archive.translate(None, GraphBuilder())
-    except (UnsupportedScriptError, RaisedError, *UNEXPECTED) as error:
+    except (UnsupportedScriptError, InputShapeError, RaisedError, *UNEXPECTED) as error:
         raise UnsupportedError(
             "the TorchScript code cannot be translated to a graph",
             file=checkpoint.path,
@@ -1561,8 +1561,8 @@ def _batched(
 ) -> list[TensorValue]:
     """Return the outputs of an operator on images with a batch axis, for images with or without one."""
     single = x.rank == axes + 1
-    if single and t.is_batched:
-        raise InputShapeError("an image without a batch")
+    if (single and t.is_batched) or (x.rank or axes + 2) not in (axes + 1, axes + 2):
+        raise InputShapeError("another number of axes of an image")
     first = t.build.number([0], "int64")
     names = run(t.build.one("Unsqueeze", x.name, first) if single else x.name)
     names = tuple(t.build.one("Squeeze", name, first) for name in names) if single else names

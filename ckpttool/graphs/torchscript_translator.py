@@ -230,7 +230,8 @@ class ScriptTranslator(ScriptInterpreter):
         try:
             return call()
         except UnsupportedScriptError:
-            if self.effects != before[2] or not self._tensor_names(given):
+            whole = self.shapes is not None and len(self.where) == 1
+            if whole or self.effects != before[2] or not self._tensor_names(given):
                 raise
             del self.build.nodes[before[4] :]
             # The whole name, because a class may have the name of an operator.

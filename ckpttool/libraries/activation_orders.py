@@ -408,7 +408,7 @@ def _read_script_orders(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> _Ord
     """Return the orders in a TorchScript archive's forward, none if the checkpoint is not an archive.
 
     `shapes` are the inputs of the model to fill, images with their channels first or last. If forward
-    cannot be evaluated for any inputs and may reorder axes, all orders are unknown.
+    cannot be evaluated for its recorded inputs, all orders are unknown; for others, if it may reorder axes.
     """
     from ckpttool.graphs import torchscript
     from ckpttool.graphs.torchscript_code import read_code, traced_inputs
@@ -421,7 +421,7 @@ def _read_script_orders(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> _Ord
     if graph is not None:
         result = trace_graph_orders(graph, checkpoint.tree, 1)
         return result if traced else _keep_size_independent(result)
-    if any(map(_REORDERING_CODE.search, texts.values())):
+    if traced or any(map(_REORDERING_CODE.search, texts.values())):
         return mark_orders_unknown(checkpoint.tree)
     return {}
 
