@@ -168,6 +168,43 @@ def test_branches_of_a_condition_on_values_must_agree():
         assert takes == order or (order is None and takes not in (None, UNKNOWN))
 
 
+OPAQUE = """class Net(Module):
+  def forward(self: __torch__.Net,
+    x: Tensor) -> Tensor:
+    y = torch.conv2d(x, self.conv, None, [1, 1], [0, 0], [1, 1])
+    z = (self.inner).forward(torch.flatten(y, 1), )
+    return torch.linear(z, self.dense, None)
+class Inner(Module):
+  def forward(self: __torch__.Inner,
+    x: Tensor) -> Tensor:
+    if torch.gt(torch.sum(x), 0):
+      return torch.linear(x, self.weight, None)
+    return x
+"""
+
+
+def test_layers_in_a_module_without_translation_have_unknown_orders():
+    """Its result depends on values, so that the weights in it appear in no node."""
+    inner, dense = (attr("inner"), attr("weight")), (attr("dense"),)
+    tree = Tree(
+        {
+            (attr("conv"),): leaf(4, 3, 2, 2),
+            inner: leaf(24, 24),
+            dense: leaf(7, 24),
+            (attr("free"),): leaf(7, 24),
+        },
+        {},
+        {(): Container("record", "__torch__.Net"), inner[:1]: Container("record", "__torch__.Inner")},
+    )
+    translator = ScriptTranslator(
+        tree, {"__torch__": OPAQUE}, operation=apply_operation, integers=set(), shapes=[(2, 3, 3, 4)]
+    )
+    orders = trace_graph_orders(translator.graph(()), tree, 1)
+    assert orders[inner] == FeatureOrders(UNKNOWN, UNKNOWN)
+    assert orders[dense].takes == UNKNOWN
+    assert (attr("free"),) not in orders
+
+
 # --- A live tf.Module -----------------------------------------------------------------------------------
 
 _MODULE = """
