@@ -898,7 +898,6 @@ _KERAS_SETTINGS: tuple[tuple[str, Any, str], ...] = (
 # Recorded computations: the code of a TorchScript archive and the graph of an ONNX model are read as a graph,
 # whose shapes are traced (ckpttool.graphs). Shapes include the batch.
 
-_CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))
 _TORCH_MODULES = "torch.nn.modules."
 _INPUT = "input"
 # A part of a class name that distinguishes copies of a class.
@@ -935,7 +934,7 @@ def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
         return ()
     tree = checkpoint.tree
     modules = {
-        tuple(str(step.value) for step in path): _MANGLED.sub("", each.name).removeprefix("__torch__.")
+        "/".join(str(step.value) for step in path): _MANGLED.sub("", each.name).removeprefix("__torch__.")
         for path, each in tree.containers.items()
         if each.kind == "record" and each.name
     }
@@ -968,16 +967,14 @@ def _describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tup
 class _GraphLayers:
     """The operations of a graph as layers, grouped by their modules.
 
-    `modules` are the classes of modules by scope; without them, the folders in the names of operations are
+    `modules` are the classes of modules by path; without them, the folders in the names of operations are
     modules of an unknown class (`/layer1/conv1/Conv`).
     """
 
-    def __init__(
-        self, tree: Tree, calls: Sequence[TracedCall], modules: Mapping[tuple[str, ...], str]
-    ) -> None:
+    def __init__(self, tree: Tree, calls: Sequence[TracedCall], modules: Mapping[str, str]) -> None:
         self.calls, self.modules = calls, modules
         self.sizes = {
-            tuple(str(step.value) for step in path): leaf.size
+            "/".join(str(step.value) for step in path): leaf.size
             for path, leaf in tree.tensors()
             if leaf.role == "parameter"
         }
@@ -985,8 +982,16 @@ class _GraphLayers:
         for number, call in enumerate(calls):
             title = f"{call.kind}_{number}"
             steps = (call.name.strip("/") or title).split("/")
-            steps = [*call.scope, title] if modules else [step for step in steps if step]
+            steps = [*self._called(call.scope), title] if modules else [step for step in steps if step]
             self.steps.append(tuple(steps[:_DEEPEST]))
+
+    def _called(self, scope: Sequence[str]) -> Iterator[str]:
+        """Yield the steps of a scope; a list of modules is not called itself, only its entries are."""
+        start = 0
+        for end in range(1, len(scope) + 1):
+            if self.modules.get("/".join(scope[:end]), "").rpartition(".")[2] not in LISTS:
+                yield "/".join(scope[start:end])
+                start = end
 
     def root(self, kind: str, output: Extents | None) -> ArchitectureLayer:
         """Return the whole model; `kind` is its class if that is not listed."""
@@ -1014,9 +1019,9 @@ class _GraphLayers:
 
     def _layer(self, run: Sequence[int], path: tuple[str, ...]) -> ArchitectureLayer:
         call = self.calls[run[0]]
-        if path in self.modules or len(run) > 1:
+        if "/".join(path) in self.modules or len(run) > 1:
             return self._group(path, run, "block")
-        held = (tuple(str(step.value) for step in weight) for weight in call.weights)
+        held = ("/".join(str(step.value) for step in weight) for weight in call.weights)
         return ArchitectureLayer(
             path="/".join(path),
             kind=call.kind,
@@ -1028,17 +1033,19 @@ class _GraphLayers:
 
     def _group(self, path: tuple[str, ...], run: Sequence[int], kind: str) -> ArchitectureLayer:
         """Return a module with its parts; those of torch's own modules are not listed."""
-        cls = self.modules.get(path, "")
+        name = "/".join(path)
+        cls = self.modules.get(name, "")
         below = tuple(self._layers(run, len(path)))
         macs = [layer.macs for layer in below]
         linked = any(layer.inputs or layer.flow == "graph" for layer in below)
-        inside = not cls.startswith(_TORCH_MODULES) or cls.rpartition(".")[2] in _CONTAINERS
+        inside = not cls.startswith(_TORCH_MODULES) or cls.endswith(".Sequential")
         if self.modules:
-            size = sum(size for each, size in self.sizes.items() if each[: len(path)] == path)
+            start = f"{name}/" if name else ""
+            size = sum(size for each, size in self.sizes.items() if each.startswith(start))
         else:
             size = sum(layer.parameters for layer in below)
         return ArchitectureLayer(
-            path="/".join(path),
+            path=name,
             kind=cls.rpartition(".")[2] or kind,
             cls=cls,
             parameters=size,
