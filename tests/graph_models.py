@@ -171,6 +171,7 @@ def list_functions(tf: Any) -> dict[str, Any]:
         "rounded": lambda a: tf.image.resize(tf.reshape(a, [1, 4, 6, 1]), [7, 5], antialias=False),
         "determinant": lambda a: tf.linalg.det(tf.matmul(a, a, transpose_a=True)),
         "sorted": lambda a: tf.sort(a, 1),
+        "rolled": lambda a: tf.roll(a, [1, -8], [0, 1]),
     }
 
 
@@ -229,6 +230,45 @@ def _write(folder: Path, wanted: tuple[str, ...] | None, *, functions: bool) -> 
         for key, value in signature(tf.constant(arrays[f"{name}/input"])).items():
             arrays[f"{name}/output/{key}"] = value.numpy()
     np.savez(folder / "arrays.npz", **arrays)
+
+
+def build_images(folder: Path) -> None:
+    """Write SavedModels that flatten images: `orders` with signatures, `functions` without."""
+    import tensorflow as tf
+
+    class Net(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = tf.Variable(x(2, 2, 3, 4), name="kernel")
+            for name in ("last", "first", "rows", "open", "both"):
+                setattr(self, name, tf.Variable(x(24, 7), name=name))
+            self.recurrent = tf.Variable(x(7, 7), name="recurrent")
+
+        def image(self, value: Any) -> Any:
+            return tf.nn.relu(tf.nn.conv2d(value, self.kernel, 1, "VALID"))
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 3, 4, 3))])  # type: ignore[untyped-decorator]
+        def __call__(self, value: Any) -> Any:
+            image = self.image(value)
+            last = tf.reshape(image, (-1, 24)) @ self.last
+            first = tf.reshape(tf.transpose(image, (0, 3, 1, 2)), (-1, 24)) @ self.first
+            unknown = tf.reshape(tf.sort(image, 3), (-1, 24)) @ self.open
+            return last + first + unknown + tf.reshape(image, (-1, 24)) @ self.both
+
+        @tf.function(input_signature=[tf.TensorSpec((5, 3, 4, 3))])  # type: ignore[untyped-decorator]
+        def steps(self, value: Any) -> Any:
+            image = self.image(value)
+            rows = tf.TensorArray(tf.float32, 5).unstack(tf.reshape(image, (5, 1, 24)))
+            turned = tf.reshape(tf.transpose(image, (0, 3, 1, 2)), (-1, 24)) @ self.both
+            state = tf.zeros((1, 7))
+            for n in tf.range(5):
+                state = tf.tanh(rows.read(n) @ self.rows + state @ self.recurrent)
+            return state + tf.reduce_sum(turned)
+
+    net = Net()
+    tf.saved_model.save(net, str(folder / "functions"))
+    signatures = {"serving_default": net.__call__, "steps": net.steps}
+    tf.saved_model.save(net, str(folder / "orders"), signatures=signatures)
 
 
 def _function(tf: Any, function: Any, spec: Any) -> Any:

@@ -286,6 +286,23 @@ def test_traced_code_has_torchs_shapes_and_operations(name: str, models: Path) -
     assert found["parameters"] == wanted["parameters"]
 
 
+def test_modules_of_a_list_are_layers_of_traced_code(models: Path) -> None:
+    """The list itself is not called; what a block adds to its own input comes from outside of it."""
+    expected("torch", models / "torch")
+    found = described(models / "torch" / "recorded.traced.pt")["model"]
+    blocks = [f"blocks/{number}" for number in range(4)]
+    assert [each["path"] for each in found["layers"] if each["parameters"]] == ["stem", *blocks, "head"]
+    assert sum(each["parameters"] for each in found["layers"]) == found["parameters"]
+    for block in found["layers"][1:5]:
+        assert (block["kind"], block["flow"]) == ("Residual", "graph")
+        assert [each["path"].rpartition("/")[2] for each in block["layers"][:3]] == [
+            "first",
+            "norm",
+            "second",
+        ]
+        assert block["layers"][3]["inputs"] == ["input", f"{block['path']}/second"]
+
+
 @pytest.mark.parametrize("name", ["grouped", "mlp", "recorded"])
 def test_onnx_graphs_have_torchs_shapes_and_operations(name: str, models: Path) -> None:
     wanted = expected("torch", models / "torch")[name]

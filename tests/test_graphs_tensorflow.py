@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core import CkpttoolError, Tree, UnsupportedError
+from ckpttool.core import CkpttoolError, Tree, UnsupportedError, framework_order, plain_order
+from ckpttool.core.activations import UNKNOWN
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
 from ckpttool.graphs import evaluate, read_graph, tensorflow
+from ckpttool.libraries.activation_orders import read_orders
 from tests import graph_models
 from tests.tensorflow_child import require, run, run_each
 
@@ -22,7 +24,7 @@ CHILD = graph_models.__file__
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require("tensorflow", "keras")
     path = tmp_path_factory.mktemp("graphs")
-    run_each(CHILD, dict.fromkeys(("build", "build_nodes"), path))
+    run_each(CHILD, dict.fromkeys(("build", "build_nodes", "build_images"), path))
     return path
 
 
@@ -51,7 +53,7 @@ def require_same_numbers(folder: Path) -> int:
 
 
 def test_operations_and_layers_compute_what_tensorflow_does(folder: Path) -> None:
-    assert require_same_numbers(folder) == len(graph_models.USUAL) + 26
+    assert require_same_numbers(folder) == len(graph_models.USUAL) + 27
 
 
 @pytest.mark.slow
@@ -103,6 +105,22 @@ def test_graphs_of_tensorflow_1_compute_the_same(folder: Path) -> None:
     with pytest.raises(UnsupportedError) as refused:
         evaluate(changed, {"value": arrays["value"]})
     assert str(refused.value.found).startswith("tf.raw_ops.")
+
+
+@pytest.mark.parametrize("name", ["orders", "functions"])
+def test_orders_of_flattened_images_are_those_of_all_functions(name: str, folder: Path) -> None:
+    """A sort leaves the order open, and so do two functions that flatten in different ways."""
+    orders = read_orders(ckpttool.open(str(folder / name)))
+    takes = {str(path[-1].value): each.takes for path, each in orders.items()}
+    image = ((6, 4),)
+    assert {key: takes[key] for key in ("last", "first", "rows", "open", "both", "recurrent")} == {
+        "last": framework_order(image, "tensorflow"),
+        "first": framework_order(image, "torch"),
+        "rows": framework_order(image, "tensorflow"),
+        "open": UNKNOWN,
+        "both": UNKNOWN,
+        "recurrent": plain_order(7),
+    }
 
 
 def test_real_saved_models_compute_what_they_are_named_for(corpus: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 import ckpttool
 from ckpttool.core import FormatError, UnsupportedError
-from ckpttool.graphs import Graph, evaluate, read_graph
+from ckpttool.graphs import Graph, evaluate, read_graph, torchscript
 from ckpttool.graphs.graph import inline_constant
+from ckpttool.graphs.operators import is_known
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -384,6 +385,51 @@ def test_operations_compute_what_pytorch_does(name: str, tmp_path: Path) -> None
     module = save(Code(FUNCTIONS[name]), (MATRIX,), tmp_path / "m.pt", traced=True)
     expected = [*flat(module(MATRIX))]
     assert_same_numbers(run(load(tmp_path / "m.pt"), (MATRIX,)), expected)
+
+
+class Shapes(nn.Module):
+    """Code that depends on the extents of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(6, 5, num_layers=2, proj_size=2, batch_first=True, bidirectional=True)
+
+    def forward(self, value: torch.Tensor):
+        rows = value.unsqueeze(0)
+        image = rows.unsqueeze(0)
+        if value.size(0) > 100:
+            return [image]
+        total = torch.zeros(1)
+        for part in value.split(3):
+            total = total * 2 + part.sum()
+        for row in value.unbind():
+            total = total - row.max()
+        outputs, state = self.cells(rows)
+        return [
+            F.adaptive_avg_pool2d(image, (3, 4)),
+            F.adaptive_avg_pool2d(image, (2, 6)),
+            F.adaptive_max_pool2d(image, (3, 4)),
+            F.adaptive_max_pool1d(rows, 4),
+            value.chunk(3)[1],
+            total,
+            outputs,
+            state[0],
+        ]
+
+
+def test_code_is_translated_for_the_shapes_of_its_inputs(tmp_path: Path) -> None:
+    module = save(Shapes(), (MATRIX,), tmp_path / "m.pt", traced=False)
+    checkpoint = ckpttool.open(str(tmp_path / "m.pt"))
+    shape = tuple(MATRIX.shape)
+    # A vector has no rows to pool, and the cells have six inputs.
+    graph = torchscript.read_for_shapes(checkpoint, [[(6,)], [(4, 7)], [shape, shape], [shape], [(4, 7)]])
+    assert graph is not None
+    assert [value.shape for value in graph.inputs] == [shape]
+    assert all(is_known(node.op) and node.op != "If" for node in graph.nodes)
+    with torch.no_grad():
+        expected = [*flat(module(MATRIX))]
+    assert_same_numbers(run(graph, (MATRIX,)), expected)
+    assert torchscript.read_for_shapes(checkpoint, [[(6,)], []]) is None
 
 
 class States(nn.Module):

@@ -101,6 +101,8 @@ def is_number_operation(name: str) -> bool:
 
 def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of an operation on numbers, lists and texts."""
+    if t.shapes is not None and name in CONTAINERS:
+        given = [each.take(None) if isinstance(each, PartsValue) else each for each in given]
     if named or any(isinstance(each, PartsValue) for each in given):
         raise refuse(name)
     if name in ("append", "_set_item"):
