@@ -149,6 +149,8 @@ def _run_direction(
 
 def _recurrent_shape(call: OperatorCall) -> Sequence[Shape]:
     x, directions, units = call.shape(0), call.shape(1)[0], call.shape(2)[2]
+    if len(x) != 3 or x[2] != call.shape(1)[2]:
+        raise ValueError(x, call.shape(1))
     if call.get("layout"):
         return [(*x[:2], directions, units), *[(x[0], directions, units)] * (len(call.node.outputs) - 1)]
     return [(x[0], directions, x[1], units), *[(directions, x[1], units)] * (len(call.node.outputs) - 1)]

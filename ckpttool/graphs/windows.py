@@ -93,10 +93,12 @@ def place_window(
 
 def conv_shape(call: OperatorCall, weight: int = 1) -> Sequence[Shape]:
     """Return the shape of a convolution of the first input; `weight` is the number of the weight's input."""
-    outputs, _, *extents = call.shape(weight)
+    outputs, inputs, *extents = call.shape(weight)
     kernel = tuple(extents)
     if call.get("kernel_shape") not in (None, (), kernel):
         raise ValueError(kernel)
+    if call.shape(0)[1] != inputs * (call.get("group") or 1):
+        raise ValueError(call.shape(0), call.shape(weight))
     return [(call.shape(0)[0], outputs, *place_window(call.shape(0)[2:], kernel, call.get).extents)]
 
 
@@ -174,6 +176,8 @@ def _transposed_window(sizes: Sequence[int], kernel: Sequence[int], get: Callabl
 
 def _transposed_shape(call: OperatorCall) -> Sequence[Shape]:
     sizes, kernel = call.shape(0)[2:], call.shape(1)[2:]
+    if call.shape(0)[1] != call.shape(1)[0]:
+        raise ValueError(call.shape(0), call.shape(1))
     window = _transposed_window(sizes, kernel, call.get)
     return [(call.shape(0)[0], call.shape(1)[1] * call.get("group"), *window.extents)]
 
