@@ -122,7 +122,6 @@ def images(keras: Any) -> dict[str, Branch]:
         "batch_norm": layers.BatchNormalization(),
         "batch_norm_axis": layers.BatchNormalization(axis=1),
         "batch_norm_middle": layers.BatchNormalization(axis=2),
-        "random": lambda x: layers.RandomFlip()(layers.RandomZoom(0.2)(layers.RandomContrast(0.3)(x))),
         "layer_norm_axes": layers.LayerNormalization(axis=[2, 3]),
         "layer_norm_axis": layers.LayerNormalization(axis=[1, 2]),
         "group_norm": layers.GroupNormalization(groups=2),
