@@ -18,7 +18,8 @@ from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.general_conversion import to_objects
 from ckpttool.core import CkpttoolError, MappingError, Tree, UsageError
-from ckpttool.formats import KerasConfig, open_checkpoint, with_flattened
+from ckpttool.formats import KerasConfig, open_checkpoint
+from ckpttool.formats.keras_config import axis_order_facts
 from ckpttool.libraries import optimizers_write
 from tests import tensorflow_child
 from tests.golden_texts import Golden
@@ -1191,8 +1192,9 @@ def _layer(cls: str, name: str, **settings: Any) -> dict[str, Any]:
 _IMAGE = _layer("InputLayer", "in", batch_shape=[None, 8, 8, 3])
 _CONV = _layer("Conv2D", "conv", filters=4, kernel_size=[3, 3], strides=[1, 1], padding="valid")
 _FLAT, _DENSE = _layer("Flatten", "flat"), _layer("Dense", "fc", units=5)
+LAST, NO_FACTS = "channels last", (None, None)
 FLATTENINGS: dict[str, tuple[list[dict[str, Any]], object]] = {
-    "convolution": ([_IMAGE, _CONV, _FLAT, _DENSE], [6, 6, 4]),
+    "convolution": ([_IMAGE, _CONV, _FLAT, _DENSE], ([36, 4], LAST)),
     "same and strides": (
         [
             _IMAGE,
@@ -1200,14 +1202,14 @@ FLATTENINGS: dict[str, tuple[list[dict[str, Any]], object]] = {
             _FLAT,
             _DENSE,
         ],
-        [4, 3, 2],
+        ([12, 2], LAST),
     ),
     "pooling and dropout": (
         [
             *(_IMAGE, _CONV, _layer("MaxPooling2D", "p", pool_size=[2, 2], strides=None, padding="valid")),
             *(_layer("BatchNormalization", "bn"), _FLAT, _layer("Dropout", "d"), _DENSE),
         ],
-        [3, 3, 4],
+        ([9, 4], LAST),
     ),
     "dilated": (
         [
@@ -1215,30 +1217,36 @@ FLATTENINGS: dict[str, tuple[list[dict[str, Any]], object]] = {
             _layer("Conv2D", "c", filters=2, kernel_size=3, padding="valid", dilation_rate=[2, 2]),
             *(_FLAT, _DENSE),
         ],
-        [4, 4, 2],
+        ([16, 2], LAST),
     ),
-    "pooled over all": ([_IMAGE, _CONV, _layer("GlobalAveragePooling2D", "g"), _DENSE], []),
-    "no convolution": ([_IMAGE, _FLAT, _DENSE], None),
-    "norm of what is flattened": ([_IMAGE, _CONV, _FLAT, _layer("BatchNormalization", "b"), _DENSE], None),
+    "pooled over all": ([_IMAGE, _CONV, _layer("GlobalAveragePooling2D", "g"), _DENSE], ([1, 4], None)),
+    "no convolution": ([_IMAGE, _FLAT, _DENSE], ([64, 3], LAST)),
+    "norm of what is flattened": (
+        [_IMAGE, _CONV, _FLAT, _layer("BatchNormalization", "b"), _DENSE],
+        ([36, 4], LAST),
+    ),
     "channels first": (
         [
             _IMAGE,
             _layer("Conv2D", "c", filters=2, kernel_size=3, padding="valid", data_format="channels_first"),
             *(_FLAT, _DENSE),
         ],
-        None,
+        NO_FACTS,
     ),
-    "permuted": ([_IMAGE, _CONV, _layer("Permute", "p", dims=[3, 1, 2]), _FLAT, _DENSE], None),
-    "unknown": ([_IMAGE, _CONV, _layer("Mine", "m"), _FLAT, _DENSE], None),
-    "nonsense": ([_IMAGE, _layer("Conv2D", "c", filters="4", kernel_size=[0, -1]), _FLAT, _DENSE], None),
+    "permuted": (
+        [_IMAGE, _CONV, _layer("Permute", "p", dims=[3, 1, 2]), _FLAT, _DENSE],
+        ([36, 4], "channels first"),
+    ),
+    "unknown": ([_IMAGE, _CONV, _layer("Mine", "m"), _FLAT, _DENSE], NO_FACTS),
+    "nonsense": ([_IMAGE, _layer("Conv2D", "c", filters="4", kernel_size=[0, -1]), _FLAT, _DENSE], NO_FACTS),
 }
 
 
 @pytest.mark.parametrize("name", FLATTENINGS)
 def test_configurations_tell_what_is_flattened(name: str) -> None:
     layers, expected = FLATTENINGS[name]
-    found = with_flattened(KerasConfig("Sequential", {"layers": layers})).layers()[-1]
-    assert found.settings.get("flattened") == expected
+    found = axis_order_facts(KerasConfig("Sequential", {"layers": layers})).get(("fc",), {})
+    assert (found.get("takes"), found.get("takes_order")) == expected
 
 
 # --- Folders of several files, and files that sort tensors by name ------------------------------------------

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from ckpttool.formats.detect import open_checkpoint, resolve
     from ckpttool.formats.hdf5 import Hdf5Dataset, fletcher32
-    from ckpttool.formats.keras_config import KerasConfig, layer_variables, with_flattened
+    from ckpttool.formats.keras_config import KerasConfig, layer_variables
     from ckpttool.formats.keras_h5 import place_tree
     from ckpttool.formats.keras_tree import TrainedVariable, named_leaves, order_from_slots
     from ckpttool.formats.tf_bundle import tree_from_graph
@@ -56,7 +56,6 @@ __all__ = [
     "slot_path",
     "tree_by_name",
     "tree_from_graph",
-    "with_flattened",
 ]
 
 _HOMES = {
@@ -84,7 +83,6 @@ _HOMES = {
     "slot_path": "tf_object_graph",
     "tree_by_name": "tf_common",
     "tree_from_graph": "tf_bundle",
-    "with_flattened": "keras_config",
 }
 
 __getattr__, __dir__ = package_face(__name__, _HOMES)

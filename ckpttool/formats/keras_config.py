@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
@@ -630,116 +630,17 @@ def has_foreign_class(layer: Mapping[str, Any]) -> bool:
     return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
 
 
-FLATTENED = "flattened"
-# Layers whose output shape equals their input shape.
-_SAME = frozenset(
-    ("BatchNormalization", "LayerNormalization", "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax")
-) | {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Rescaling"}
-_BEFORE_DENSE = _SAME - {"BatchNormalization", "LayerNormalization", "PReLU"}
 _CONVOLUTION = re.compile(r"(?:Conv|SeparableConv|DepthwiseConv)([123])D")
 _POOLING = re.compile(r"(?:Max|Average)Pooling([123])D")
 _GLOBAL = re.compile(r"Global(?:Max|Average)Pooling[123]D")
 
 
-class _LayerOutput(NamedTuple):
-    """The output of a layer: its shape without the batch, and the shape of the flattened image.
-
-    `image` is None without a preceding convolution, () if no flattened image is in the output.
-    """
-
-    shape: tuple[int, ...]
-    image: tuple[int, ...] | None = None
-    convolved: bool = False
-
-
-def with_flattened(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with each dense layer's flattened input in its `flattened` setting.
-
-    [H, W, C] is the image of a preceding convolution, [] means no flattened image. The setting is
-    omitted after an unknown layer, several inputs or a change of the axis order.
-    """
-    layers = model.settings.get("layers")
-    if not isinstance(layers, list) or model.cls not in ("Sequential", "Functional", "Model"):
-        return model
-    given: dict[str, _LayerOutput | None] = {}
-    made = []
-    before: _LayerOutput | None = _input_output(model.settings.get("build_input_shape"))
-    for each in layers:
-        layer = config_of(each)
-        if model.cls != "Sequential":
-            names = _inbound_layers(each)
-            before = given.get(names[0]) if len(names) == 1 else None
-        image = before.image if layer.cls == "Dense" and before is not None else None
-        if image is not None and isinstance(each, dict):
-            each = {**each, "config": {**layer.settings, FLATTENED: list(image)}}
-        before = _layer_output(layer, before)
-        given[layer.name or ""] = before
-        made.append(each)
-    return KerasConfig(model.cls, {**model.settings, "layers": made})
-
-
-def _inbound_layers(layer: Any) -> list[str]:
-    """Return the names of a functional model layer's inputs (Keras 2: lists; 3: keras_history)."""
-    found: dict[str, None] = {}
-    stack = [layer.get("inbound_nodes")] if isinstance(layer, dict) else []
-    nodes = stack[0] if stack and isinstance(stack[0], list) else []
-    if len(nodes) > 1:
-        return ["", ""]  # a shared layer has several inputs
-    visited = 0
-    while stack and visited < _NODES:
-        item = stack.pop()
-        visited += 1
-        if isinstance(item, dict):
-            history = item.get("keras_history")
-            if isinstance(history, list) and history and isinstance(history[0], str):
-                found[history[0]] = None
-            stack += [value for value in item.values() if isinstance(value, dict | list)]
-        elif isinstance(item, list):
-            if len(item) > 2 and isinstance(item[0], str) and isinstance(item[1], int):
-                found[item[0]] = None
-            else:
-                stack += item
-    return list(found)
-
-
-_NODES = 10_000
-
-
-def _input_output(shape: Any) -> _LayerOutput | None:
-    """Return an input of this shape, whose first axis is the batch."""
-    if not isinstance(shape, list) or len(shape) < 2:
-        return None
-    axes = tuple(axis for axis in shape[1:] if type(axis) is int and axis > 0)
-    return _LayerOutput(axes) if len(axes) == len(shape) - 1 else None
-
-
-def _layer_output(layer: KerasConfig, before: _LayerOutput | None) -> _LayerOutput | None:
-    settings, cls = layer.settings, layer.cls or ""
-    started = _input_output(settings.get("batch_shape") or settings.get("batch_input_shape"))
-    if cls == "InputLayer":
-        return started
-    before = before or started
-    if before is None or settings.get("data_format") not in (None, "channels_last"):
-        return None
-    if cls == "Dense":
-        units = settings.get("units")
-        return _LayerOutput((*before.shape[:-1], units), (), before.convolved) if type(units) is int else None
-    if cls == "Flatten":
-        count = math.prod(before.shape)
-        return _LayerOutput((count,), before.shape if before.convolved else None, before.convolved)
-    if _GLOBAL.fullmatch(cls):
-        return _LayerOutput(before.shape[-1:], (), before.convolved) if not settings.get("keepdims") else None
-    if cls in _SAME:
-        return before if cls in _BEFORE_DENSE or len(before.shape) > 1 else before._replace(image=None)
-    return _window_output(cls, settings, before)
-
-
-def _window_output(cls: str, settings: Mapping[str, Any], before: _LayerOutput) -> _LayerOutput | None:
-    """Return the output of a convolution or pooling layer, None for any other layer."""
+def _window_shape(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the output shape of a convolution or pooling layer, None for any other layer."""
     convolution, pooling = _CONVOLUTION.fullmatch(cls), _POOLING.fullmatch(cls)
     match = convolution or pooling
     rank = int(match[1]) if match else 0
-    if not rank or len(before.shape) != rank + 1:
+    if not rank or len(shape) != rank + 1:
         return None
     window = _axes(settings.get("kernel_size" if convolution else "pool_size"), rank)
     strides = _axes(settings.get("strides"), rank) or (window if pooling else (1,) * rank)
@@ -749,18 +650,16 @@ def _window_output(cls: str, settings: Mapping[str, Any], before: _LayerOutput) 
         return None
     sizes = [
         -(-size // step) if padding == "same" else (size - (width - 1) * wide - 1) // step + 1
-        for size, width, step, wide in zip(before.shape, window, strides, spread, strict=False)
+        for size, width, step, wide in zip(shape, window, strides, spread, strict=False)
     ]
-    channels = before.shape[-1]
+    channels = shape[-1]
     if convolution and cls.startswith("Depthwise"):
         multiplier = settings.get("depth_multiplier")
         channels = channels * multiplier if type(multiplier) is int else 0
     elif convolution:
         filters = settings.get("filters")
         channels = filters if type(filters) is int else 0
-    if channels < 1 or min(sizes) < 1:
-        return None
-    return _LayerOutput((*sizes, channels), None, before.convolved or convolution is not None)
+    return (*sizes, channels) if channels > 0 and min(sizes) > 0 else None
 
 
 def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -790,8 +689,7 @@ def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]
             for size, step, width in zip(sizes, strides, window, strict=True)
         ]
         return (*made, filters)
-    made_by = _window_output(cls, settings, _LayerOutput(shape))
-    return made_by.shape if made_by is not None else None
+    return _window_shape(cls, settings, shape)
 
 
 def _pairs(value: Any, rank: int) -> list[tuple[int, int]] | None:
@@ -914,7 +812,6 @@ class KerasFlow:
     _taken: dict[int, Mapping[IndexDigit, int]] = field(default_factory=dict)
     _joined: list[tuple[Axis, Axis]] = field(default_factory=list)
     _origins: int = 0
-    _visited: int = 0
 
     # --- Values -----------------------------------------------------------------------------------------
 
@@ -931,71 +828,22 @@ class KerasFlow:
         self._origins += 1
         return self._origins
 
-    def model(
-        self, config: KerasConfig, given: Sequence[KerasValue | None], above: tuple[str, ...]
+    def apply(
+        self, layer: KerasConfig, given: Sequence[KerasValue | None], above: tuple[str, ...]
     ) -> list[KerasValue | None]:
-        """Return a Sequential or functional model's output for its inputs."""
-        layers = config.settings.get("layers")
-        if not isinstance(layers, list):
-            return [None]
-        if config.cls == "Sequential":
-            value = given[0] if given else _input_value(self, config.settings.get("build_input_shape"))
-            for each in layers:
-                value = self._one(config_of(each), [value], above)
-            return [value]
-        return self._functional(config, layers, given, above)
-
-    def _functional(
-        self,
-        config: KerasConfig,
-        layers: list[Any],
-        given: Sequence[KerasValue | None],
-        above: tuple[str, ...],
-    ) -> list[KerasValue | None]:
-        values: dict[tuple[str, int, int], KerasValue | None] = {}
-        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
-        inputs = list_references(config.settings.get("input_layers"))
-        for each in layers:
-            layer = config_of(each)
-            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
-            if layer.cls == "InputLayer":
-                place = next((n for n, ref in enumerate(inputs) if ref[0] == name), None)
-                inner = given[place] if place is not None and place < len(given) else None
-                values[name, 0, 0] = inner if inner is not None else self._one(layer, [], above)
-                continue
-            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
-            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-                waiting.append((name, layer, number, list_references(node)))
-        while waiting and self._visited < _MOST_LAYERS:
-            later = []
-            for name, layer, number, refs in waiting:
-                self._visited += 1
-                if not refs or not all(ref in values for ref in refs):
-                    later.append((name, layer, number, refs))
-                    continue
-                made = self._several(layer, [values[ref] for ref in refs], above)
-                for place, value in enumerate(made):
-                    values[name, number, place] = value
-            if len(later) == len(waiting):
-                break
-            waiting = later
-        return [values.get(ref) for ref in list_references(config.settings.get("output_layers"))]
-
-    def _several(
-        self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
-    ) -> list[KerasValue | None]:
-        if layer.cls in ("Sequential", "Functional", "Model"):
-            return self.model(layer, given, (*above, layer.name or ""))
-        return [self._one(layer, given, above)]
+        """Return the outputs of a call, None for those that are not followed."""
+        if layer.cls in MODELS:
+            return follow_model(layer, given, (*above, layer.name or ""), self.apply)
+        if layer.cls != "InputLayer" or not above or not given or given[0] is None:
+            return [self._one(layer, given, above)]
+        return [given[0]]
 
     # --- Layers -----------------------------------------------------------------------------------------
 
-    def _one(  # noqa: C901 - a list of classes
-        self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
+    def _one(
+        self, layer: KerasConfig, given: Sequence[KerasValue | None], above: tuple[str, ...]
     ) -> KerasValue | None:
         cls, settings = layer.cls or "", layer.settings
-        if cls in ("Sequential", "Functional", "Model"):
-            return self.model(layer, given, (*above, layer.name or ""))[0]
         started = _input_value(self, settings.get("batch_shape") or settings.get("batch_input_shape"))
         if cls == "InputLayer":
             if not above and started is not None:
@@ -1061,7 +909,7 @@ class KerasFlow:
                 KerasValue((*self._new((count,)).axes, *x.axes)) if type(count) is int and count > 0 else None
             )
         if cls == "TimeDistributed":
-            inner = self._one(config_of(settings.get("layer")), [KerasValue(x.axes[1:])], name)
+            (inner, *_) = self.apply(config_of(settings.get("layer")), [KerasValue(x.axes[1:])], name)
             return KerasValue((x.axes[0], *inner.axes)) if inner is not None and len(x.axes) > 1 else None
         if cls in ("MultiHeadAttention", "MultiHeadSelfAttention", "Attention"):
             return self._features(x, x.shape[-1], None)
@@ -1267,7 +1115,9 @@ def axis_order_facts(model: KerasConfig) -> dict[tuple[str, ...], dict[str, Any]
     """Return the orders in a configuration by layer, as plain facts (see `order_of`)."""
     flow = KerasFlow()
     try:
-        flow.model(model, [], ())
+        # A Sequential without an input layer may record its input.
+        first = model.settings.get("build_input_shape") if model.cls == "Sequential" else None
+        follow_model(model, [_input_value(flow, first)], (), flow.apply)
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         shapes = ";".join(",".join(map(str, value.shape)) for value in flow.inputs)
         for name, side, order in flow.orders():
@@ -1316,6 +1166,69 @@ def _annotate_layers(
     return KerasConfig(model.cls, {**model.settings, "layers": made})
 
 
+_Reference = tuple[str, int, int]
+_KerasNode = tuple[str, KerasConfig, int, list[_Reference]]
+_Call = Callable[[KerasConfig, Sequence[Any], tuple[str, ...]], list[Any]]
+
+
+def follow_model(
+    config: KerasConfig, given: Sequence[Any], above: tuple[str, ...], apply: _Call
+) -> list[Any]:
+    """Return the outputs of a Sequential or functional model for its inputs.
+
+    `apply` returns the outputs of one call of a layer, from the layer, its inputs and the names of the
+    models around it; other outputs are None. Raise ValueError for calls whose inputs are not listed.
+    """
+    layers = config.settings.get("layers")
+    if not isinstance(layers, list) or len(layers) > _MOST_LAYERS:
+        raise ValueError
+    if config.cls == "Sequential":
+        values = list(given[:1])
+        for each in layers:
+            values = apply(config_of(each), values, above)[:1]
+        return values
+    outer = dict(
+        zip([ref[0] for ref in list_references(config.settings.get("input_layers"))], given, strict=False)
+    )
+    outputs: dict[_Reference, Any] = {}
+    waiting: list[_KerasNode] = []
+    for each in layers:
+        layer = config_of(each)
+        name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
+        if layer.cls == "InputLayer":
+            outputs[name, 0, 0] = apply(layer, [outer[name]] if name in outer else [], above)[0]
+            continue
+        nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
+        for number, node in enumerate(nodes if isinstance(nodes, list) else []):
+            waiting.append((name, layer, number, list_references(node)))
+    visits = 0
+    while waiting:
+        before, visits = len(waiting), visits + len(waiting)
+        waiting = [row for row in waiting if not _is_called(row, outputs, above, apply)]
+        if len(waiting) == before or visits > _MOST_VISITS:
+            raise ValueError
+    return [outputs.get(ref) for ref in list_references(config.settings.get("output_layers"))]
+
+
+def _is_called(
+    node: _KerasNode, outputs: dict[_Reference, Any], above: tuple[str, ...], apply: _Call
+) -> bool:
+    """Apply a call whose inputs are known, and return whether they are."""
+    name, layer, number, refs = node
+    if not all(ref in outputs for ref in refs):
+        return False
+    made = apply(layer, [outputs[ref] for ref in refs], above)
+    made += [None] * (_MOST_OUTPUTS - len(made))
+    outputs.update(((name, number, place), value) for place, value in enumerate(made))
+    return True
+
+
+# Of one layer: the states of a stack of cells.
+_MOST_OUTPUTS = 16
+# Of calls whose inputs are looked for: layers may be listed in any order.
+_MOST_VISITS = 1 << 18
+
+
 class KerasCalls:
     """The calls of a model's layers in its configuration, numbered, with the calls that each needs.
 
@@ -1326,73 +1239,27 @@ class KerasCalls:
     def __init__(self) -> None:
         self.found: dict[tuple[str, ...], tuple[int, int]] = {}
 
-    def model(self, config: KerasConfig, given: Sequence[int], above: tuple[str, ...]) -> list[int]:
-        """Follow a Sequential or functional model; return the calls that each of its outputs needs."""
-        layers = config.settings.get("layers")
-        if not isinstance(layers, list) or len(self.found) > _MOST_LAYERS:
-            raise ValueError
-        if config.cls == "Sequential":
-            before = given[0] if given else 0
-            for each in layers:
-                before = self._one(config_of(each), [before], above)[0]
-            return [before]
-        inputs = [each[0] for each in list_references(config.settings.get("input_layers"))]
-        started = dict(zip(inputs, given, strict=False))
-        values: dict[tuple[str, int, int], int] = {}
-        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
-        for each in layers:
-            layer = config_of(each)
-            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
-            if layer.cls == "InputLayer":
-                values[name, 0, 0] = started.get(name, 0)
-                continue
-            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
-            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-                waiting.append((name, layer, number, list_references(node)))
-        self._nodes(waiting, values, above)
-        return [values[ref] for ref in list_references(config.settings.get("output_layers"))] or [0]
-
-    def _nodes(
-        self,
-        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]],
-        values: dict[tuple[str, int, int], int],
-        above: tuple[str, ...],
-    ) -> None:
-        while waiting:
-            later = []
-            for name, layer, number, refs in waiting:
-                if not all(ref in values for ref in refs):
-                    later.append((name, layer, number, refs))
-                    continue
-                made = self._one(layer, [values[ref] for ref in refs], above)
-                for place in range(max(len(made), _MOST_OUTPUTS)):
-                    values[name, number, place] = made[min(place, len(made) - 1)]
-            if len(later) == len(waiting):
-                raise ValueError
-            waiting = later
-
-    def _one(self, layer: KerasConfig, given: list[int], above: tuple[str, ...]) -> list[int]:
+    def apply(self, layer: KerasConfig, given: Sequence[int | None], above: tuple[str, ...]) -> list[int]:
+        """Return by output the calls that the outputs of a call need."""
         name = (*above, layer.name or "")
-        if layer.cls in ("Sequential", "Functional", "Model"):
-            return self.model(layer, given, name)
+        if layer.cls in MODELS:
+            return follow_model(layer, given, name, self.apply) or [0]
         before = 0
         for each in given:
-            before |= each
+            before |= each or 0
         if layer.cls == "InputLayer":
             return [before]
+        if len(self.found) > _MOST_LAYERS:
+            raise ValueError
         number, _ = self.found.setdefault(name, (len(self.found), before))
-        return [before | 1 << number]
-
-
-# Of one layer: the states of a stack of cells.
-_MOST_OUTPUTS = 16
+        return [before | 1 << number] * _MOST_OUTPUTS
 
 
 def with_calls(model: KerasConfig) -> KerasConfig:
     """Return the configuration with the call order added to the settings of its layers."""
     calls = KerasCalls()
     try:
-        calls.model(model, [], ())
+        follow_model(model, [0], (), calls.apply)
     except (RecursionError, ValueError, TypeError, KeyError):
         return model
     facts: dict[tuple[str, ...], dict[str, Any]] = {

@@ -28,7 +28,6 @@ from ckpttool.formats.keras_config import (
     split_number,
     stored_names,
     with_calls,
-    with_flattened,
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
@@ -78,7 +77,7 @@ def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasCo
 
 def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
     root, strays = build_nodes(index)
-    walk = KerasWalk(with_calls(annotate_config(with_flattened(config))), root)
+    walk = KerasWalk(with_calls(annotate_config(config)), root)
     leaves = dict(walk.leaves)
     containers = dict(walk.containers)
     notes = list(index.notes)
@@ -128,7 +127,7 @@ def _list_legacy(index: Hdf5Index) -> KerasModel:
     found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
     trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
     config, optimizer = (
-        with_calls(annotate_config(with_flattened(config_of(found)))),
+        with_calls(annotate_config(config_of(found))),
         optimizer_config(trained.get("optimizer_config")),
     )
     leaves, containers, owners = _list_weights(index, config)

@@ -904,10 +904,7 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
     if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
         return facts._replace(number=channels // groups)
-    found = about.settings.get("flattened")
-    if facts.takes is not None or not isinstance(found, list) or names != {"dense"}:
-        return facts
-    return facts._replace(flatten=tuple(found))
+    return facts
 
 
 def _recorded_order(settings: Mapping[str, Any], side: str) -> AxisOrder | None:
