@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,11 @@ from ckpttool.core import (
     plain_order,
 )
 from ckpttool.core.activations import UNKNOWN
+from ckpttool.graphs.torchscript import apply_operation
+from ckpttool.graphs.torchscript_translator import ScriptTranslator
+from ckpttool.graphs.torchscript_values import InputShapeError
 from ckpttool.libraries import OrderTracer, UntraceableError, UntracedActivation
-from ckpttool.libraries.script_orders import _ScriptOrderEvaluator
+from ckpttool.libraries.activation_orders import trace_graph_orders
 from tests import tensorflow_child, warm
 from tests.conftest import ROOT
 
@@ -96,6 +98,26 @@ CODE = """class Net(Module):
 """
 
 
+IMAGE_TREE = Tree(
+    {(attr("conv"),): leaf(4, 3, 2, 2), (attr("dense"),): leaf(7, 24)},
+    {},
+    {(): Container("record", "__torch__.Net")},
+)
+
+
+def orders_of_code(move: str, shape: tuple[int, ...] = (2, 3, 3, 4)) -> dict[str, FeatureOrders]:
+    """Return the orders in code with a convolution, an image [2, 4, 2, 3] and a dense layer."""
+    translator = ScriptTranslator(
+        IMAGE_TREE,
+        {"__torch__": CODE.format(move=move)},
+        operation=apply_operation,
+        integers=set(),
+        shapes=[shape],
+    )
+    orders = trace_graph_orders(translator.graph(()), IMAGE_TREE, 1)
+    return {str(path[0].value): each for path, each in orders.items()}
+
+
 @pytest.mark.parametrize(
     ("move", "order"),
     [
@@ -103,16 +125,47 @@ CODE = """class Net(Module):
         ("torch.permute(y, [0, 2, 3, 1])", framework_order(((6, 4),), "tensorflow")),
         ("torch.movedim(y, 1, -1)", framework_order(((6, 4),), "tensorflow")),
         ("torch.transpose(torch.flatten(y, 2), 1, 2)", framework_order(((6, 4),), "tensorflow")),
+        ('torch.einsum("bchw->bhwc", [y])', framework_order(((6, 4),), "tensorflow")),
+        ("torch.adaptive_avg_pool2d(y, [2, 3])", framework_order(((6, 4),), "torch")),
+        (
+            "torch.adaptive_avg_pool2d(torch.permute(y, [0, 1, 3, 2]), [2, 3])",
+            framework_order(((6, 4),), "torch"),
+        ),
+        ("torch.group_norm(torch.mul(y, 2), 2)", framework_order(((6, 4),), "torch")),
+        ("torch.softplus(torch.add(y, torch.sigmoid(y)))", framework_order(((6, 4),), "torch")),
+        # The entries of an image that are repeated have no order.
+        ("torch.repeat(torch.mean(y, [3], True), [1, 1, 1, 3])", UNKNOWN),
         ("torch.unknown_operation(y)", UNKNOWN),
+        ("torch.sort(y, 1)[0]", UNKNOWN),
     ],
 )
-def test_the_code_of_a_script_tells_the_order(move, order):
-    conv, dense = (attr("conv"),), (attr("dense"),)
-    tree = Tree({conv: leaf(4, 3, 2, 2), dense: leaf(7, 24)}, {}, {(): Container("record", "__torch__.Net")})
-    run = _ScriptOrderEvaluator(tree, {"__torch__": CODE.format(move=move)}, evaluation=OrderTracer(tree, 1))
-    run.parsed["__torch__"] = ast.parse(run.texts["__torch__"])
-    run.run([(2, 3, 3, 4)])
-    assert run.evaluation.features()[dense].takes == order
+def test_the_code_of_a_script_shows_the_order(move, order):
+    assert orders_of_code(move)["dense"].takes == order
+
+
+def test_code_that_does_not_fit_an_image_is_refused():
+    """The convolution has three channels, the code raises an exception for what is no image."""
+    for shape in ((2, 4, 3, 4), (2, 3, 3, 5), (3, 3, 4), (2, 24)):
+        with pytest.raises(InputShapeError):
+            orders_of_code("y", shape)
+
+
+def test_branches_of_a_condition_on_values_must_agree():
+    """Both branches are evaluated; a permutation in one of them leaves the order open."""
+    condition = "if torch.gt(torch.sum(y), 0):\n      z = {}\n    else:\n      z = {}\n    z = z"
+    for branches, order in (
+        (("torch.mul(y, 2)", "y"), framework_order(((6, 4),), "torch")),
+        (("torch.flip(y, [1])", "torch.flip(y, [1])"), None),
+        (("torch.flip(y, [1])", "y"), UNKNOWN),
+    ):
+        code = CODE.replace("      z = {move}", "      z = y").replace(
+            "    return", f"    {condition.format(*branches)}\n    return"
+        )
+        translator = ScriptTranslator(
+            IMAGE_TREE, {"__torch__": code}, operation=apply_operation, integers=set(), shapes=[(2, 3, 3, 4)]
+        )
+        takes = trace_graph_orders(translator.graph(()), IMAGE_TREE, 1)[attr("dense"),].takes
+        assert takes == order or (order is None and takes not in (None, UNKNOWN))
 
 
 # --- A live tf.Module -----------------------------------------------------------------------------------

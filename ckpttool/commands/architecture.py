@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.commands.inspect import is_script
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ckpttool.graphs.keras import KerasLayerShapes
     from ckpttool.graphs.shapes import TracedCall
     from ckpttool.graphs.torch_modules import TorchLayerShapes
-    from ckpttool.libraries.script_orders import ScriptCall
 
 # A layer is described from what the file records: its class and settings, the order in which layers are
 # applied, and shapes by arithmetic. Nothing is executed. The code of a custom class is not in the file: the
@@ -924,17 +924,25 @@ _KERAS_SETTINGS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-# Recorded computations: the code of a TorchScript archive and the graph of an ONNX model are evaluated on
-# shapes alone (libraries/script_orders.py, activation_orders.py). Shapes include the batch.
+# Recorded computations: the code of a TorchScript archive and the graph of an ONNX model are read as a graph,
+# whose shapes are traced (ckpttool.graphs). Shapes include the batch.
 
 _CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))
-_GIVEN = "input"
+_TORCH_MODULES = "torch.nn.modules."
+_INPUT = "input"
 # A part of a class name that distinguishes copies of a class.
 _MANGLED = re.compile(r"\.___torch_mangle_[0-9]+")
 
 
+def _whole_shapes(shapes: Mapping[str, Extents]) -> dict[str, tuple[int, ...]]:
+    """Return the user's shapes with a batch of 1."""
+    return {name: (1, *(extent or 1 for extent in shape)) for name, shape in shapes.items()}
+
+
 def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
-    from ckpttool.libraries.script_orders import trace_script
+    from ckpttool.graphs.shapes import trace_graph
+    from ckpttool.graphs.torchscript import read_for_shapes
+    from ckpttool.graphs.torchscript_code import traced_inputs
 
     given = _whole_shapes(shapes)
     # The inputs of a script have no names, only an order.
@@ -942,7 +950,10 @@ def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
     if given.keys() - set(names):
         hint = "name the inputs in their order: --input-shape 'input 0=N,N,...'"
         raise UsageError(f"no input {next(iter(given.keys() - set(names)))!r}", hint=hint)
-    found = trace_script(checkpoint, tuple(given[name] for name in names if name in given))
+    inputs = [given[name] for name in names if name in given]
+    inputs = inputs or [leaf.shape for leaf in traced_inputs(checkpoint)]
+    graph = read_for_shapes(checkpoint, [inputs] if inputs else [])
+    found = None if graph is None else trace_graph(graph, {})
     if found is None:
         if shapes:
             raise UsageError(
@@ -951,58 +962,15 @@ def _describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
                 hint="check --input-shape; code that depends on values cannot be evaluated",
             )
         return ()
-    inputs, call = found
-    root = _script_layer(call, "", checkpoint.tree)
+    tree = checkpoint.tree
+    modules = {
+        tuple(str(step.value) for step in path): _MANGLED.sub("", each.name).removeprefix("__torch__.")
+        for path, each in tree.containers.items()
+        if each.kind == "record" and each.name
+    }
+    root = _GraphLayers(tree, found.calls, modules).root("", found.outputs[0] if found.outputs else None)
     named = tuple((f"input {number}", shape) for number, shape in enumerate(inputs))
     return (Architecture("TorchScript code", root, named, batch=True),)
-
-
-def _whole_shapes(shapes: Mapping[str, Extents]) -> dict[str, tuple[int, ...]]:
-    """Return the user's shapes with a batch of 1."""
-    return {name: (1, *(extent or 1 for extent in shape)) for name, shape in shapes.items()}
-
-
-def _script_layer(call: ScriptCall, name: str, tree: Tree) -> ArchitectureLayer:
-    """Return a call as a layer; a torch module's own code is not listed."""
-    from ckpttool.libraries.script_orders import is_own_module
-
-    own = is_own_module(call.cls)
-    inner = call.below if call.kind in _CONTAINERS or not own else []
-    names = _call_names(inner, name)
-    below = []
-    for number, (each, path) in enumerate(zip(inner, names, strict=True)):
-        layer = _script_layer(each, path, tree)
-        below.append(replace(layer, inputs=_sources(each.inputs, number, names)))
-    size = len(call.path)
-    trained = (
-        leaf.size for path, leaf in tree.tensors() if path[:size] == call.path and leaf.role == "parameter"
-    )
-    return ArchitectureLayer(
-        path=name,
-        kind=call.kind,
-        cls=_MANGLED.sub("", call.cls).removeprefix("__torch__."),
-        parameters=sum(trained) if call.path or not name else 0,
-        output=call.output,
-        macs=call.macs,
-        flow="graph" if any(each.inputs for each in below) else "chain",
-        below=tuple(below),
-    )
-
-
-def _call_names(calls: Sequence[ScriptCall], above: str) -> list[str]:
-    """Return a path for each call: the module's, or a function's name and number."""
-    found = []
-    for number, call in enumerate(calls):
-        name = "/".join(str(step.value) for step in call.path)
-        found.append(name or "/".join(filter(None, (above, f"{call.kind}_{number}"))))
-    return found
-
-
-def _sources(inputs: Sequence[int], number: int, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths of the operations whose results are used, unless only that of the one before."""
-    if list(inputs) in ([], [number - 1]):
-        return ()
-    return tuple(names[each] if each >= 0 else _GIVEN for each in inputs)
 
 
 def _describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
@@ -1019,67 +987,92 @@ def _describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tup
     _require_used(given, {*names}, iter(names))
     if found is None:
         return ()
-    layers = _OnnxLayers(checkpoint.tree, found.calls)
-    below = layers.group(range(len(found.calls)), 0)
-    root = _sum_layers("", str(checkpoint.details.get("name") or "graph"), below)
-    root = replace(root, output=found.outputs[0] if len(found.outputs) == 1 else None)
+    kind = str(checkpoint.details.get("name") or "graph")
+    output = found.outputs[0] if len(found.outputs) == 1 else None
+    root = _GraphLayers(checkpoint.tree, found.calls, {}).root(kind, output)
     assumed = ("extents that are not fixed are 1",) if found.assumed else ()
     return (Architecture("ONNX graph", root, found.inputs, batch=True, assumed=assumed),)
 
 
-def _sum_layers(path: str, kind: str, below: Sequence[ArchitectureLayer]) -> ArchitectureLayer:
-    """Return a group of layers in their recorded order."""
-    macs = [layer.macs for layer in below]
-    linked = any(layer.inputs or layer.flow == "graph" for layer in below)
-    return ArchitectureLayer(
-        path=path,
-        kind=kind,
-        cls="",
-        parameters=sum(layer.parameters for layer in below),
-        output=below[-1].output if below else None,
-        macs=None if None in macs else sum(each or 0 for each in macs),
-        flow="graph" if linked else "chain",
-        below=tuple(below),
-    )
+class _GraphLayers:
+    """The operations of a graph as layers, grouped by their modules.
 
+    `modules` are the classes of modules by scope; without them, the folders in the names of operations are
+    modules of an unknown class (`/layer1/conv1/Conv`).
+    """
 
-class _OnnxLayers:
-    """The operators of a graph as layers, grouped by the folders in their names (`/layer1/conv1/Conv`)."""
+    def __init__(
+        self, tree: Tree, calls: Sequence[TracedCall], modules: Mapping[tuple[str, ...], str]
+    ) -> None:
+        self.calls, self.modules = calls, modules
+        self.sizes = {
+            tuple(str(step.value) for step in path): leaf.size
+            for path, leaf in tree.tensors()
+            if leaf.role == "parameter"
+        }
+        self.steps: list[tuple[str, ...]] = []
+        for number, call in enumerate(calls):
+            title = f"{call.kind}_{number}"
+            steps = (call.name.strip("/") or title).split("/")
+            steps = [*call.scope, title] if modules else [step for step in steps if step]
+            self.steps.append(tuple(steps[:_DEEPEST]))
 
-    def __init__(self, tree: Tree, calls: Sequence[TracedCall]) -> None:
-        self.tree, self.calls = tree, calls
-        names = (call.name.strip("/") or f"{call.kind}_{number}" for number, call in enumerate(calls))
-        self.steps = [[step for step in name.split("/") if step][:_DEEPEST] for name in names]
-        self.names = ["/".join(steps[:-1] or steps) for steps in self.steps]
+    def root(self, kind: str, output: Extents | None) -> ArchitectureLayer:
+        """Return the whole model; `kind` is its class if that is not listed."""
+        return replace(self._group((), range(len(self.calls)), kind), output=output)
 
-    def group(self, numbers: Sequence[int], depth: int) -> list[ArchitectureLayer]:
-        """Return the operators with these positions as layers and groups of layers."""
-        found: list[ArchitectureLayer] = []
-        start = 0
-        while start < len(numbers):
-            steps = self.steps[numbers[start]]
-            end = start + 1
-            if len(steps) > depth + 1:
-                while end < len(numbers) and self.steps[numbers[end]][: depth + 1] == steps[: depth + 1]:
-                    end += 1
-            inside = numbers[start:end]
-            name = "/".join(steps[: depth + 1])
-            if len(inside) == 1:
-                found.append(self._layer(inside[0], name))
-            else:
-                found.append(_sum_layers(name, "block", self.group(inside, depth + 1)))
-            start = end
-        return found
+    def _layers(self, numbers: Sequence[int], depth: int) -> Iterator[ArchitectureLayer]:
+        """Yield the operations with these positions as layers and groups of layers."""
+        runs = [list(run) for _, run in groupby(numbers, lambda number: self._step(number, depth))]
+        names = {number: "/".join(self._path(run, depth)) for run in runs for number in run}
+        before = _INPUT
+        for run in runs:
+            sources = (each for number in run for each in self.calls[number].inputs if each not in run)
+            listed = tuple(dict.fromkeys(names.get(each, _INPUT) for each in sources))
+            layer = self._layer(run, self._path(run, depth))
+            yield replace(layer, inputs=() if listed in ((), (before,)) else listed)
+            before = layer.path
 
-    def _layer(self, number: int, path: str) -> ArchitectureLayer:
-        call = self.calls[number]
-        held = (self.tree.get(weight) for weight in call.weights)
+    def _step(self, number: int, depth: int) -> Any:
+        """Return what operations of one module have in common at a level."""
+        steps = self.steps[number]
+        return steps[: depth + 1] if len(steps) > depth + 1 else number
+
+    def _path(self, run: Sequence[int], depth: int) -> tuple[str, ...]:
+        return self.steps[run[0]][: depth + 1]
+
+    def _layer(self, run: Sequence[int], path: tuple[str, ...]) -> ArchitectureLayer:
+        call = self.calls[run[0]]
+        if path in self.modules or len(run) > 1:
+            return self._group(path, run, "block")
+        held = (tuple(str(step.value) for step in weight) for weight in call.weights)
         return ArchitectureLayer(
-            path=path,
+            path="/".join(path),
             kind=call.kind,
             cls=call.kind,
-            parameters=sum(leaf.size for leaf in held if isinstance(leaf, Leaf) and leaf.role == "parameter"),
+            parameters=0 if self.modules else sum(self.sizes.get(each, 0) for each in held),
             output=call.output,
             macs=call.macs,
-            inputs=_sources(call.inputs, number, self.names),
+        )
+
+    def _group(self, path: tuple[str, ...], run: Sequence[int], kind: str) -> ArchitectureLayer:
+        """Return a module with its parts; those of torch's own modules are not listed."""
+        cls = self.modules.get(path, "")
+        below = tuple(self._layers(run, len(path)))
+        macs = [layer.macs for layer in below]
+        linked = any(layer.inputs or layer.flow == "graph" for layer in below)
+        inside = not cls.startswith(_TORCH_MODULES) or cls.rpartition(".")[2] in _CONTAINERS
+        if self.modules:
+            size = sum(size for each, size in self.sizes.items() if each[: len(path)] == path)
+        else:
+            size = sum(layer.parameters for layer in below)
+        return ArchitectureLayer(
+            path="/".join(path),
+            kind=cls.rpartition(".")[2] or kind,
+            cls=cls,
+            parameters=size,
+            output=below[-1].output if below else None,
+            macs=None if None in macs else sum(each or 0 for each in macs),
+            flow="graph" if linked else "chain",
+            below=below if inside else (),
         )

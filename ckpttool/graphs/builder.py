@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,8 @@ class GraphBuilder:
     place: str = ""
     title: str = ""
     count: int = 0
+    # Called with each new node.
+    inspect: Callable[[OperatorNode], object] | None = None
     _names: Counter[str] = field(default_factory=Counter)
     _numbers: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
@@ -44,7 +46,10 @@ class GraphBuilder:
         stem = "/".join((*self.scope, op))
         names = tuple(self.unique_name(stem) for _ in range(outputs))
         trimmed = trim_inputs(inputs)
-        self.nodes.append(OperatorNode(op, trimmed, names, attributes, self.title, self.scope, self.place))
+        node = OperatorNode(op, trimmed, names, attributes, self.title, self.scope, self.place)
+        self.nodes.append(node)
+        if self.inspect is not None:
+            self.inspect(node)
         return names
 
     def one(self, op: str, *inputs: str, **attributes: Any) -> str:

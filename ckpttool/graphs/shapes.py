@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ckpttool.core import limits
-from ckpttool.core.errors import CkpttoolError, LimitError
+from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Constant, Graph, OpenShape, OperatorNode
@@ -45,13 +45,15 @@ class ShapeMismatchError(UnknownShapeError):
 class ShapeTracer:
     """Shapes of a graph's values, for shapes of its inputs; reads the constants that shapes depend on.
 
-    `known` are values that depend on constants and shapes alone, by name.
+    `known` are values that depend on constants and shapes alone, by name. `misfits` are the nodes whose
+    inputs have known shapes that do not fit the operator.
     """
 
     def __init__(self, graph: Graph, shapes: Mapping[str, Shape]) -> None:
         self.graph = graph
         self.shapes: dict[str, Shape | None] = dict(shapes)
         self.known: dict[str, np.ndarray] = {}
+        self.misfits: list[OperatorNode] = []
 
     def shape(self, name: str) -> Shape | None:
         """Return the shape of a value, None if it is unknown."""
@@ -79,25 +81,47 @@ class ShapeTracer:
             self.shapes[name] = shape
         return result
 
+    def branches(self, node: OperatorNode) -> list[Graph]:
+        """Return the branches of a condition that may be taken, or the body of a loop."""
+        bodies = {name: value for name, value in node.attributes.items() if isinstance(value, Graph)}
+        condition = self.known.get(node.inputs[0]) if node.op == "If" and node.inputs else None
+        if condition is not None and condition.size == 1:
+            bodies.pop("else_branch" if condition.reshape(()) else "then_branch", None)
+        return [*bodies.values()]
+
+    def _infer_branches(self, node: OperatorNode) -> NodeShapes:
+        """Return the shapes on which all branches of a condition that may be taken agree."""
+        results = []
+        for branch in self.branches(node):
+            macs = [self.add(each).macs for each in branch.nodes]
+            shapes = tuple(self.shape(value.name) for value in branch.outputs)
+            results.append(NodeShapes(shapes, None if None in macs else sum(each or 0 for each in macs)))
+        if not results or len({len(each.outputs) for each in results}) > 1:
+            return NodeShapes((), None)
+        same = zip(*(each.outputs for each in results), strict=True)
+        costs = {each.macs for each in results}
+        return NodeShapes(
+            tuple(each[0] if len(set(each)) == 1 else None for each in same),
+            costs.pop() if len(costs) == 1 else None,
+        )
+
     def _infer(self, node: OperatorNode) -> NodeShapes:
+        if node.op == "If":
+            return self._infer_branches(node)
         row = list_operators().get(node.op)
         if row is None:
             return NodeShapes((), None)
         try:
-            if self._fold(node):
-                return NodeShapes(tuple(self.known[name].shape for name in node.outputs if name), 0)
-            call = self._call(node)
+            folded, call = self._fold(node), self._call(node)
+            if folded:
+                shapes = [self.known[name].shape for name in node.outputs if name]
+                return NodeShapes(tuple(shapes), 0 if row.macs is None else row.macs(call, shapes))
             outputs = row.shapes(call) if row.shapes is not None else self._move(node, row)
             macs = None if row.macs is None else row.macs(call, outputs)
-        except (
-            CkpttoolError,
-            UnknownValueError,
-            ValueError,
-            TypeError,
-            IndexError,
-            KeyError,
-            ZeroDivisionError,
-        ):
+        except (CkpttoolError, LookupError, ValueError, TypeError, ZeroDivisionError) as error:
+            shaped = all(not name or self.shape(name) is not None for name in node.inputs)
+            if shaped and isinstance(error, FormatError | IndexError | ValueError):
+                self.misfits.append(node)
             return NodeShapes((), 0 if row.macs is no_products else None)
         return NodeShapes(tuple(tuple(int(extent) for extent in shape) for shape in outputs), macs)
 
@@ -237,7 +261,7 @@ class TracedCall(NamedTuple):
     """One operation of a graph; `output` and `macs` are None if unknown.
 
     `inputs` are the positions of the operations whose results it takes, -1 for an input of the model;
-    `weights` are the constants that it is the first one to use.
+    `weights` are the constants that it is the first one to use. `scope` is the module around it.
     """
 
     name: str
@@ -246,6 +270,7 @@ class TracedCall(NamedTuple):
     macs: int | None
     inputs: tuple[int, ...]
     weights: tuple[Path, ...] = ()
+    scope: tuple[str, ...] = ()
 
 
 class TracedModel(NamedTuple):
@@ -273,20 +298,34 @@ def trace_graph(graph: Graph, shapes: Mapping[str, Shape]) -> TracedModel | None
         for name, shape in stated.items()
     }
     tracer = ShapeTracer(graph, inputs)
-    lister = _CallLister(tracer, dict.fromkeys(inputs, -1))
-    for _, nodes in groupby(graph.nodes, lambda node: node.place or id(node)):
-        lister.add(list(nodes))
-    outputs = tuple(tracer.shape(value.name) for value in graph.outputs)
+    # A node without a place only names an output.
+    names = {
+        node.outputs[0]: node.inputs[0] for node in graph.nodes if not node.place and node.op == "Identity"
+    }
+    listed = [node for node in graph.nodes if node.outputs[:1] == () or node.outputs[0] not in names]
+    groups = [list(nodes) for _, nodes in groupby(listed, lambda node: node.place or id(node))]
+    results = {names.get(value.name, value.name) for value in graph.outputs}
+    for nodes in groups:
+        own = {name for node in nodes for name in node.outputs}
+        results |= {name for node in nodes for name in node.inputs} - own
+    lister = _CallLister(tracer, dict.fromkeys(inputs, -1), results)
+    for nodes in groups:
+        lister.add(nodes)
+    outputs = tuple(tracer.shape(names.get(value.name, value.name)) for value in graph.outputs)
     assumed = any(shape != stated[name] for name, shape in inputs.items())
     return TracedModel(tuple(inputs.items()), outputs, tuple(lister.calls), assumed)
 
 
 @dataclass
 class _CallLister:
-    """The operations so far; `positions` are those of results, `paths` the leaves of constants."""
+    """The operations so far; `positions` are those of results, `paths` the leaves of constants.
+
+    `results` are the values that other operations use.
+    """
 
     tracer: ShapeTracer
     positions: dict[str, int]
+    results: set[str]
     paths: dict[str, tuple[Path, ...]] = field(default_factory=dict)
     calls: list[TracedCall] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
@@ -302,6 +341,8 @@ class _CallLister:
             paths = tuple(dict.fromkeys(path for name in node.inputs for path in self._origins(name)))
             if node.inputs and all(not name or self._is_constant(name) for name in node.inputs):
                 self.paths.update((name, paths) for name in node.outputs)
+                # A layer with a constant state computes its products with it as well.
+                macs = None if macs is None else macs + (result.macs or 0)
                 continue
             if all(self.tracer.is_constant(name) for name in node.outputs if name):
                 continue
@@ -318,8 +359,10 @@ class _CallLister:
         kinds = [node.op for node in computed if node.op not in table or table[node.op].kind != "movement"]
         kind = (kinds or [computed[-1].op])[0]
         own = tuple(number for number in inputs if number != len(self.calls))
-        output = self.tracer.shape(computed[-1].outputs[0])
-        self.calls.append(TracedCall(computed[-1].title, kind, output, macs, own, tuple(weights)))
+        # The first result: a recurrent layer has its states after its output.
+        last = next((node for node in computed if self.results & {*node.outputs[:1]}), computed[-1])
+        output = self.tracer.shape(last.outputs[0]) if last.outputs else None
+        self.calls.append(TracedCall(last.title, kind, output, macs, own, tuple(weights), last.scope))
 
     def _is_constant(self, name: str) -> bool:
         return name in self.tracer.graph.constants or name in self.paths

@@ -84,13 +84,10 @@ def read(checkpoint: Checkpoint, signature: str | None = None) -> Graph | None:
     Without a name it is `serving_default`, otherwise the only one. Raise UnsupportedError for a signature
     that does not exist, and for several if none of them is `serving_default`.
     """
-    file = next((each for each in checkpoint.files if each.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
-    if file is None:
-        return None
-    if file.size > limits.current().graph_bytes:
-        raise limits.limit_error("graph_bytes", "the graph is too large", file.size)
     meter = FieldMeter()
-    graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
+    graphs = _stored_graphs(checkpoint, meter)
+    if not graphs:
+        return None
     if len(graphs) != 1:
         raise UnsupportedError(
             "the SavedModel has several graphs", file=checkpoint.path, expected="1", found=str(len(graphs))
@@ -110,6 +107,35 @@ def read(checkpoint: Checkpoint, signature: str | None = None) -> Graph | None:
         raise error.located(file=checkpoint.path) from error.__cause__
 
 
+def _stored_graphs(checkpoint: Checkpoint, meter: FieldMeter) -> list[MetaGraph]:
+    """Return the graphs of a SavedModel, none for a folder without them."""
+    file = next((each for each in checkpoint.files if each.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
+    if file is None:
+        return []
+    if file.size > limits.current().graph_bytes:
+        raise limits.limit_error("graph_bytes", "the graph is too large", file.size)
+    return tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
+
+
+def read_each(checkpoint: Checkpoint) -> Iterator[Graph | None]:
+    """Yield the graph of each signature of TensorFlow 2's graphs, None for one that cannot be read.
+
+    Of a graph without signatures these are the functions that capture variables.
+    """
+    meter = FieldMeter()
+    for graph in _stored_graphs(checkpoint, meter):
+        if graph.nodes is None or graph.objects is None:
+            continue
+        stored = _StoredFunctions.parse(checkpoint, graph, meter)
+        names: Mapping[str, str] = stored.signatures
+        names = names or {name: name for name, captures in stored.captures.items() if captures}
+        for title, name in names.items():
+            try:
+                yield stored.read(checkpoint, name, graph.signatures.get(title))
+            except (CkpttoolError, UnknownOperationError, *_UNEXPECTED):
+                yield None
+
+
 def _chosen(names: Sequence[str], wanted: str | None) -> str | None:
     """Return the signature to read, None if there is none."""
     if wanted is not None and wanted not in names:
@@ -127,42 +153,68 @@ def _chosen(names: Sequence[str], wanted: str | None) -> str | None:
 def _read_functions(
     checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, wanted: str | None
 ) -> Graph | None:
-    objects = tf_saved_model_messages.parse_object_graph(graph.objects or memoryview(b""), meter)
-    signatures = dict(tf_saved_model.iter_signatures(objects))
-    chosen = _chosen([*signatures], wanted)
+    stored = _StoredFunctions.parse(checkpoint, graph, meter)
+    chosen = _chosen([*stored.signatures], wanted)
     if chosen is None:
         return None
-    library = read_functions(graph.nodes or memoryview(b""), meter)
-    function = library.get(signatures[chosen])
-    captures = objects.captures.get(signatures[chosen], ())
-    if function is None or len(function.arguments) < len(captures):
-        raise FormatError("the function of a signature is not in the graph", found=signatures[chosen])
-    numbers = tf_saved_model.facts_by_objects(checkpoint.tree, objects).numbers
-    writes = any(map(_is_write, _reachable_operations(function, library)))
-    translator = FunctionTranslator(library, checkpoint.tree, writes=writes)
-    own = function.arguments[: len(function.arguments) - len(captures)]
-    info = graph.signatures.get(chosen)
-    arguments: list[Any] = []
-    inputs = []
-    for name in own:
-        tensor = info.inputs.get(name) if info is not None else None
-        inputs.append(translator.add_input(name, tensor))
-        arguments.append(TensorName(inputs[-1].name, inputs[-1].dtype))
-    # Constants that functions capture are nodes of the graph around them.
-    data = graph.nodes if objects.constants and graph.nodes is not None else memoryview(b"")
-    outer = dict(parse_node(each, meter) for each in tf_saved_model_messages.iter_field(1, data, meter))
-    for each in captures:
-        if each in objects.constants:
-            arguments.append(_captured_constant(translator, outer.get(objects.constants[each])))
-        else:
-            arguments.append(VariableName(numbers[each]) if each in numbers else None)
-    results = translator.call(function, arguments)
-    titles = [f"output_{n}" if n else "output" for n in range(len(results))]
-    for title, tensor in (info.outputs if info is not None else {}).items():
-        number = bytes(tensor.names[0]).rpartition(b":")[2] if tensor.names else b""
-        if number.isdigit() and int(number) < len(titles):
-            titles[int(number)] = title
-    return translator.graph(inputs, dict(zip(titles, results, strict=True)))
+    return stored.read(checkpoint, stored.signatures[chosen], graph.signatures.get(chosen))
+
+
+class _StoredFunctions(NamedTuple):
+    """The functions of a graph: signatures and captures by function, leaves and constants by object.
+
+    `outer` are the nodes around the functions, which captured constants are.
+    """
+
+    library: Mapping[str, GraphFunction]
+    signatures: Mapping[str, str]
+    captures: Mapping[str, Sequence[int]]
+    paths: Mapping[int, Path]
+    constants: Mapping[int, str]
+    outer: Mapping[str, FunctionNode]
+
+    @classmethod
+    def parse(cls, checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter) -> _StoredFunctions:
+        objects = tf_saved_model_messages.parse_object_graph(graph.objects or memoryview(b""), meter)
+        nodes = graph.nodes or memoryview(b"")
+        # Constants that functions capture are nodes of the graph around them.
+        data = nodes if objects.constants else memoryview(b"")
+        return cls(
+            read_functions(nodes, meter),
+            dict(tf_saved_model.iter_signatures(objects)),
+            objects.captures,
+            tf_saved_model.facts_by_objects(checkpoint.tree, objects).numbers,
+            objects.constants,
+            dict(parse_node(each, meter) for each in tf_saved_model_messages.iter_field(1, data, meter)),
+        )
+
+    def read(
+        self, checkpoint: Checkpoint, name: str, info: tf_saved_model_messages.Signature | None
+    ) -> Graph:
+        """Return the graph of a function; `info` describes its inputs and outputs."""
+        function, captures = self.library.get(name), self.captures.get(name, ())
+        if function is None or len(function.arguments) < len(captures):
+            raise FormatError("the function of a signature is not in the graph", found=name)
+        writes = any(map(_is_write, _reachable_operations(function, self.library)))
+        translator = FunctionTranslator(self.library, checkpoint.tree, writes=writes)
+        arguments: list[Any] = []
+        inputs = []
+        for place, title in enumerate(function.arguments[: len(function.arguments) - len(captures)]):
+            tensor = info.inputs.get(title) if info is not None else None
+            inputs.append(translator.add_input(title, tensor, function.shapes.get(place)))
+            arguments.append(TensorName(inputs[-1].name, inputs[-1].dtype))
+        for each in captures:
+            if each in self.constants:
+                arguments.append(_captured_constant(translator, self.outer.get(self.constants[each])))
+            else:
+                arguments.append(VariableName(self.paths[each]) if each in self.paths else None)
+        results = translator.call(function, arguments)
+        titles = [f"output_{n}" if n else "output" for n in range(len(results))]
+        for title, tensor in (info.outputs if info is not None else {}).items():
+            number = bytes(tensor.names[0]).rpartition(b":")[2] if tensor.names else b""
+            if number.isdigit() and int(number) < len(titles):
+                titles[int(number)] = title
+        return translator.graph(inputs, dict(zip(titles, results, strict=True)))
 
 
 def _captured_constant(translator: FunctionTranslator, node: FunctionNode | None) -> TensorName | None:
@@ -276,9 +328,14 @@ class FunctionTranslator:
 
     # Graph.
 
-    def add_input(self, title: str, tensor: tf_saved_model_messages.TensorInfo | None) -> Value:
-        """Return a new input of the graph."""
-        shape = None if tensor is None or tensor.shape is None else tensor.shape
+    def add_input(
+        self,
+        title: str,
+        tensor: tf_saved_model_messages.TensorInfo | None,
+        recorded: Sequence[int] | None = None,
+    ) -> Value:
+        """Return a new input of the graph; `recorded` is the shape of an argument that no signature names."""
+        shape = recorded if tensor is None or tensor.shape is None else tensor.shape
         extents = None if shape is None else tuple(each if each >= 0 else "" for each in shape)
         name = self.build.unique_name(title)
         if shape and shape[-1] > 0:
@@ -1110,6 +1167,19 @@ def _reverse(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> T
     count = len(axes)
     listed = [[-1] * count, [-_LARGEST] * count, axes, [-1] * count]
     return t.one("Slice", t.tensor(inputs[0]), *(t.numbers(*each) for each in listed)) if axes else inputs[0]
+
+
+@_operation("Roll")
+def _roll(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
+    x = t.tensor(inputs[0])
+    for shift, axis in zip(t.ints(inputs[1]), t.ints(inputs[2]), strict=True):
+        # A shift that is larger than the extent is counted from the start again.
+        size = t.one("Shape", x, start=axis, **({"end": axis + 1} if axis != -1 else {}))
+        start = t.one("Mod", t.numbers(-shift), size)
+        at = t.numbers(axis)
+        parts = (t.one("Slice", x, start, size, at), t.one("Slice", x, t.numbers(0), start, at))
+        x = t.one("Concat", *parts, axis=axis)
+    return x
 
 
 @_operation("Pad", "PadV2", "MirrorPad")

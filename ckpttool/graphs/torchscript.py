@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Leaf
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Leaf, Tree
+from ckpttool.graphs.builder import GraphBuilder
 from ckpttool.graphs.graph import Graph, inline_constant
 from ckpttool.graphs.torchscript_code import (
     ScriptTensor,
@@ -43,6 +47,7 @@ from ckpttool.graphs.torchscript_numbers import (
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.torchscript_values import (
     IndexInputError,
+    InputShapeError,
     NumberValue,
     PartsValue,
     RaisedError,
@@ -61,6 +66,8 @@ UNEXPECTED = (
     *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError),
     ValueError,
 )
+# Nodes of all inputs together that code is tried with.
+_MOST_TRIED = 10_000
 # New tensors whose values differ from call to call.
 _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal", "empty", "empty_strided"))
 
@@ -88,19 +95,65 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     texts = read_code(checkpoint)
     if texts is None:
         return None
-    recorded, integers = traced_inputs(checkpoint), set[str]()
-    while True:
-        translator = ScriptTranslator(checkpoint.tree, texts, operation=apply_operation, integers=integers)
+    archive = _Archive(checkpoint.tree, texts, traced_inputs(checkpoint))
+    try:
+        return archive.translate(None, GraphBuilder())
+    except (UnsupportedScriptError, RaisedError, *UNEXPECTED) as error:
+        raise UnsupportedError(
+            "the TorchScript code cannot be translated to a graph",
+            file=checkpoint.path,
+            found=str(error) or None,
+        ) from None
+
+
+def read_for_shapes(checkpoint: Checkpoint, candidates: Iterable[Sequence[Shape]]) -> Graph | None:
+    """Return the graph of `forward` for the first of these shapes of its inputs that it can be applied to.
+
+    Shapes include the batch, unless they are those of inputs with which the archive was traced. Conditions
+    that depend on shapes are evaluated for these. Return None if it fits none of them.
+    """
+    texts, count = read_code(checkpoint), 0
+    if texts is None:
+        return None
+    archive = _Archive(checkpoint.tree, texts, traced_inputs(checkpoint))
+    for shapes in candidates:
+        build = GraphBuilder()
         try:
-            return translator.graph(recorded)
-        except IndexInputError as error:
-            integers.add(str(error))
-        except (UnsupportedScriptError, RaisedError, *UNEXPECTED) as error:
-            raise UnsupportedError(
-                "the TorchScript code cannot be translated to a graph",
-                file=checkpoint.path,
-                found=str(error) or None,
-            ) from None
+            return archive.translate(shapes, build)
+        except (InputShapeError, UnsupportedScriptError, RaisedError, CkpttoolError, *UNEXPECTED):
+            count += build.count
+        if count > _MOST_TRIED:
+            break
+    return None
+
+
+@dataclass
+class _Archive:
+    """The code of an archive, and the inputs with which it was traced."""
+
+    tree: Tree
+    texts: Mapping[str, str]
+    recorded: Sequence[Leaf]
+    parsed: dict[str, ast.Module] = field(default_factory=dict)
+    integers: set[str] = field(default_factory=set)
+
+    def translate(self, shapes: Sequence[Shape] | None, build: GraphBuilder) -> Graph:
+        """Return the graph of `forward`, for inputs of these shapes if they are given."""
+        while True:
+            translator = ScriptTranslator(
+                self.tree,
+                self.texts,
+                parsed=self.parsed,
+                operation=apply_operation,
+                integers=self.integers,
+                build=build,
+                shapes=shapes,
+            )
+            try:
+                return translator.graph(self.recorded)
+            except IndexInputError as error:
+                self.integers.add(str(error))
+                build = GraphBuilder()
 
 
 def _operation(names: str, arguments: str) -> Callable[[_Handler], _Handler]:
@@ -114,18 +167,20 @@ def _operation(names: str, arguments: str) -> Callable[[_Handler], _Handler]:
     return add
 
 
+@cache
+def _parse_schema(listed: str) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Return the names of a schema's arguments, and the defaults of those that have one."""
+    pairs = [each.partition("=") for each in listed.split()]
+    defaults = {name: ast.literal_eval(default) for name, equals, default in pairs if equals}
+    return tuple(name for name, _, _ in pairs), defaults
+
+
 def _bind(arguments: str, given: Sequence[Any], named: Mapping[str, Any]) -> SimpleNamespace:
     """Return the arguments by name; raise UnsupportedScriptError if they do not fit the schema."""
-    values: dict[str, Any] = {}
-    names = []
-    for argument in arguments.split():
-        name, equals, default = argument.partition("=")
-        names.append(name)
-        if equals:
-            values[name] = ast.literal_eval(default)
+    names, defaults = _parse_schema(arguments)
     if len(given) > len(names) or not named.keys() <= set(names):
         raise refuse("arguments of another version of the operation")
-    values |= {**dict(zip(names, given, strict=False)), **named}
+    values = {**defaults, **dict(zip(names, given, strict=False)), **named}
     if values.keys() != set(names):
         raise refuse("arguments of another version of the operation")
     return SimpleNamespace(**values)
@@ -926,17 +981,24 @@ def _equal_parts(t: ScriptTranslator, x: TensorValue, size: str, axis: int, coun
     return [t.part(x, name, x.rank) for name in names]
 
 
+def _known_extent(t: ScriptTranslator, x: TensorValue, axis: int) -> int:
+    extent = t.extent(x, axis)
+    if not isinstance(extent, int):
+        raise refuse("parts of unknown number")
+    return extent
+
+
 @_operation("split unsafe_split", "x size dim=0")
 def _split(t: ScriptTranslator, a: Any) -> Any:
     x = t.tensor(a.x)
     if isinstance(a.size, list):
         return _parts(t, x, _ints(a.size), a.dim)
-    size = t.build.number(_ints(a.size), "int64")
+    (entries,) = _ints(a.size)
+    size = t.build.number([entries], "int64")
 
     def take(count: int | None) -> list[TensorValue]:
-        if count is None:
-            raise refuse("parts of unknown number")
-        return _equal_parts(t, x, size, a.dim, count)
+        number = -(-_known_extent(t, x, a.dim) // entries) if count is None else count
+        return _equal_parts(t, x, size, a.dim, number)
 
     return PartsValue(take)
 
@@ -951,6 +1013,9 @@ def _chunk(t: ScriptTranslator, a: Any) -> PartsValue:
         extent = t.build.one("Shape", x.name, start=a.dim, **ends)
         whole = t.build.one("Add", extent, t.build.number([most - 1], "int64"))
         size = t.build.one("Div", whole, t.build.number([most], "int64"))
+        known = t.extent(x, a.dim) if count is None else None
+        if isinstance(known, int):
+            count = -(-known // -(-known // most))
         return _equal_parts(t, x, size, a.dim, most if count is None else count)
 
     return PartsValue(take)
@@ -962,11 +1027,7 @@ def _unbind(t: ScriptTranslator, a: Any) -> PartsValue:
     rank = None if x.rank is None else x.rank - 1
 
     def take(count: int | None) -> list[TensorValue]:
-        constant = t.build.constants.get(x.name)
-        if count is None and constant is not None and constant.shape is not None:
-            count = constant.shape[a.dim]
-        if count is None:
-            raise refuse("parts of unknown number")
+        count = _known_extent(t, x, a.dim) if count is None else count
         axes = t.build.number([a.dim], "int64")
         return [
             t.view(x, t.build.one("Squeeze", each.name, axes), rank)
@@ -1500,6 +1561,8 @@ def _batched(
 ) -> list[TensorValue]:
     """Return the outputs of an operator on images with a batch axis, for images with or without one."""
     single = x.rank == axes + 1
+    if single and t.is_batched:
+        raise InputShapeError("an image without a batch")
     first = t.build.number([0], "int64")
     names = run(t.build.one("Unsqueeze", x.name, first) if single else x.name)
     names = tuple(t.build.one("Squeeze", name, first) for name in names) if single else names
@@ -1564,8 +1627,13 @@ def _define_pools() -> None:
             return _adaptive(t, x, a.size if isinstance(a.size, list) else [a.size] * axes)
 
         def whole_max(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
-            _require(all(each == 1 for each in _ints(a.size)), "an adaptive maximum")
-            found = _reduced(t, "ReduceMax", t.tensor(a.x), [*range(-axes, 0)], keepdim=True)
+            x, sizes = t.tensor(a.x), a.size if isinstance(a.size, list) else [a.size] * axes
+            if all(each == 1 for each in sizes):
+                found = _reduced(t, "ReduceMax", x, [*range(-axes, 0)], keepdim=True)
+            else:
+                extents = _part_extents(t, x, sizes)
+                _require(extents is not None, "an adaptive maximum of an image of unknown size")
+                found = _pooled_parts(t, x, extents or [], "MaxPool")
             return [found, UnknownValue("positions of an adaptive maximum")]
 
         _operation(f"max_pool{axes}d", "x kernel stride=[] padding=0 dilation=1 ceil_mode=False")(largest)
@@ -1586,6 +1654,8 @@ def _adaptive(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> Tens
     Part i of n begins at floor(i * extent / n) and ends before ceil((i + 1) * extent / n).
     """
     _require(x.rank is not None, "parts of an image with an unknown number of axes")
+    if (extents := _part_extents(t, x, sizes)) is not None:
+        return _pooled_parts(t, x, extents, "AveragePool")
     rank, dtype = x.rank or 0, x.dtype or "float32"
     for n, size in enumerate(sizes):
         axis = rank - len(sizes) + n
@@ -1604,6 +1674,53 @@ def _adaptive(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> Tens
         equation = f"{letters},z{letters[axis]}->{letters.replace(letters[axis], 'z')}"
         x = t.new(t.build.one("Einsum", x.name, matrix, equation=equation), x.dtype, rank)
     return x
+
+
+def _part_extents(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> list[tuple[int, int]] | None:
+    """Return the extent and the number of parts of each axis, None if an extent is not known."""
+    pairs = []
+    for axis, size in zip(range(-len(sizes), 0), sizes, strict=True):
+        extent = t.extent(x, axis)
+        if not isinstance(extent, int):
+            return None
+        _require(size is None or type(size) is int, "a size that depends on a tensor")
+        pairs.append((extent, extent if size is None else size))
+    return pairs
+
+
+def _pooled_parts(
+    t: ScriptTranslator, x: TensorValue, extents: Sequence[tuple[int, int]], op: str
+) -> TensorValue:
+    """Return means or maxima over parts of an image, as windows of equal size.
+
+    A part that is smaller than the others repeats its last entry for a maximum, and ends in zeros for a mean.
+    """
+    import numpy as np
+
+    name, dtype = x.name, x.dtype or "float32"
+    kernel, factors = [], []
+    for axis, (extent, size) in zip(range(-len(extents), 0), extents, strict=True):
+        starts = np.arange(size) * extent // size
+        counts = -(-(np.arange(size) + 1) * extent // size) - starts
+        kernel.append(int(counts.max(initial=1)))
+        if extent == size * kernel[-1]:
+            continue
+        offsets = np.arange(kernel[-1])
+        last = counts[:, None] - 1
+        entries = starts[:, None] + np.minimum(offsets, last)
+        if op == "AveragePool":
+            entries = np.where(offsets > last, extent, entries)
+            widths, at = t.build.number([0, 1], "int64"), t.build.number([axis], "int64")
+            name = t.build.one("Pad", name, widths, "", at)
+            shape = [-1, *[1] * (-1 - axis)]
+            factors.append(t.build.number((kernel[-1] / counts).reshape(shape), dtype))
+        name = t.build.one("Gather", name, t.build.number(entries.reshape(-1), "int64"), axis=axis)
+    windows: dict[str, Any] = {"kernel_shape": tuple(kernel), "strides": tuple(kernel)}
+    whole = t.new(name, x.dtype, x.rank)
+    (pooled,) = _batched(t, whole, len(kernel), lambda each: t.build.add(op, (each,), **windows))
+    for factor in factors:
+        pooled = t.new(t.build.one("Mul", pooled.name, factor), x.dtype, x.rank)
+    return pooled
 
 
 def _part_bounds(t: ScriptTranslator, extent: NumberValue, size: int) -> tuple[str, str]:
@@ -1678,7 +1795,9 @@ def _recurrent(t: ScriptTranslator, kind: str, a: Any, states: list[Any]) -> lis
     directions = 2 if a.bidirectional else 1
     per = 4 if a.has_biases else 2
     weights = t.item(a.weights, 0) and a.weights
-    _require(len(weights) == per * directions * a.layers, "a recurrent layer with projections")
+    if len(weights) != per * directions * a.layers:
+        _require(kind == "LSTM" and len(weights) == (per + 1) * directions * a.layers, "unknown weights")
+        return _projected(t, a, states, directions)
     x = _floating(t, a.x)
     name = t.build.one("Transpose", x.name, perm=(1, 0, 2)) if a.batch_first else x.name
     settings: dict[str, Any] = {"direction": "bidirectional" if a.bidirectional else "forward"}
@@ -1711,6 +1830,37 @@ def _recurrent(t: ScriptTranslator, kind: str, a: Any, states: list[Any]) -> lis
     name = t.build.one("Transpose", name, perm=(1, 0, 2)) if a.batch_first else name
     ends = [t.build.one("Concat", *each, axis=0) if len(each) > 1 else each[0] for each in lasts]
     return [t.new(each, x.dtype, 3) for each in (name, *ends)]
+
+
+def _projected(t: ScriptTranslator, a: Any, states: list[Any], directions: int) -> list[TensorValue]:
+    """Return the outputs and last states of LSTM layers whose outputs are projected, step by step."""
+    x = _floating(t, a.x)
+    x = t.new(t.build.one("Transpose", x.name, perm=(1, 0, 2)), x.dtype, 3) if a.batch_first else x
+    length, per = _known_extent(t, x, 0), 5 if a.has_biases else 3
+    lasts: tuple[list[TensorValue], list[TensorValue]] = ([], [])
+    for layer in range(a.layers):
+        sides = []
+        for row in range(layer * directions, (layer + 1) * directions):
+            w_ih, w_hh, *biases, projection = a.weights[row * per : (row + 1) * per]
+            cell = {
+                "w_ih": w_ih,
+                "w_hh": w_hh,
+                **dict(zip(("b_ih", "b_hh"), biases or (None,) * 2, strict=True)),
+            }
+            h, c = (_select(t, SimpleNamespace(x=each, dim=0, index=row)) for each in states)
+            outputs = []
+            for n in range(length)[:: -1 if row % directions else 1]:
+                step = _select(t, SimpleNamespace(x=x, dim=0, index=n))
+                h, c = _lstm_cell(t, SimpleNamespace(x=step, h=(h, c), **cell))
+                h = _linear(t, SimpleNamespace(x=h, weight=projection, bias=None))
+                outputs.append(h)
+            lasts[0].append(h)
+            lasts[1].append(c)
+            outputs = outputs[:: -1 if row % directions else 1]
+            sides.append(_stack(t, SimpleNamespace(tensors=outputs, dim=0)))
+        x = _cat(t, SimpleNamespace(tensors=sides, dim=-1))
+    x = t.new(t.build.one("Transpose", x.name, perm=(1, 0, 2)), x.dtype, 3) if a.batch_first else x
+    return [x, *(_stack(t, SimpleNamespace(tensors=each, dim=0)) for each in lasts)]
 
 
 _RECURRENT = "x states weights has_biases layers dropout train bidirectional batch_first"

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, attr, index, key
 from ckpttool.graphs.builder import GraphBuilder, body
-from ckpttool.graphs.graph import Graph, OperatorNode, Value
+from ckpttool.graphs.graph import Graph, OpenShape, OperatorNode, Value
+from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.torchscript_code import (
     ScriptFunction,
     ScriptInterpreter,
@@ -22,6 +24,7 @@ from ckpttool.graphs.torchscript_code import (
 from ckpttool.graphs.torchscript_numbers import LAST, NUMBERS
 from ckpttool.graphs.torchscript_values import (
     InputMapping,
+    InputShapeError,
     NumberValue,
     PartsValue,
     RaisedError,
@@ -42,7 +45,11 @@ _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 @dataclass
 class ScriptTranslator(ScriptInterpreter):
-    """Translates the code; `operation` applies an operation, `integers` are the inputs of type int64."""
+    """Translates the code; `operation` applies an operation, `integers` are the inputs of type int64.
+
+    With `shapes`, those of all inputs in order, every shape that they determine is a number: conditions
+    and loops that depend on it are evaluated, and InputShapeError is raised if an operation does not fit.
+    """
 
     operation: Callable[[ScriptTranslator, str, list[Any], Mapping[str, Any]], Any] = field(kw_only=True)
     integers: set[str] = field(kw_only=True)
@@ -55,11 +62,43 @@ class ScriptTranslator(ScriptInterpreter):
     overwritten: dict[Path, None] = field(default_factory=dict)
     inputs: dict[str, Value] = field(default_factory=dict)
     where: list[str] = field(default_factory=list)
+    shapes: Sequence[Shape] | None = None
+    # Whether the shapes of the inputs include a batch.
+    is_batched: bool = False
+
+    def __post_init__(self) -> None:
+        """Trace the shapes of values if those of the inputs are known."""
+        self._tracer = ShapeTracer(Graph((), (), (), self.build.constants), {})
+        if self.shapes is not None:
+            self._left = [*self.shapes]
+            self.build.inspect = self._trace
+
+    def _trace(self, node: OperatorNode) -> None:
+        self._tracer.add(node)
+        if self._tracer.misfits:
+            raise InputShapeError(node.op)
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a value, None if it is unknown."""
+        return self._tracer.shape(name)
+
+    def known(self, name: str) -> bool | int | float | None:
+        """Return the number that a value without axes is for these inputs, None if it is unknown."""
+        constant = self.build.constants.get(name)
+        if self.shapes is None or (
+            constant is not None and (constant.path is not None or constant.shape != ())
+        ):
+            return None
+        array = self._tracer.known.get(name) if constant is None else constant.read(name)
+        return array.item() if array is not None and array.size == 1 else None
 
     def graph(self, recorded: Sequence[Leaf]) -> Graph:
         """Return the graph of `forward`; `recorded` are the inputs with which it was traced."""
+        self.is_batched = self.shapes is not None and not recorded
         arguments = list(self._arguments(recorded))
         result = self._method((), "forward", arguments)
+        if self.shapes is not None and self._left:
+            raise InputShapeError("another number of inputs")
         outputs: dict[str, Value] = {}
         for title, value in self._flat(result, ""):
             tensor = self.tensor(value)
@@ -123,8 +162,13 @@ class ScriptTranslator(ScriptInterpreter):
         rank = None
         if recorded is not None:
             dtype, rank = recorded.dtype, len(recorded.shape)
-        shape = None if rank is None else ("",) * rank
+        shape: OpenShape | None = None if rank is None else ("",) * rank
         title = self.build.unique_name(name)
+        if self.shapes is not None:
+            if not self._left:
+                raise InputShapeError("another number of inputs")
+            shape = self._tracer.shapes[title] = self._left.pop(0)
+            rank = len(shape)
         self.inputs[name] = Value(title, dtype, shape)
         return TensorValue(title, dtype, rank, TensorMemory(0), entry=None if recorded is not None else name)
 
@@ -154,9 +198,18 @@ class ScriptTranslator(ScriptInterpreter):
         return self._guarded(
             cls,
             (scope, cls.rpartition(".")[0]),
-            lambda: super(ScriptTranslator, self)._called(module, name, given),
+            lambda: self._run_method(module, name, given),
             given,
         )
+
+    def _run_method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        """Return the result of a method; with known shapes, a module without operations is a node as well."""
+        count = self.build.count
+        result = super()._called(module, name, given)
+        unchanged = isinstance(result, TensorValue) and any(result is each for each in given)
+        if self.shapes is None or count != self.build.count or not unchanged:
+            return result
+        return self.view(result, self.build.one("Identity", result.name), result.rank)
 
     def _function(self, name: str, given: Sequence[Any]) -> Any:
         where = name.rpartition(".")[0]
@@ -224,6 +277,8 @@ class ScriptTranslator(ScriptInterpreter):
             return self._loop(node, scope)
         elif isinstance(node, ast.If):
             test = self._value(node.test, scope)
+            if isinstance(test, NumberValue) and (number := self.known(test.name)) is not None:
+                test = bool(number)
             if isinstance(test, NumberValue | TensorValue):
                 self._branch(node, self.number(test, "bool"), scope)
                 return False, None
@@ -465,7 +520,10 @@ class ScriptTranslator(ScriptInterpreter):
         if called.startswith("__torch__.") and self._is_check(called, None):
             return None
         named = {each.arg: self._value(each.value, scope) for each in node.keywords if each.arg}
-        return self.apply(called, self._values(node.args, scope), named)
+        values = self._values(node.args, scope)
+        where = self.where[-1] if self.where else ""
+        self.build.place = f"{where} line {node.lineno}, column {node.col_offset + 1}"
+        return self.apply(called, values, named)
 
     def _call_value(self, node: ast.Call, function: Any, scope: Mapping[str, Any]) -> Any:
         """Return the result of calling a function or method that a variable holds."""
@@ -529,6 +587,8 @@ class ScriptTranslator(ScriptInterpreter):
             raise UnsupportedScriptError(f"a tensor is expected, found {type(value).__name__}")
         if value.version != value.storage.version or not value.storage.is_current():
             raise UnsupportedScriptError("a tensor that was overwritten through another one")
+        if value.rank is None and (shape := self.shape(value.name)) is not None:
+            value.rank = len(shape)
         return value
 
     def _load(self, path: Path, rule: Rule = KEEP) -> TensorValue:
@@ -605,9 +665,9 @@ class ScriptTranslator(ScriptInterpreter):
 
     def extent(self, tensor: TensorValue, axis: int | NumberValue) -> int | NumberValue:
         """Return the extent of an axis."""
-        constant = self.build.constants.get(tensor.name)
-        if constant is not None and constant.shape is not None and isinstance(axis, int):
-            return constant.shape[axis]
+        shape = self.shape(tensor.name)
+        if shape is not None and isinstance(axis, int):
+            return shape[axis]
         sizes = self.build.one("Shape", tensor.name)
         return NumberValue(self.build.one("Gather", sizes, self.number(axis, "int64")), "int64")
 
@@ -641,7 +701,9 @@ class ScriptTranslator(ScriptInterpreter):
             return self._of(given[0].path, str(given[1]))
         if called.startswith("__torch__."):
             return self._function(called, given)
-        return self.operation(self, called, given, named)
+        result = self.operation(self, called, given, named)
+        number = self.known(result.name) if isinstance(result, NumberValue) else None
+        return result if number is None else number
 
 
 def _title(path: Path) -> str:

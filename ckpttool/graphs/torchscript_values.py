@@ -99,5 +99,9 @@ class IndexInputError(Exception):
     """An input contains positions: its type is int64."""
 
 
+class InputShapeError(Exception):
+    """The code cannot be applied to inputs of the given shapes."""
+
+
 class RaisedError(Exception):
     """The code raises an exception."""

@@ -1,29 +1,38 @@
-"""Orders in which recorded graphs flatten images, for the layers that they call."""
+"""Orders in which recorded graphs flatten images, for the layers that they use."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpttool.core.activations import UNKNOWN, ActivationTracker, AxisOrder, FeatureOrders, TrackingLimitError
+from ckpttool.core.activations import (
+    UNKNOWN,
+    ActivationTracker,
+    AxisOrder,
+    FeatureOrders,
+    TrackingLimitError,
+    framework_order,
+)
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
-from ckpttool.graphs.operators import compute_node, find_operator, list_operators
+from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
-from ckpttool.graphs.windows import place_window
 
-# Orders of flattened images as recorded by a file's own computation, for the layers that it calls.
+# Orders of flattened images as recorded by a file's own computation, for the layers that it uses.
 #
-# A TorchScript archive contains the code of `forward`, a SavedModel the graph of its signature, an ONNX model
-# its graph. Each is evaluated on inputs with numbered entries (ckpttool.core.activations); no value is
-# computed and no code of the file is run. A weight gets the order of its layer's inputs and outputs.
+# A TorchScript archive contains the code of `forward`, a SavedModel the functions of its signatures, an ONNX
+# model its graph: all are read as graphs (ckpttool.graphs). A graph is evaluated on inputs with numbered
+# entries (ckpttool.core.activations); no value is computed and no code of the file is run. A weight gets the
+# order of its layer's inputs and outputs.
 
 _IMAGE_RANK = 3
 _COLOURS = 4
@@ -39,16 +48,15 @@ class UntraceableError(Exception):
 class TracedActivation:
     """One intermediate result: its shape, and its entry numbers, which are computed on demand.
 
-    `is_image` means that every entry already belongs to an image whose channels are on the axis
-    that the framework's convolutions use.
+    `channel` is the axis of channels of a result of which every entry already belongs to an image.
     """
 
-    __slots__ = ("_entries", "_make", "is_image", "shape")
+    __slots__ = ("_entries", "_make", "channel", "shape")
 
-    def __init__(self, shape: Sequence[int], make: Callable[[], Any], *, is_image: bool = False) -> None:
+    def __init__(self, shape: Sequence[int], make: Callable[[], Any], *, channel: int | None = None) -> None:
         """Store the shape; `make` returns the entry numbers in this shape."""
         self.shape = tuple(int(extent) for extent in shape)
-        self.is_image = is_image
+        self.channel = channel
         self._make, self._entries = make, None
 
     @property
@@ -82,17 +90,15 @@ def require_room(shape: Sequence[int]) -> None:
 
 @dataclass
 class OrderTracer:
-    """Activations of one call: operations shared by all frontends, and layer inputs and outputs.
+    """Activations of one call, and layer inputs and outputs.
 
-    With `shapes_only` entries are not numbered: the call only checks whether shapes fit.
+    `channel` is the axis of channels where an operation works on images.
     """
 
     tree: Tree
     channel: int
-    shapes_only: bool = False
     activations: ActivationTracker = field(default_factory=ActivationTracker)
     uses: dict[Path, dict[str, list[Any]]] = field(default_factory=dict)
-    lost: bool = False
     _made: list[tuple[Path, TracedActivation]] = field(default_factory=list)
     _steps: int = 0
     _numbered: int = 0
@@ -117,35 +123,39 @@ class OrderTracer:
 
         def make() -> Any:
             self._room(shape)
-            if self.shapes_only:
-                return np.broadcast_to(np.int8(0), tuple(shape))
             return self.activations.plain(shape)
 
         return TracedActivation(shape, make)
 
-    def image(self, shape: Sequence[int]) -> TracedActivation:
-        """Return the images that a convolution or pooling outputs."""
+    def image(self, shape: Sequence[int], channel: int | None = None) -> TracedActivation:
+        """Return new images, with their channels on the axis of operations unless another one is given."""
         if any(extent < 1 for extent in shape):
             raise UntraceableError
+        axis = (self.channel if channel is None else channel) % len(shape)
 
         def make() -> Any:
             self._room(shape)
-            if self.shapes_only:
-                return np.broadcast_to(np.int8(0), tuple(shape))
-            return self.activations.image(shape, self.channel % len(shape))
+            return self.activations.image(shape, axis)
 
-        return TracedActivation(shape, make, is_image=True)
+        return TracedActivation(shape, make, channel=axis)
 
-    def given(self, shape: Sequence[int]) -> TracedActivation:
-        """Return a model input: an image if its shape allows it and nothing contradicts it."""
+    def given(self, shape: Sequence[int], channel: int | None = None) -> TracedActivation:
+        """Return a model input: an image if its shape allows it and nothing contradicts it.
+
+        `channel` is the axis of channels of the framework's images.
+        """
         made = self.fresh(shape)
+        channel = self.channel if channel is None else channel
         # PyTorch image models without convolutions may have inputs with the channels last.
-        first = self.channel == 1 and not (len(shape) > 2 and shape[1] <= _COLOURS < min(shape[2:]))
-        if len(shape) > _IMAGE_RANK and not first and not self.shapes_only:
-            self.activations.unless_known(made.entries, self.channel % len(shape))
+        first = channel == 1 and not (len(shape) > 2 and shape[1] <= _COLOURS < min(shape[2:]))
+        if len(shape) > _IMAGE_RANK and not first:
+            self.activations.unless_known(made.entries, channel % len(shape))
         return made
 
     # --- Operations -------------------------------------------------------------------------------------
+
+    def _is_image(self, x: TracedActivation) -> bool:
+        return x.channel == self.channel % len(x.shape)
 
     def convolved(
         self, x: TracedActivation, shape: Sequence[int], weight: Path | None = None, *, grouped: bool = False
@@ -156,14 +166,23 @@ class OrderTracer:
         """
         if len(x.shape) < _IMAGE_RANK or len(shape) != len(x.shape):
             raise UntraceableError
-        if not x.is_image and not self.shapes_only:
+        if not self._is_image(x):
             self.activations.take(x.entries, self.channel % len(x.shape))
         made = self.image(shape)
-        if weight is not None and not grouped and not self.shapes_only:
+        if weight is not None and not grouped:
             self._made.append((weight, made))
-            if not x.is_image:
+            if not self._is_image(x):
                 self.takes(weight, x, self.channel % len(x.shape))
         return made
+
+    def reduced(self, x: TracedActivation, shape: Sequence[int], axes: Sequence[int]) -> TracedActivation:
+        """Return the result of a reduction over axes, which is an image if one with channels is left."""
+        removed = {axis % len(x.shape) for axis in axes} if len(shape) < len(x.shape) else set()
+        left = [axis for axis in range(len(x.shape)) if axis not in removed]
+        reduced = {axis % len(x.shape) for axis in axes}
+        if x.channel is None or x.channel in reduced or len(shape) < _IMAGE_RANK:
+            return self.fresh(shape)
+        return self.image(shape, left.index(x.channel))
 
     def moved(self, x: TracedActivation, move: Callable[[Any], Any]) -> TracedActivation:
         """Return a result with the entries of another one in different positions."""
@@ -174,12 +193,18 @@ class OrderTracer:
         self._room(made.shape)
         return TracedActivation(made.shape, lambda: made)
 
+    def transposed(self, x: TracedActivation, perm: Sequence[int]) -> TracedActivation:
+        """Return a result with its axes in another order; images stay images if only channels moved."""
+        others = [axis for axis in perm if axis != x.channel]
+        channel = perm.index(x.channel) if x.channel is not None and others == sorted(others) else None
+        shape = [x.shape[axis] for axis in perm]
+        return TracedActivation(shape, lambda: x.entries.transpose(perm), channel=channel)
+
     def shuffled(self, x: TracedActivation, move: Callable[[Any], Any], *, up: bool) -> TracedActivation:
         """Return the output of a pixel shuffle: channels to positions if `up`, otherwise the reverse."""
         made = self.moved(x, move)
         image = made if up else x
-        if not self.shapes_only:
-            self.activations.take(image.entries, self.channel % len(image.shape))
+        self.activations.take(image.entries, self.channel % len(image.shape))
         return made
 
     def reshaped(self, x: TracedActivation, shape: Sequence[int]) -> TracedActivation:
@@ -206,29 +231,22 @@ class OrderTracer:
             raise UntraceableError
         shape = list(values[0].shape)
         shape[axis] = sum(each.shape[axis] for each in values)
-        images = all(each.is_image for each in values) and axis == self.channel % rank
+        channels = {each.channel for each in values}
 
         def make() -> Any:
             require_room(shape)
             return np.concatenate([each.entries for each in values], axis)
 
-        return TracedActivation(shape, make, is_image=images)
+        return TracedActivation(shape, make, channel=axis if channels == {axis} else None)
 
     def einsum(
-        self, equation: str, values: Sequence[TracedActivation]
-    ) -> TracedActivation | UntracedActivation:
+        self, equation: str, values: Sequence[TracedActivation], shape: Sequence[int]
+    ) -> TracedActivation:
         """Return the result of an einsum equation: for one operand, its entries in another order."""
-        taken, arrow, made = equation.replace(" ", "").partition("->")
-        names = taken.split(",")
-        if "." in equation or not arrow or list(map(len, names)) != [len(each.shape) for each in values]:
-            return UntracedActivation()
-        if len(values) == 1 and sorted(taken) == sorted(made) and len(set(made)) == len(made):
-            axes = [taken.index(letter) for letter in made]
-            return self.moved(values[0], lambda entries: entries.transpose(axes))
-        sizes: dict[str, int] = {}
-        for letters, value in zip(names, values, strict=True):
-            sizes |= dict(zip(letters, value.shape, strict=True))
-        return self.fresh([sizes[letter] for letter in made])
+        taken, _, made = equation.replace(" ", "").partition("->")
+        if len(values) == 1 and "." not in taken and sorted(taken) == sorted(made) == sorted(set(made)):
+            return self.transposed(values[0], [taken.index(letter) for letter in made])
+        return self.fresh(shape)
 
     def together(self, values: Sequence[TracedActivation]) -> TracedActivation:
         """Return the result of an elementwise operation on results broadcast to one shape."""
@@ -239,9 +257,9 @@ class OrderTracer:
         same = [each for each in values if each.shape == shape]
         if not same:
             return self.fresh(shape)
-        kept = next((each for each in same if each.is_image), same[0])
+        kept = next((each for each in same if each.channel is not None), same[0])
         for each in same:
-            if each is not kept and not (each.is_image and kept.is_image) and not self.shapes_only:
+            if each is not kept and (each.channel is None or each.channel != kept.channel):
                 self.activations.link(kept.entries, each.entries)
         return kept
 
@@ -256,8 +274,6 @@ class OrderTracer:
         self._record(weight, "makes", made, axis)
 
     def _record(self, weight: Path, side: str, x: TracedActivation | UntracedActivation, axis: int) -> None:
-        if self.shapes_only:
-            return
         held = self.uses.setdefault(weight, {}).setdefault(side, [])
         if isinstance(x, TracedActivation) and not (x.shape and x.entries.size):
             raise UntraceableError
@@ -287,15 +303,8 @@ class OrderTracer:
 
     def normed(self, x: TracedActivation | UntracedActivation, weight: Path, axis: int) -> None:
         """Record the input of a norm or a PReLU with one number per feature."""
-        if isinstance(x, TracedActivation) and not x.is_image:
+        if isinstance(x, TracedActivation) and x.channel is None:
             self.takes(weight, x, axis)
-
-    def shape_of(self, path: Path) -> Shape:
-        """Return the shape of a weight."""
-        leaf = self.tree.get(path)
-        if not isinstance(leaf, Leaf):
-            raise UntraceableError
-        return leaf.shape
 
     # --- Result -----------------------------------------------------------------------------------------
 
@@ -325,19 +334,6 @@ class OrderTracer:
         return orders[0] if len(set(orders)) == 1 else UNKNOWN
 
 
-def window_extents(
-    sizes: Sequence[int], kernel: Sequence[int], *, ceil: bool = False, **attributes: Any
-) -> tuple[int, ...]:
-    """Return the output extents of windows over an image; `attributes` are those of `place_window`.
-
-    Raise UntraceableError if they do not fit the image.
-    """
-    try:
-        return place_window(sizes, kernel, attributes.get, ceil=ceil).extents
-    except ValueError as error:
-        raise UntraceableError from error
-
-
 def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:
     """Return unknown orders for all layers of an image model."""
     if all(len(leaf.shape) < _IMAGE_RANK for _, leaf in tree.tensors()):
@@ -349,53 +345,117 @@ def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:
     }
 
 
-def always_return(entries: Any) -> Callable[[Any], Any]:
-    """Return a one-argument function that returns these entries."""
-    return lambda _: entries
-
-
 # --- Checkpoints --------------------------------------------------------------------------------------
 
+# Sizes of square images to try if the file does not record those of its inputs.
+_SIDES = (28, 32, 64, 84, 96, 224, 48, 16, 8, 10, 128, 256, *range(1, 129))
+_TRIES = 400
+# Operations in code that may reorder an image's axes, and assignments to a part of a tensor.
+_REORDERING_CODE = re.compile(
+    r"torch\.(?:permute|transpose|movedim|moveaxis|swapaxes|swapdims|einsum|numpy_T|t|flip|rot90|roll|unfold"
+    r"|pixel_(?:un)?shuffle|copy_|index_put_|_index_put_impl_)\("
+)
+_FAILURES = (
+    *(CkpttoolError, UntraceableError, TrackingLimitError, SyntaxError, ArithmeticError, LookupError),
+    *(TypeError, ValueError, RecursionError, MemoryError),
+)
+_Orders = Mapping[Path, FeatureOrders]
 
-def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> Mapping[Path, FeatureOrders]:
+
+def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders:
     """Return the orders by weight that the file's own computation records; nothing if it has none.
 
     `shapes` are the target's input shapes without the batch; they are tried where the file does not
     record those of the source.
     """
     try:
-        return _read_recorded_orders(checkpoint, shapes) or {}
-    except (
-        CkpttoolError,
-        UntraceableError,
-        TrackingLimitError,
-        SyntaxError,
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):
+        if checkpoint.format == "onnx":
+            graph = read_graph(checkpoint)
+            return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, 1)
+        if checkpoint.format == "saved_model":
+            return _read_function_orders(checkpoint)
+        root = checkpoint.tree.containers.get(())
+        return {} if root is None or root.name is None else _read_script_orders(checkpoint, shapes)
+    except _FAILURES:
         return {}
 
 
-def _read_recorded_orders(
-    checkpoint: Checkpoint, shapes: Sequence[Shape]
-) -> Mapping[Path, FeatureOrders] | None:
-    """Evaluate the recorded computation; formats without one import nothing."""
-    if checkpoint.format == "onnx":
-        return trace_graph_orders(checkpoint)
-    if checkpoint.format == "saved_model":
-        from ckpttool.libraries.tf_graphs import read_graph_orders
+def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
+    """Return the orders in a SavedModel's functions; if several use a layer, they must agree."""
+    from ckpttool.graphs import tensorflow
 
-        return read_graph_orders(checkpoint)
-    root = checkpoint.tree.containers.get(())
-    if root is None or root.name is None:
-        return None
-    from ckpttool.libraries.script_orders import read_script_orders
+    result: dict[Path, FeatureOrders] = {}
+    for graph in tensorflow.read_each(checkpoint):
+        if graph is None:
+            orders: _Orders = mark_orders_unknown(checkpoint.tree)
+        else:
+            orders = trace_graph_orders(graph, checkpoint.tree, -1)
+        for path, each in orders.items():
+            pairs = zip(result.get(path, each), each, strict=True)
+            result[path] = FeatureOrders(*(_agreed(one, two) for one, two in pairs))
+    return result
 
-    return read_script_orders(checkpoint, shapes)
+
+def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:
+    """Return the order of one axis that two computations state; none and unknown contradict nothing."""
+    known = [each for each in (one, two) if each not in (None, UNKNOWN)]
+    if not known:
+        return UNKNOWN if UNKNOWN in (one, two) else None
+    return known[0] if len(set(known)) == 1 else UNKNOWN
+
+
+def _read_script_orders(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> _Orders:
+    """Return the orders in a TorchScript archive's forward, none if the checkpoint is not an archive.
+
+    `shapes` are the inputs of the model to fill, images with their channels first or last. If forward
+    cannot be evaluated for any inputs and may reorder axes, all orders are unknown.
+    """
+    from ckpttool.graphs import torchscript
+    from ckpttool.graphs.torchscript_code import read_code, traced_inputs
+
+    texts = read_code(checkpoint)
+    if texts is None:
+        return {}
+    traced = tuple(leaf.shape for leaf in traced_inputs(checkpoint))
+    graph = torchscript.read_for_shapes(checkpoint, [traced] if traced else _candidates(checkpoint, shapes))
+    if graph is not None:
+        result = trace_graph_orders(graph, checkpoint.tree, 1)
+        return result if traced else _keep_size_independent(result)
+    if any(map(_REORDERING_CODE.search, texts.values())):
+        return mark_orders_unknown(checkpoint.tree)
+    return {}
+
+
+def _keep_size_independent(orders: _Orders) -> _Orders:
+    """Return the orders that also hold for images of other sizes: those with unchanged positions."""
+
+    def kept(order: AxisOrder | None) -> AxisOrder | None:
+        if order is None or order == UNKNOWN:
+            return order
+        forms = (framework_order(order.parts, each) for each in ("torch", "tensorflow"))
+        return order if order in forms else UNKNOWN
+
+    return {path: FeatureOrders(*map(kept, each)) for path, each in orders.items()}
+
+
+def _candidates(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:
+    if shapes:
+        yield tuple((1, shape[-1], *shape[:-1]) if len(shape) > 1 else (1, *shape) for shape in shapes)
+        yield tuple((1, *shape) for shape in shapes)
+        yield tuple((1, *shape[:-3], shape[-1], *shape[-3:-1]) for shape in shapes)
+    widths: dict[int, None] = {}
+    images: dict[tuple[int, int], None] = {}
+    for _, leaf in checkpoint.tree.tensors():
+        if len(leaf.shape) == _MATRIX:
+            widths[leaf.shape[1]] = None
+        elif len(leaf.shape) > _MATRIX:
+            images[len(leaf.shape) - 2, leaf.shape[1]] = None
+    able: list[tuple[Shape, ...]] = []
+    for rank, channels in [*images][:2]:
+        sides = _SIDES if rank < _IMAGE_RANK else _SIDES[:40]
+        able += [((1, channels, *(side,) * rank),) for side in sides]
+    vectors: list[tuple[Shape, ...]] = [((1, width),) for width in [*widths][:8]]
+    yield from [*vectors, *able][:_TRIES]
 
 
 def with_orders(
@@ -433,7 +493,7 @@ def with_orders(
 # keep them. What a layer takes and makes is stated here; a result of another operator is not traced.
 
 _CHANNEL = 1
-_NORMS = frozenset(("BatchNormalization", "LayerNormalization"))
+_NORMS = frozenset(("BatchNormalization", "LayerNormalization", "RMSNormalization"))
 # Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
 _SAME_ORDER = frozenset(
     ("Softmax", "LogSoftmax", "InstanceNormalization", "GroupNormalization", "LpNormalization", "Dropout")
@@ -441,66 +501,117 @@ _SAME_ORDER = frozenset(
 # Operators that may reorder an image's axes.
 _REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
 _RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
+# Operators that leave every axis where it is.
+_KEEPS_AXES = frozenset(("Pad", "Slice", "Split", "Tile"))
+# Elementwise operators with one number of a weight for each feature.
+_SCALES = frozenset(("Mul", "PRelu"))
 
 
 class _TracedWeight(NamedTuple):
-    """A constant of the tree, or one with its two axes swapped; `path` is None if it was computed."""
+    """A constant, with the weights of the tree that it is or is computed from feature by feature.
 
-    path: Path | None
-    shape: Shape
-    turned: bool = False
-
-
-def trace_graph_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders] | None:
-    """Return the orders recorded by a checkpoint's graph, by constant; None if it records no graph.
-
-    Input extents that are not fixed are taken as 1.
+    `part` is the axis along which only a part of the weight is left.
     """
-    graph = read_graph(checkpoint)
-    if graph is None:
-        return None
-    evaluation = OrderTracer(checkpoint.tree, _CHANNEL)
-    shapes = {}
-    for value in graph.inputs:
-        if value.shape is None:
-            return {}
-        shapes[value.name] = tuple(extent if isinstance(extent, int) else 1 for extent in value.shape)
-    reader = _RecordedOrderReader(graph, evaluation, ShapeTracer(graph, shapes))
-    for name, shape in shapes.items():
-        reader.values[name] = evaluation.given(shape)
-    for node in graph.nodes:
+
+    paths: tuple[Path, ...]
+    shape: Shape
+    part: int | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """The weight that it is, None if it is computed from others or is a part of one."""
+        return self.paths[0] if len(self.paths) == 1 and self.part is None else None
+
+
+def trace_graph_orders(graph: Graph, tree: Tree, channel: int) -> _Orders:
+    """Return the orders recorded by a graph, by weight.
+
+    `channel` is the axis of channels of the framework's images. Extents of inputs that are not fixed are
+    taken as 1; where that does not fit, other sizes are tried, and orders that depend on them are unknown.
+    """
+    if any(value.shape is None for value in graph.inputs):
+        return _orders_of_failure(graph, tree)
+    open_images = [isinstance(extent, str) for value in graph.inputs for extent in (value.shape or ())[1:]]
+    for side in (1, *_SIDES[:12]) if any(open_images) else (1,):
+        shapes = {
+            value.name: tuple(
+                extent if isinstance(extent, int) else side if axis else 1
+                for axis, extent in enumerate(value.shape or ())
+            )
+            for value in graph.inputs
+        }
+        reader = _RecordedOrderReader(graph, OrderTracer(tree, _CHANNEL), ShapeTracer(graph, shapes))
         try:
-            reader.add(node)
+            for name, shape in shapes.items():
+                reader.values[name] = reader.evaluation.given(shape, channel)
+            reader.add_all(graph.nodes)
+            result = {**reader.evaluation.features(), **_orders_in_opaque_modules(graph, tree)}
         except (UntraceableError, TrackingLimitError, CkpttoolError):
-            reorders = any(each.op in _REORDERS for each in graph.nodes)
-            return mark_orders_unknown(checkpoint.tree) if reorders else {}
-    return evaluation.features()
+            continue
+        return _keep_size_independent(result) if side > 1 else result
+    return _orders_of_failure(graph, tree)
+
+
+def _orders_of_failure(graph: Graph, tree: Tree) -> _Orders:
+    """Return the orders of a graph that cannot be evaluated: unknown if it may reorder axes of images."""
+    # A transposition at the place of a layer belongs to its translation.
+    layers = {node.place for node in graph.nodes if node.op in _ORDERS and node.op not in _REORDERS}
+    reorders = any(node.op in _REORDERS and node.place not in layers for node in graph.nodes)
+    return mark_orders_unknown(tree) if reorders else {}
+
+
+def _orders_in_opaque_modules(graph: Graph, tree: Tree) -> _Orders:
+    """Return unknown orders for the weights of modules whose code is not translated."""
+    modules = [node.scope for node in graph.nodes if node.op.startswith("__torch__.")]
+    used = {constant.path for constant in graph.constants.values()}
+    return {
+        path: orders
+        for path, orders in (mark_orders_unknown(tree) if modules else {}).items()
+        if path not in used
+        and any(tuple(str(step.value) for step in path)[: len(scope)] == scope for scope in modules)
+    }
 
 
 _Activation = TracedActivation | UntracedActivation
 _TracedValue = TracedActivation | UntracedActivation | _TracedWeight
+_Given = Sequence[_TracedValue | None]
 
 
 @dataclass
 class _RecordedOrderReader:
-    """Evaluates the nodes of a graph; `values` are activations and weights by name."""
+    """Evaluates the nodes of a graph; `values` are activations and weights by name.
+
+    `loops` is the number of loops around the nodes that are evaluated.
+    """
 
     graph: Graph
     evaluation: OrderTracer
     shapes: ShapeTracer
     values: dict[str, _TracedValue] = field(default_factory=dict)
+    loops: int = 0
+
+    def add_all(self, nodes: Iterable[OperatorNode]) -> None:
+        """Evaluate nodes in their order; raise UntraceableError if a shape does not fit one."""
+        for node in nodes:
+            self.add(node)
 
     def add(self, node: OperatorNode) -> None:
         """Evaluate a node; raise UntraceableError if a shape does not fit it."""
         self.evaluation.step()
-        constant = all(not name or isinstance(self.value(name), _TracedWeight) for name in node.inputs)
-        found = self.shapes.add(node).outputs
         given = [self.value(name) if name else None for name in node.inputs]
+        inferred = self.shapes.add(node).outputs
+        if self.shapes.misfits:
+            raise UntraceableError
         outputs: Sequence[_TracedValue]
-        if constant or all(self.shapes.is_constant(name) for name in node.outputs if name):
-            outputs = [self._weight(node, given, shape) for shape in found]
+        if node.op in ("If", "Loop"):
+            outputs = self._branched(node, given)
+        elif is_known(node.op) and (
+            all(each is None or isinstance(each, _TracedWeight) for each in given)
+            or all(self.shapes.is_constant(name) for name in node.outputs if name)
+        ):
+            outputs = [self._weight(node, given, shape) for shape in inferred]
         else:
-            outputs = self._outputs(node, given, found)
+            outputs = self._outputs(node, given, inferred)
         rest = [UntracedActivation()] * len(node.outputs)
         self.values.update(zip(node.outputs, [*outputs, *rest], strict=False))
 
@@ -510,7 +621,8 @@ class _RecordedOrderReader:
             constant = self.graph.constants.get(name)
             if constant is None or constant.shape is None:
                 raise UntraceableError
-            self.values[name] = _TracedWeight(constant.path, constant.shape)
+            paths = () if constant.path is None else (constant.path,)
+            self.values[name] = _TracedWeight(paths, constant.shape)
         return self.values[name]
 
     def tensor(self, value: _TracedValue | None) -> TracedActivation:
@@ -518,73 +630,157 @@ class _RecordedOrderReader:
         if isinstance(value, TracedActivation):
             return value
         if isinstance(value, _TracedWeight):
-            return self.evaluation.fresh(value.shape[::-1] if value.turned else value.shape)
+            return self.evaluation.fresh(value.shape)
         raise UntraceableError
 
-    def _weight(
-        self, node: OperatorNode, given: Sequence[_TracedValue | None], shape: Shape | None
-    ) -> _TracedValue:
-        """Return the result of an operator on constants; a weight of the tree if its order stays."""
+    def _branched(self, node: OperatorNode, given: _Given) -> Sequence[_TracedValue]:
+        """Return the results of a condition on which its branches agree, or untraced ones of a loop.
+
+        The body of a loop is evaluated once: what its layers take is the same in each step.
+        """
+        branches = self.shapes.branches(node)
+        for branch in branches:
+            counters = {branch.inputs[0].name: (), branch.inputs[1].name: ()} if node.op == "Loop" else {}
+            for name in counters:
+                self.shapes.shapes[name] = ()
+                self.values[name] = self.evaluation.fresh(())
+            for value, outer, name in zip(branch.inputs[2:], given[2:], node.inputs[2:], strict=False):
+                self.shapes.shapes[value.name] = self.shapes.shape(name)
+                # A state that begins with constants is changed in each step.
+                fixed = outer is None or isinstance(outer, UntracedActivation)
+                self.values[value.name] = UntracedActivation() if fixed else self.tensor(outer)
+            self.loops += node.op == "Loop"
+            self.add_all(branch.nodes)
+            self.loops -= node.op == "Loop"
+        if node.op == "Loop":
+            return [each if isinstance(each, _TracedWeight) else UntracedActivation() for each in given[2:]]
+        results = zip(
+            *([self.value(each.name) for each in branch.outputs] for branch in branches), strict=True
+        )
+        return [each[0] if self._is_same(each) else UntracedActivation() for each in results]
+
+    @staticmethod
+    def _is_same(values: Sequence[_TracedValue]) -> bool:
+        first, *others = values
+        return all(
+            each is first
+            or (
+                isinstance(each, TracedActivation)
+                and isinstance(first, TracedActivation)
+                and np.array_equal(each.entries, first.entries)
+            )
+            for each in others
+        )
+
+    def _weight(self, node: OperatorNode, given: _Given, shape: Shape | None) -> _TracedValue:
+        """Return the result of an operator on constants, with the weights whose features it keeps."""
         if shape is None:
             return UntracedActivation()
-        first = given[0] if given else None
-        if isinstance(first, _TracedWeight):
-            perm = node.attributes.get("perm") or (1, 0)
-            if node.op == "Transpose" and len(first.shape) == 2 and tuple(perm) == (1, 0):
-                return first._replace(turned=not first.turned)
-            if len(given) == 1 and _kind(node) == "elementwise":
-                return first
-        return _TracedWeight(None, shape)
+        weights = [each for each in given if isinstance(each, _TracedWeight)]
+        first = weights[0] if weights else _TracedWeight((), shape)
+        plain = _TracedWeight((), shape)
+        if _kind(node) == "elementwise":
+            whole = [each for each in weights if each.shape == shape and each.paths]
+            if all(_count_long(each.shape) <= 1 for each in weights):
+                return _TracedWeight(tuple(dict.fromkeys(p for each in weights for p in each.paths)), shape)
+            return whole[0] if len(whole) == 1 else plain
+        if node.op == "Transpose" and first.part is None:
+            return first._replace(shape=shape)
+        if node.op == "Transpose" and len(shape) == _MATRIX:
+            return first._replace(shape=shape, part=1 - (first.part or 0))
+        if node.op in _RESHAPES and first.part is None:
+            # A convolution over one axis may be one over two of which one has the extent 1.
+            long = [[n for n in each if n > 1] for each in (first.shape, shape)]
+            return first._replace(shape=shape) if long[0] == long[1] else plain
+        if node.op == "Split" and len(shape) == _MATRIX and first.part is None:
+            return first._replace(shape=shape, part=node.attributes.get("axis", 0) % _MATRIX)
+        if node.op == "Concat" and len(shape) > _MATRIX and node.attributes.get("axis") == 0:
+            # The directions of a recurrent layer.
+            return _TracedWeight(tuple(p for each in weights for p in each.paths), shape)
+        return plain
 
     def _outputs(
-        self, node: OperatorNode, given: Sequence[_TracedValue | None], found: Sequence[Shape | None]
+        self, node: OperatorNode, given: _Given, inferred: Sequence[Shape | None]
     ) -> Sequence[_TracedValue]:
         kind, operation = _kind(node), _ORDERS.get(node.op)
         untraced = [each for each in given if isinstance(each, UntracedActivation)]
-        if untraced and node.op not in ("MatMul", "Gemm"):
+        if untraced and node.op not in ("MatMul", "Gemm", *_RECURRENT):
             features = {each.features for each in untraced}
-            keeps = kind == "elementwise" or node.op in _SAME_ORDER
+            keeps = kind == "elementwise" or node.op in _SAME_ORDER or node.op in _NORMS
             return [UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
-        shape = found[0] if found else None
+        shape = inferred[0] if inferred else None
         try:
             if operation is not None:
                 return [operation(self, node, given, shape)]
             if node.op in _SAME_ORDER:
                 return [self.tensor(given[0])]
             if shape is not None and node.op.startswith("Reduce"):
-                x = self.tensor(given[0])
-                return [x if x.shape == shape else self.evaluation.fresh(shape)]
+                return [self._reduced(node, given, shape)]
             if shape is not None and kind == "elementwise":
                 return [self._combined(node, given)]
             if shape is not None and kind == "movement":
-                return self._moved(node, given, found)
+                return self._moved(node, given, inferred)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             pass
         return [UntracedActivation()]
 
-    def _combined(self, node: OperatorNode, given: Sequence[_TracedValue | None]) -> TracedActivation:
+    def _reduced(self, node: OperatorNode, given: _Given, shape: Shape) -> TracedActivation:
+        x = self.tensor(given[0])
+        if x.shape == shape:
+            return x
+        listed = node.attributes.get("axes")
+        if listed is None and len(node.inputs) > 1 and node.inputs[1]:
+            listed = self.shapes.value(node.inputs[1]).reshape(-1).tolist()
+        return self.evaluation.reduced(x, shape, listed or range(len(x.shape)))
+
+    def _combined(self, node: OperatorNode, given: _Given) -> TracedActivation:
         values = [self.tensor(each) for each in given if each is not None]
         # The bounds of a clip do not change the order, nor does the type of another tensor.
-        return values[0] if node.op in ("Clip", "CastLike") else self.evaluation.together(values)
+        made = values[0] if node.op in ("Clip", "CastLike") else self.evaluation.together(values)
+        for weight in given if node.op in _SCALES else ():
+            if not isinstance(weight, _TracedWeight) or _count_long(weight.shape) != 1:
+                continue
+            # A norm multiplies each feature by one number.
+            axis = next(n - len(weight.shape) for n, extent in enumerate(weight.shape) if extent > 1)
+            if -axis <= len(made.shape) and made.shape[axis] == weight.shape[axis]:
+                for path in weight.paths:
+                    self.evaluation.normed(made, path, axis)
+        return made
 
     def _moved(
-        self, node: OperatorNode, given: Sequence[_TracedValue | None], found: Sequence[Shape | None]
-    ) -> Sequence[TracedActivation]:
+        self, node: OperatorNode, given: _Given, inferred: Sequence[Shape | None]
+    ) -> Sequence[_Activation]:
         """Return entries in new positions, as the operator moves numbers."""
         tensors = [self.tensor(each) for each in given[: find_operator(node.op).data] if each is not None]
-        shape = found[0] or ()
+        x, shape = tensors[0], inferred[0] or ()
         if node.op in _RESHAPES:
-            return [self.evaluation.reshaped(tensors[0], shape)]
+            return [self.evaluation.reshaped(x, shape)]
         if node.op == "Concat":
             return [self.evaluation.joined(tensors, node.attributes.get("axis", 0))]
-        for each in found:
-            require_room(each or ())
+        if node.op == "Transpose":
+            perm = node.attributes.get("perm") or range(len(shape))[::-1]
+            return [self.evaluation.transposed(x, [axis % len(shape) for axis in perm])]
         # Padding is 0, the number of no entry here; the value that pads is not an entry.
         positions = [self.shapes.value(name) if name else None for name in node.inputs[len(tensors) :]]
         if node.op == "Pad" and len(positions) > 1:
             positions[1] = None
-        moved = compute_node(node, [*(each.entries + 1 for each in tensors), *positions])
-        return [self.evaluation.moved(tensors[0], always_return(each - 1)) for each in moved]
+        # Entries are numbered when they are required.
+        results: list[Any] = []
+
+        def move(number: int) -> Any:
+            if not results:
+                for each in inferred:
+                    require_room(each or ())
+                results.extend(compute_node(node, [*(each.entries + 1 for each in tensors), *positions]))
+            return results[number] - 1
+
+        channel = x.channel if node.op in _KEEPS_AXES else None
+        return [
+            UntracedActivation()
+            if each is None
+            else TracedActivation(each, partial(move, number), channel=channel)
+            for number, each in enumerate(inferred)
+        ]
 
 
 def _kind(node: OperatorNode) -> str | None:
@@ -592,7 +788,11 @@ def _kind(node: OperatorNode) -> str | None:
     return None if row is None else row.kind
 
 
-_Given = Sequence[_TracedValue | None]
+def _count_long(shape: Shape) -> int:
+    """Return the number of axes with more than one entry."""
+    return sum(extent > 1 for extent in shape)
+
+
 _OrderRule = Callable[[_RecordedOrderReader, OperatorNode, _Given, Shape | None], _TracedValue]
 
 
@@ -620,38 +820,53 @@ def _product(
 ) -> _Activation:
     x, weight = given[0], given[1]
     turned = bool(node.attributes.get("transB", 0))
-    path = weight.path if isinstance(weight, _TracedWeight) and len(weight.shape) == 2 else None
-    if isinstance(weight, _TracedWeight) and path and isinstance(x, TracedActivation | UntracedActivation):
+    if (
+        not isinstance(x, _TracedWeight)
+        and isinstance(weight, _TracedWeight)
+        and len(weight.shape) == _MATRIX
+    ):
         if node.attributes.get("transA", 0):
             return UntracedActivation()
-        one, two = weight.shape[::-1] if turned != weight.turned else weight.shape
-        return run.evaluation.dense(x, path, (one, two))
+        one, two = weight.shape[::-1] if turned else weight.shape
+        if x is not None and weight.path is not None:
+            return run.evaluation.dense(x, weight.path, (one, two))
+        if x is not None and len(weight.paths) == 1 and weight.part == (0 if turned else 1):
+            run.evaluation.takes(weight.paths[0], x)
     traced = not any(isinstance(each, UntracedActivation) for each in (x, weight))
     return run.evaluation.fresh(shape) if traced and shape is not None else UntracedActivation()
 
 
-def _einsum(
-    run: _RecordedOrderReader,
-    node: OperatorNode,
-    given: _Given,
-    shape: Shape | None,  # noqa: ARG001  # as of any rule
-) -> _Activation:
-    return run.evaluation.einsum(node.attributes.get("equation", ""), [run.tensor(each) for each in given])
+def _einsum(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
+    if shape is None:
+        return UntracedActivation()
+    equation = str(node.attributes.get("equation", "")).replace(" ", "")
+    taken, _, made = equation.partition("->")
+    names = taken.split(",")
+    for place, weight in enumerate(given if len(given) == _MATRIX and "." not in equation else ()):
+        x = given[1 - place]
+        if not isinstance(weight, _TracedWeight) or not isinstance(x, TracedActivation) or not weight.path:
+            continue
+        shared = [letter for letter in names[place] if letter in names[1 - place] and letter not in made]
+        if len(weight.shape) == _MATRIX and len(shared) == 1:
+            run.evaluation.takes(weight.path, x, names[1 - place].index(shared[0]))
+    return run.evaluation.einsum(equation, [run.tensor(each) for each in given], shape)
 
 
-def _gather(
-    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
-) -> _TracedValue:
+def _gather(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
     x, positions = given
-    embedded = isinstance(x, _TracedWeight) and x.path is not None and len(x.shape) == 2
+    axis = node.attributes.get("axis", 0)
+    if run.loops and isinstance(x, TracedActivation) and axis == 0 and len(x.shape) == len(shape or ()) + 1:
+        # A step of a sequence: all have the same order.
+        return run.evaluation.moved(x, lambda entries: entries[0])
     if isinstance(positions, TracedActivation):
-        if not embedded or shape is None or node.attributes.get("axis", 0) != 0:
+        embedded = isinstance(x, _TracedWeight) and x.path is not None and len(x.shape) == _MATRIX
+        if not embedded or shape is None or axis != 0:
             return UntracedActivation()
         made = run.evaluation.fresh(shape)
         if isinstance(x, _TracedWeight) and x.path is not None:
             run.evaluation.makes(x.path, made)
         return made
-    return run._moved(node, given, [shape])[0] if shape is not None else UntracedActivation()
+    return run._moved(node, given, [shape])[0]
 
 
 def _norm(
@@ -661,10 +876,10 @@ def _norm(
     shape: Shape | None,  # noqa: ARG001  # as of any rule
 ) -> TracedActivation:
     x, weight = run.tensor(given[0]), given[1]
-    axis = node.attributes.get("axis", -1) if node.op == "LayerNormalization" else 1
-    path = weight.path if isinstance(weight, _TracedWeight) else None
-    if path is not None and axis % len(x.shape) in (1, len(x.shape) - 1):
-        run.evaluation.normed(x, path, axis)
+    axis = 1 if node.op == "BatchNormalization" else node.attributes.get("axis", -1)
+    if isinstance(weight, _TracedWeight) and len(weight.shape) == 1:
+        for path in weight.paths if axis % len(x.shape) in (1, len(x.shape) - 1) else ():
+            run.evaluation.normed(x, path, axis)
     return x
 
 
@@ -684,13 +899,16 @@ def _pixel_shuffle(
 def _recurrent(
     run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
 ) -> _Activation:
-    weight = given[1]
-    if not isinstance(weight, _TracedWeight) or weight.path is None or node.attributes.get("layout", 0):
+    x, weight = given[0], given[1]
+    if not isinstance(weight, _TracedWeight) or not weight.paths or node.attributes.get("layout", 0):
         return UntracedActivation()
-    run.evaluation.takes(weight.path, run.tensor(given[0]))
-    return run.evaluation.fresh(shape) if shape is not None else UntracedActivation()
+    for path in weight.paths:
+        run.evaluation.takes(path, x if isinstance(x, UntracedActivation) else run.tensor(x))
+    traced = shape is not None and not isinstance(x, UntracedActivation)
+    return run.evaluation.fresh(shape or ()) if traced else UntracedActivation()
 
 
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _ORDERS: dict[str, _OrderRule] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _convolution),
     **dict.fromkeys(
@@ -701,5 +919,5 @@ _ORDERS: dict[str, _OrderRule] = {
     "Gather": _gather,
     **dict.fromkeys(_NORMS, _norm),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _pixel_shuffle),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(_RECURRENT, _recurrent),
 }
