@@ -319,7 +319,7 @@ class TorchCall:
         from ckpttool.core import dtypes
 
         _require(self.dtype in _FLOATS)
-        return float(ml_dtypes.finfo(dtypes.numpy_dtype(self.dtype)).eps)
+        return float(ml_dtypes.finfo(dtypes.numpy_dtype(self.dtype)).eps)  # type: ignore[no-untyped-call]
 
     def constant(self, value: Any, dtype: str = "") -> str:
         """Return the name of a constant; the element type is that of the module's tensors."""
