@@ -7,7 +7,7 @@ import copy
 import json
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,23 @@ import pytest
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.general_conversion import to_objects
-from ckpttool.core import CkpttoolError, MappingError, Tree, UsageError
-from ckpttool.formats import KerasConfig, open_checkpoint, with_flattened
+from ckpttool.core import (
+    AxisOrder,
+    CkpttoolError,
+    FeatureOrders,
+    Inline,
+    Leaf,
+    MappingError,
+    Tree,
+    UsageError,
+    attr,
+    framework_order,
+    plain_order,
+)
+from ckpttool.formats import open_checkpoint
+from ckpttool.graphs.keras import read_document
 from ckpttool.libraries import optimizers_write
+from ckpttool.libraries.activation_orders import trace_graph_orders
 from tests import tensorflow_child
 from tests.golden_texts import Golden
 
@@ -1189,56 +1203,74 @@ def _layer(cls: str, name: str, **settings: Any) -> dict[str, Any]:
 
 
 _IMAGE = _layer("InputLayer", "in", batch_shape=[None, 8, 8, 3])
-_CONV = _layer("Conv2D", "conv", filters=4, kernel_size=[3, 3], strides=[1, 1], padding="valid")
+_LAST = {"data_format": "channels_last"}
+_CONV = _layer("Conv2D", "conv", filters=4, kernel_size=[3, 3], strides=[1, 1], padding="valid", **_LAST)
 _FLAT, _DENSE = _layer("Flatten", "flat"), _layer("Dense", "fc", units=5)
-FLATTENINGS: dict[str, tuple[list[dict[str, Any]], object]] = {
-    "convolution": ([_IMAGE, _CONV, _FLAT, _DENSE], [6, 6, 4]),
+_NORM = _layer("BatchNormalization", "bn", axis=-1, epsilon=1e-3, scale=False, center=False)
+
+
+def _image(places: int, channels: int, framework: str = "tensorflow") -> AxisOrder:
+    return framework_order(((places, channels),), framework)
+
+
+# Layers between the image and the dense layer, and the order of what that takes.
+FLATTENINGS: dict[str, tuple[list[dict[str, Any]], AxisOrder | None]] = {
+    "convolution": ([_CONV, _FLAT], _image(36, 4)),
     "same and strides": (
-        [
-            _IMAGE,
-            _layer("Conv2D", "c", filters=2, kernel_size=3, strides=[2, 3], padding="same"),
-            _FLAT,
-            _DENSE,
-        ],
-        [4, 3, 2],
+        [_layer("Conv2D", "c", filters=2, kernel_size=3, strides=[2, 3], padding="same", **_LAST), _FLAT],
+        _image(12, 2),
     ),
     "pooling and dropout": (
         [
-            *(_IMAGE, _CONV, _layer("MaxPooling2D", "p", pool_size=[2, 2], strides=None, padding="valid")),
-            *(_layer("BatchNormalization", "bn"), _FLAT, _layer("Dropout", "d"), _DENSE),
+            *(_CONV, _layer("MaxPooling2D", "p", pool_size=[2, 2], strides=None, padding="valid", **_LAST)),
+            *(_NORM, _FLAT, _layer("Dropout", "d", rate=0.5)),
         ],
-        [3, 3, 4],
+        _image(9, 4),
     ),
     "dilated": (
-        [
-            _IMAGE,
-            _layer("Conv2D", "c", filters=2, kernel_size=3, padding="valid", dilation_rate=[2, 2]),
-            *(_FLAT, _DENSE),
-        ],
-        [4, 4, 2],
+        [_layer("Conv2D", "c", filters=2, kernel_size=3, dilation_rate=[2, 2], **_LAST), _FLAT],
+        _image(16, 2),
     ),
-    "pooled over all": ([_IMAGE, _CONV, _layer("GlobalAveragePooling2D", "g"), _DENSE], []),
-    "no convolution": ([_IMAGE, _FLAT, _DENSE], None),
-    "norm of what is flattened": ([_IMAGE, _CONV, _FLAT, _layer("BatchNormalization", "b"), _DENSE], None),
+    "pooled over all": ([_CONV, _layer("GlobalAveragePooling2D", "g", **_LAST)], plain_order(4)),
+    "no convolution": ([_FLAT], _image(64, 3)),
+    "norm of what is flattened": ([_CONV, _FLAT, _NORM], _image(36, 4)),
     "channels first": (
-        [
-            _IMAGE,
-            _layer("Conv2D", "c", filters=2, kernel_size=3, padding="valid", data_format="channels_first"),
-            *(_FLAT, _DENSE),
-        ],
-        None,
+        [_layer("Conv2D", "c", filters=2, kernel_size=3, data_format="channels_first"), _FLAT],
+        _image(6, 2, "torch"),
     ),
-    "permuted": ([_IMAGE, _CONV, _layer("Permute", "p", dims=[3, 1, 2]), _FLAT, _DENSE], None),
-    "unknown": ([_IMAGE, _CONV, _layer("Mine", "m"), _FLAT, _DENSE], None),
-    "nonsense": ([_IMAGE, _layer("Conv2D", "c", filters="4", kernel_size=[0, -1]), _FLAT, _DENSE], None),
+    "permuted": ([_CONV, _layer("Permute", "p", dims=[3, 1, 2]), _FLAT], _image(36, 4, "torch")),
+    "unknown": ([_CONV, _layer("Mine", "m"), _FLAT], None),
+    "nonsense": ([_layer("Conv2D", "c", filters="4", kernel_size=[0, -1]), _FLAT], None),
 }
+
+
+def _weights(layers: list[dict[str, Any]], inputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and shapes of the layers' tensors; the dense layer has this number of inputs."""
+    for layer in layers:
+        cls, settings = layer["class_name"], layer["config"]
+        if cls == "Conv2D" and isinstance(settings["filters"], int):
+            channels = 8 if settings.get("data_format") == "channels_first" else 3
+            yield f"{settings['name']}/kernel", (3, 3, channels, settings["filters"])
+            yield f"{settings['name']}/bias", (settings["filters"],)
+        elif cls == "BatchNormalization":
+            size = inputs if layers.index(layer) == len(layers) - 2 else 4
+            yield from ((f"bn/{name}", (size,)) for name in ("moving_mean", "moving_variance"))
+    yield from (("fc/kernel", (inputs, 5)), ("fc/bias", (5,)))
 
 
 @pytest.mark.parametrize("name", FLATTENINGS)
 def test_configurations_tell_what_is_flattened(name: str) -> None:
-    layers, expected = FLATTENINGS[name]
-    found = with_flattened(KerasConfig("Sequential", {"layers": layers})).layers()[-1]
-    assert found.settings.get("flattened") == expected
+    between, expected = FLATTENINGS[name]
+    layers = [_IMAGE, *between, _DENSE]
+    inputs = 1 if expected is None else len(expected.positions)
+    leaves = {
+        tuple(map(attr, title.split("/"))): Leaf("float32", shape, Inline(b""), title)
+        for title, shape in _weights(layers, inputs)
+    }
+    document = {"class_name": "Sequential", "config": {"name": "m", "layers": layers}}
+    graph = read_document(document, Tree(leaves))
+    orders = trace_graph_orders(graph, Tree(leaves), -1, opaque=None)
+    assert orders.get((attr("fc"), attr("kernel")), FeatureOrders()).takes == expected
 
 
 # --- Folders of several files, and files that sort tensors by name ------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import ckpttool
 from ckpttool.core import UnsupportedError
 from ckpttool.graphs import Graph, evaluate, read_graph
 from ckpttool.graphs.operators import is_known
+from ckpttool.graphs.torch_modules import TorchLayerShapes
 
 VECTOR, SEQUENCE, IMAGE, VOLUME = (3, 6), (3, 4, 8), (2, 4, 6, 6), (2, 2, 4, 5, 4)
 ACTIVATIONS = [
@@ -67,6 +69,37 @@ LAYERS: list[tuple[nn.Module, tuple[int, ...]]] = [
         IMAGE,
     ),
     (nn.Sequential(), VECTOR),
+    (nn.Softmin(dim=-1), VECTOR),
+    (nn.Softplus(2.0, threshold=1.5), VECTOR),
+    (nn.Threshold(0.1, 2.0), VECTOR),
+    (nn.RReLU(0.1, 0.3), VECTOR),
+    (nn.Softmax2d(), IMAGE),
+    (nn.AvgPool2d(2, divisor_override=3), IMAGE),
+    (nn.LPPool2d(2, 2), IMAGE),
+    (nn.UpsamplingBilinear2d(scale_factor=2), IMAGE),
+    (nn.Upsample(scale_factor=1.5, mode="bilinear"), IMAGE),
+    (nn.Upsample(size=(5, 9), mode="bicubic", align_corners=True), IMAGE),
+    (nn.RNN(8, 5, nonlinearity="relu", bias=False), SEQUENCE),
+    (nn.GRU(8, 5, 2), SEQUENCE),
+    (nn.LSTM(8, 5, 2, bidirectional=True, batch_first=True), SEQUENCE),
+    (nn.LSTMCell(6, 3), VECTOR),
+    (nn.GRUCell(6, 3), VECTOR),
+    (nn.RNNCell(6, 3, nonlinearity="relu"), VECTOR),
+]
+# Modules whose operators depend on the shape of the input, which is not in the file.
+SHAPED: list[tuple[nn.Module, tuple[int, ...]]] = [
+    (nn.Flatten(2), IMAGE),
+    (nn.Unflatten(1, (2, -1)), IMAGE),
+    (nn.ChannelShuffle(2), IMAGE),
+    (nn.PixelShuffle(2), IMAGE),
+    (nn.PixelUnshuffle(2), IMAGE),
+    (nn.PReLU(4), IMAGE),
+    (nn.AdaptiveAvgPool2d((4, None)), IMAGE),
+    (nn.AdaptiveMaxPool2d((5, 2)), IMAGE),
+    (nn.LocalResponseNorm(2, alpha=0.5), IMAGE),
+    (nn.BatchNorm2d(4, track_running_stats=False), IMAGE),
+    (nn.MultiheadAttention(8, 2), SEQUENCE),
+    (nn.MultiheadAttention(8, 2, bias=False, batch_first=True), SEQUENCE),
 ]
 
 
@@ -89,9 +122,23 @@ def set_numbers(module: nn.Module) -> None:
 def assert_same_results(graph: Graph, module: nn.Module, x: torch.Tensor) -> None:
     assert [node.op for node in graph.nodes if not is_known(node.op)] == []
     with torch.no_grad():
-        expected = module.eval()(x).numpy()
+        results = module.eval()(x)
     (value,) = graph.inputs
-    (found,) = evaluate(graph, {value.name: x.numpy()}).values()
+    # An LSTM returns (steps, (states, cells)).
+    wanted = list(tensors(results))
+    for found, tensor in zip(evaluate(graph, {value.name: x.numpy()}).values(), wanted, strict=True):
+        assert_close(found, tensor.numpy())
+
+
+def tensors(results: Any) -> Iterator[torch.Tensor]:
+    if isinstance(results, torch.Tensor):
+        yield results
+    else:
+        for each in results:
+            yield from tensors(each)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert np.abs(found - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max())
 
@@ -107,6 +154,36 @@ def test_every_layer_computes_what_pytorch_does(
     set_numbers(module)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     assert_same_results(read_module(module, tmp_path / "m.pt"), module, x)
+
+
+@pytest.mark.parametrize(("module", "shape"), SHAPED, ids=lambda each: type(each).__name__)
+def test_a_layer_computes_what_pytorch_does_for_a_shape(
+    module: nn.Module, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    set_numbers(module)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    torch.save(module, tmp_path / "m.pt")
+    tree = ckpttool.open(str(tmp_path / "m.pt")).tree
+    cls = tree.containers[()].name
+    graph = TorchLayerShapes(tree).graph((), str(cls), shape)
+    found = list(evaluate(graph, {graph.inputs[0].name: x.numpy()}).values())
+    with torch.no_grad():
+        results = module.eval()(*[x] * (3 if isinstance(module, nn.MultiheadAttention) else 1))
+    assert_close(found[0], next(tensors(results)).numpy())
+    assert TorchLayerShapes(tree).infer((), str(cls), shape)[0] == found[0].shape
+
+
+def test_the_default_epsilon_of_a_norm_is_that_of_its_type(tmp_path: Path) -> None:
+    # Numbers so small that the epsilon decides.
+    for dtype in (torch.float32, torch.float64):
+        module = nn.RMSNorm(6).to(dtype)
+        x = torch.full(VECTOR, 1e-4, dtype=dtype)
+        assert_same_results(read_module(module, tmp_path / "m.pt"), module, x)
+
+
+def test_a_layer_behind_one_with_several_results_is_opaque(tmp_path: Path) -> None:
+    graph = read_module(nn.Sequential(nn.LSTM(8, 5), nn.Tanh()), tmp_path / "m.pt")
+    assert [node.op for node in graph.nodes if not is_known(node.op)] == ["torch.Tanh"]
 
 
 def test_an_embedding_takes_integers(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.commands.inspect import is_script
 from ckpttool.commands.outline import (
@@ -14,6 +15,7 @@ from ckpttool.commands.outline import (
     LISTS,
     Architecture,
     ArchitectureLayer,
+    Extents,
     Flow,
     format_extents,
     walk_layers,
@@ -26,7 +28,7 @@ from ckpttool.core.errors import (
     suggest_choice,
 )
 from ckpttool.core.text import clean
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats.keras_config import (
     ATTENTION,
     CELLS,
@@ -38,24 +40,14 @@ from ckpttool.formats.keras_config import (
     snake_case,
 )
 from ckpttool.formats.tf_common import format_object
-from ckpttool.libraries.layer_shapes import (
-    Extents,
-    KerasCall,
-    KerasOutput,
-    ShapeMismatchError,
-    TorchModule,
-    TorchOutput,
-    UnknownShapeError,
-    is_possible,
-    keras_rule,
-    require_known,
-    torch_rule,
-)
+from ckpttool.graphs.shapes import ShapeMismatchError, UnknownShapeError
 from ckpttool.libraries.recognize import PICKLED_MODULES, TORCH_CLASSES
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.graphs.keras import KerasLayerShapes
     from ckpttool.graphs.shapes import TracedCall
+    from ckpttool.graphs.torch_modules import TorchLayerShapes
 
 # A layer is described from what the file records: its class and settings, the order in which layers are
 # applied, and shapes by arithmetic. Nothing is executed. The code of a custom class is not in the file: the
@@ -63,6 +55,8 @@ if TYPE_CHECKING:
 
 # A model with more layers is not described, and layers nested more deeply are not.
 _MOST_LAYERS, _DEEPEST = 20_000, 64
+# No framework supports tensors with more numbers or with more axes.
+_MOST_NUMBERS, _MOST_AXES = 1 << 63, 32
 # Extents of one to nine digits, none of them zero.
 _SHAPE = re.compile(r"[1-9][0-9]{0,8}([,x][1-9][0-9]{0,8}){0,15}")
 
@@ -107,6 +101,12 @@ def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Ar
     if is_script(checkpoint):
         return _describe_script(checkpoint, shapes)
     return _describe_torch(checkpoint, shapes)
+
+
+def _is_possible(shape: Extents) -> bool:
+    """Return whether a tensor of this shape can exist; None stands for any length."""
+    sizes = [extent for extent in shape if extent is not None]
+    return len(shape) <= _MOST_AXES and all(n >= 0 for n in sizes) and math.prod(sizes) < _MOST_NUMBERS
 
 
 def _parse_shapes(shapes: Sequence[str]) -> dict[str, Extents]:
@@ -160,6 +160,34 @@ def _describe_torch(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tu
     return tuple(found)
 
 
+class _TorchModule(NamedTuple):
+    """A module of the file, with its settings."""
+
+    tree: Tree
+    path: Path
+    cls: str
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return a plain setting; a tuple of them for a tuple or list."""
+        path = (*self.path, attr(name))
+        leaf = self.tree.get(path)
+        if isinstance(leaf, ValueLeaf):
+            return leaf.value
+        if path not in self.tree.containers:
+            return default
+        items: list[Any] = []
+        while isinstance(item := self.tree.get((*path, index(len(items)))), ValueLeaf):
+            items.append(item.value)
+        return tuple(items)
+
+
+class _LayerResult(NamedTuple):
+    """The outputs of a layer, and its operations for one sample; None if an extent is unknown."""
+
+    outputs: tuple[Extents, ...]
+    macs: int | None = 0
+
+
 @dataclass
 class _TorchReader:
     """Reads the modules of one file; `shapes` are input shapes by module name."""
@@ -177,6 +205,7 @@ class _TorchReader:
     notes: list[str] = field(default_factory=list)
     assuming: bool = True
     contradicted: bool = False
+    layer_shapes: TorchLayerShapes | None = None
 
     def __post_init__(self) -> None:
         """Find the modules: records with torch's dicts of parameters and modules."""
@@ -243,7 +272,7 @@ class _TorchReader:
             shape = self._first_size(path)
         own = cls.startswith(TORCH_CLASSES)
         kind = cls.rpartition(".")[2]
-        module = TorchModule(self.tree, path, kind if own else "")
+        module = _TorchModule(self.tree, path, kind if own else "")
         result, below, flow = self._computed(module, shape, depth)
         if path in self.hooked:
             self.notes.append(f"{name or kind} has forward hooks, whose code is not in the file")
@@ -255,12 +284,12 @@ class _TorchReader:
             known=own,
             detail=_torch_detail(module) if own else "",
             parameters=self.parameters.get(path, 0),
-            output=None if result is None else result.shape[1:],
+            output=None if result is None else result.outputs[0][1:],
             macs=None if result is None else result.macs,
             flow=flow,
             below=below,
         )
-        return layer, None if result is None or kind in _TUPLES else result.shape
+        return layer, None if result is None or kind in _TUPLES else result.outputs[0]
 
     def _require_order(self, path: Path) -> None:
         """Raise UsageError for the input shape of a list of modules, which is not a module that is called."""
@@ -271,8 +300,8 @@ class _TorchReader:
             raise UsageError(what, path=self.name(path) or None, hint=hint)
 
     def _computed(
-        self, module: TorchModule, shape: Extents | None, depth: int
-    ) -> tuple[TorchOutput | None, tuple[ArchitectureLayer, ...], Flow]:
+        self, module: _TorchModule, shape: Extents | None, depth: int
+    ) -> tuple[_LayerResult | None, tuple[ArchitectureLayer, ...], Flow]:
         """Return the output of a module, its parts, and how they relate."""
         parts = self.children.get(module.path, []) if depth < _DEEPEST else []
         # A list has an input only where a torch class applies its parts in order (TransformerEncoder).
@@ -290,12 +319,12 @@ class _TorchReader:
         if result is not None and inputs:
             macs = [each.macs for each in below]
             total = None if None in macs else sum(each or 0 for each in macs)
-            result = None if total is None else result._replace(macs=result.macs + total)
+            result = None if total is None else result._replace(macs=total)
         return result, tuple(below), "parts"
 
     def _sequence(
-        self, module: TorchModule, parts: Sequence[Path], shape: Extents | None, depth: int
-    ) -> tuple[TorchOutput | None, tuple[ArchitectureLayer, ...], Flow]:
+        self, module: _TorchModule, parts: Sequence[Path], shape: Extents | None, depth: int
+    ) -> tuple[_LayerResult | None, tuple[ArchitectureLayer, ...], Flow]:
         below: list[ArchitectureLayer] = []
         value, total = shape, (0 if shape is not None else None)
         for part in parts:
@@ -305,25 +334,28 @@ class _TorchReader:
             total = None if total is None or layer.macs is None else total + layer.macs
         if value is None or total is None or len(parts) < len(self.children.get(module.path, ())):
             return None, tuple(below), "chain"
-        return TorchOutput(value, total), tuple(below), "chain"
+        return _LayerResult((value,), total), tuple(below), "chain"
 
-    def _apply(self, module: TorchModule, shape: Extents) -> tuple[TorchOutput | None, Mapping[str, Extents]]:
+    def _apply(
+        self, module: _TorchModule, shape: Extents
+    ) -> tuple[_LayerResult | None, Mapping[str, Extents]]:
         """Return a torch layer's output, and the inputs of its parts by name."""
+        from ckpttool.graphs.torch_modules import TorchLayerShapes
+
         known = tuple(extent for extent in shape if extent is not None)
+        self.layer_shapes = self.layer_shapes or TorchLayerShapes(self.tree)
         try:
             if module.cls in _ENCODERS:
                 return _encode(self, module, known)
-            rule = torch_rule(module.cls)
-            result = None if rule is None else rule(module, known)
-            require_known(result is None or is_possible(result.shape))
+            output, macs = self.layer_shapes.infer(module.path, self.modules[module.path], known)
         except ShapeMismatchError:
             self.misfit(module, shape)
             return None, {}
-        except (UnknownShapeError, LookupError, ValueError, TypeError, ArithmeticError):
+        except UnknownShapeError:
             return None, {}
-        return result, {}
+        return _LayerResult((output,), macs) if _is_possible(output) else None, {}
 
-    def misfit(self, module: TorchModule, shape: Extents) -> None:
+    def misfit(self, module: _TorchModule, shape: Extents) -> None:
         """Raise UsageError if the shapes are the user's and do not fit; drop an assumed input otherwise."""
         name, what = self.name(module.path), f"{module.cls} {_torch_detail(module)}".strip()
         if self.shapes:
@@ -338,7 +370,7 @@ class _TorchReader:
             here = self.children[here][0]
         if here == path or self.modules[here] != f"{TORCH_CLASSES}linear.Linear":
             return None
-        size = TorchModule(self.tree, here, "Linear").value("in_features")
+        size = _TorchModule(self.tree, here, "Linear").value("in_features")
         if type(size) is not int:
             return None
         self.assumed.append(f"input [{size}], the size of {self.name(here)}")
@@ -351,19 +383,22 @@ _ENCODERS = frozenset(("TransformerEncoder", "TransformerEncoderLayer"))
 
 
 def _encode(
-    reader: _TorchReader, module: TorchModule, shape: tuple[int, ...]
-) -> tuple[TorchOutput, Mapping[str, Extents]]:
+    reader: _TorchReader, module: _TorchModule, shape: tuple[int, ...]
+) -> tuple[_LayerResult, Mapping[str, Extents]]:
     """Return the output of a transformer encoder, and the inputs of its parts."""
-    require_known(len(shape) == 3)
+    if len(shape) != 3:
+        raise UnknownShapeError
     if module.cls == "TransformerEncoder":
-        return TorchOutput(shape), {"layers": shape, "norm": shape}
+        return _LayerResult((shape,)), {"layers": shape, "norm": shape}
     linear = next(
         (part for part in reader.children.get(module.path, ()) if part[-1].value == "linear1"), None
     )
-    require_known(linear is not None)
-    wide = (*shape[:-1], TorchModule(module.tree, linear or (), "Linear").size("out_features"))
+    size = None if linear is None else _TorchModule(module.tree, linear, "Linear").value("out_features")
+    if type(size) is not int:
+        raise UnknownShapeError
+    wide = (*shape[:-1], size)
     names = ("self_attn", "linear1", "norm1", "norm2", "dropout1", "dropout2")
-    return TorchOutput(shape), {
+    return _LayerResult((shape,)), {
         **dict.fromkeys(names, shape),
         "linear2": wide,
         "dropout": wide,
@@ -404,7 +439,7 @@ _SIZES = (
 )
 
 
-def _torch_detail(module: TorchModule) -> str:
+def _torch_detail(module: _TorchModule) -> str:
     """Return a module's sizes and its settings other than the defaults."""
     words = []
     for taken, made in _SIZES:
@@ -492,6 +527,7 @@ class _KerasReader:
     inputs: list[tuple[str, Extents]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     count: int = 0
+    layer_shapes: KerasLayerShapes | None = None
 
     def __post_init__(self) -> None:
         """Count the parameters under each path."""
@@ -523,7 +559,7 @@ class _KerasReader:
         if own and cls in _MODELS and isinstance(settings.get("layers"), list) and depth < _DEEPEST:
             return self._model(document, path, given, depth)
         applied = own and _is_layer(document, cls)
-        result = self._apply(cls, settings, given, path) if applied else None
+        result = self._apply(document, given, path) if applied else None
         layer = ArchitectureLayer(
             path=path,
             kind=cls,
@@ -538,20 +574,21 @@ class _KerasReader:
         return layer, () if result is None else result.outputs
 
     def _apply(
-        self, cls: str, settings: Mapping[str, Any], given: Sequence[Extents | None], path: str
-    ) -> KerasOutput | None:
+        self, document: Mapping[str, Any], given: Sequence[Extents | None], path: str
+    ) -> _LayerResult | None:
+        from ckpttool.graphs.keras import KerasLayerShapes
+
+        cls, settings = config_of(dict(document)).cls, config_of(dict(document)).settings
         if cls == INPUT:
             shape = given[0] if given else _input_shape(settings)
-            return None if shape is None else KerasOutput((shape,))
+            return None if shape is None else _LayerResult((shape,))
         known = tuple(each for each in given if each is not None)
         known = known or tuple(each for each in [_input_shape(settings)] if each is not None)
-        rule = keras_rule(cls)
-        if rule is None or not known or len(known) < len(given):
+        if not known or len(known) < len(given):
             return None
+        self.layer_shapes = self.layer_shapes or KerasLayerShapes(self.tree)
         try:
-            self._require_weights(cls, settings, known[0], path)
-            result = rule(KerasCall(cls, settings, known))
-            require_known(all(map(is_possible, result.outputs)))
+            outputs, macs = self.layer_shapes.infer(document, tuple(path.split("/"))[:-1], known)
         except ShapeMismatchError:
             if self.shapes:
                 shown = " and ".join(map(format_extents, known))
@@ -559,17 +596,9 @@ class _KerasReader:
                     f"{cls} cannot be applied to {shown}", path=path or None, hint="check --input-shape"
                 ) from None
             return None
-        except (UnknownShapeError, LookupError, ValueError, TypeError, ArithmeticError):
+        except UnknownShapeError:
             return None
-        return result
-
-    def _require_weights(self, cls: str, settings: Mapping[str, Any], shape: Extents, path: str) -> None:
-        """Raise ShapeMismatchError if the stored kernel of a dense layer has another number of inputs."""
-        units, count, plain = settings.get("units"), self.sums.get(path), settings.get("lora_rank") is None
-        if cls != "Dense" or not self.shapes or not count or not plain or type(units) is not int:
-            return
-        if shape and shape[-1] is not None and count not in (shape[-1] * units, (shape[-1] + 1) * units):
-            raise ShapeMismatchError
+        return _LayerResult(outputs, macs) if all(map(_is_possible, outputs)) else None
 
     def _model(
         self, document: Mapping[str, Any], path: str, given: Sequence[Extents | None], depth: int
@@ -817,7 +846,7 @@ def _batch_shape(shape: Any) -> Extents | None:
     if not all(each is None or (type(each) is int and each > 0) for each in shape[1:]):
         return None
     found = tuple(shape[1:])
-    return found if is_possible(found) else None
+    return found if _is_possible(found) else None
 
 
 def _input_shape(settings: Mapping[str, Any]) -> Extents | None:

@@ -25,8 +25,13 @@ from ckpttool.core import filesystem
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tree import Leaf
 from ckpttool.formats.detect import find_other_shards
-from ckpttool.libraries.layer_shapes import ACTIVATION_CLASSES, Extents
 
+# A shape; None is an extent of any length.
+Extents = tuple[int | None, ...]
+# Layers that a strip of stages shows as activations.
+_ACTIVATIONS = frozenset(
+    ("ReLU", "ReLU6", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Tanh", "Sigmoid", "Softplus", "Softmax")
+) | {"LeakyReLU", "PReLU", "Hardtanh", "Hardswish", "Hardsigmoid", "LogSoftmax", "Softsign", "Activation"}
 # Fewer alike siblings than this are listed one by one.
 _FEWEST_ALIKE = 3
 # Modules with more than _MANY plain values show only the first ones.
@@ -440,7 +445,7 @@ def _stages(layer: ArchitectureLayer) -> Iterator[FlowStage]:
     kind: StageKind = "layer" if layer.parameters else "map"
     if not layer.known:
         kind = "unknown"
-    elif layer.kind in ACTIVATION_CLASSES:
+    elif layer.kind in _ACTIVATIONS:
         kind = "activation"
     yield _stage(kind, layer.title, layer.output, layer.parameters, layer.detail)
 

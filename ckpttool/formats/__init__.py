@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ckpttool.formats.keras_config import (
         KerasConfig as KerasConfig,
         layer_variables as layer_variables,
-        with_flattened as with_flattened,
     )
     from ckpttool.formats.keras_h5 import place_tree as place_tree
     from ckpttool.formats.keras_tree import (

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import builtins
 import json
-import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations
-from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core import text as documents
-from ckpttool.core.activations import MOST_FEATURES, UNKNOWN, AxisOrder, framework_order
 from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merge_references
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.source import Shape
@@ -630,194 +626,6 @@ def has_foreign_class(layer: Mapping[str, Any]) -> bool:
     return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
 
 
-FLATTENED = "flattened"
-# Layers whose output shape equals their input shape.
-_SAME = frozenset(
-    ("BatchNormalization", "LayerNormalization", "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax")
-) | {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Rescaling"}
-_BEFORE_DENSE = _SAME - {"BatchNormalization", "LayerNormalization", "PReLU"}
-_CONVOLUTION = re.compile(r"(?:Conv|SeparableConv|DepthwiseConv)([123])D")
-_POOLING = re.compile(r"(?:Max|Average)Pooling([123])D")
-_GLOBAL = re.compile(r"Global(?:Max|Average)Pooling[123]D")
-
-
-class _LayerOutput(NamedTuple):
-    """The output of a layer: its shape without the batch, and the shape of the flattened image.
-
-    `image` is None without a preceding convolution, () if no flattened image is in the output.
-    """
-
-    shape: tuple[int, ...]
-    image: tuple[int, ...] | None = None
-    convolved: bool = False
-
-
-def with_flattened(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with each dense layer's flattened input in its `flattened` setting.
-
-    [H, W, C] is the image of a preceding convolution, [] means no flattened image. The setting is
-    omitted after an unknown layer, several inputs or a change of the axis order.
-    """
-    layers = model.settings.get("layers")
-    if not isinstance(layers, list) or model.cls not in ("Sequential", "Functional", "Model"):
-        return model
-    given: dict[str, _LayerOutput | None] = {}
-    made = []
-    before: _LayerOutput | None = _input_output(model.settings.get("build_input_shape"))
-    for each in layers:
-        layer = config_of(each)
-        if model.cls != "Sequential":
-            names = _inbound_layers(each)
-            before = given.get(names[0]) if len(names) == 1 else None
-        image = before.image if layer.cls == "Dense" and before is not None else None
-        if image is not None and isinstance(each, dict):
-            each = {**each, "config": {**layer.settings, FLATTENED: list(image)}}
-        before = _layer_output(layer, before)
-        given[layer.name or ""] = before
-        made.append(each)
-    return KerasConfig(model.cls, {**model.settings, "layers": made})
-
-
-def _inbound_layers(layer: Any) -> list[str]:
-    """Return the names of a functional model layer's inputs (Keras 2: lists; 3: keras_history)."""
-    found: dict[str, None] = {}
-    stack = [layer.get("inbound_nodes")] if isinstance(layer, dict) else []
-    nodes = stack[0] if stack and isinstance(stack[0], list) else []
-    if len(nodes) > 1:
-        return ["", ""]  # a shared layer has several inputs
-    visited = 0
-    while stack and visited < _NODES:
-        item = stack.pop()
-        visited += 1
-        if isinstance(item, dict):
-            history = item.get("keras_history")
-            if isinstance(history, list) and history and isinstance(history[0], str):
-                found[history[0]] = None
-            stack += [value for value in item.values() if isinstance(value, dict | list)]
-        elif isinstance(item, list):
-            if len(item) > 2 and isinstance(item[0], str) and isinstance(item[1], int):
-                found[item[0]] = None
-            else:
-                stack += item
-    return list(found)
-
-
-_NODES = 10_000
-
-
-def _input_output(shape: Any) -> _LayerOutput | None:
-    """Return an input of this shape, whose first axis is the batch."""
-    if not isinstance(shape, list) or len(shape) < 2:
-        return None
-    axes = tuple(axis for axis in shape[1:] if type(axis) is int and axis > 0)
-    return _LayerOutput(axes) if len(axes) == len(shape) - 1 else None
-
-
-def _layer_output(layer: KerasConfig, before: _LayerOutput | None) -> _LayerOutput | None:
-    settings, cls = layer.settings, layer.cls or ""
-    started = _input_output(settings.get("batch_shape") or settings.get("batch_input_shape"))
-    if cls == "InputLayer":
-        return started
-    before = before or started
-    if before is None or settings.get("data_format") not in (None, "channels_last"):
-        return None
-    if cls == "Dense":
-        units = settings.get("units")
-        return _LayerOutput((*before.shape[:-1], units), (), before.convolved) if type(units) is int else None
-    if cls == "Flatten":
-        count = math.prod(before.shape)
-        return _LayerOutput((count,), before.shape if before.convolved else None, before.convolved)
-    if _GLOBAL.fullmatch(cls):
-        return _LayerOutput(before.shape[-1:], (), before.convolved) if not settings.get("keepdims") else None
-    if cls in _SAME:
-        return before if cls in _BEFORE_DENSE or len(before.shape) > 1 else before._replace(image=None)
-    return _window_output(cls, settings, before)
-
-
-def _window_output(cls: str, settings: Mapping[str, Any], before: _LayerOutput) -> _LayerOutput | None:
-    """Return the output of a convolution or pooling layer, None for any other layer."""
-    convolution, pooling = _CONVOLUTION.fullmatch(cls), _POOLING.fullmatch(cls)
-    match = convolution or pooling
-    rank = int(match[1]) if match else 0
-    if not rank or len(before.shape) != rank + 1:
-        return None
-    window = _axes(settings.get("kernel_size" if convolution else "pool_size"), rank)
-    strides = _axes(settings.get("strides"), rank) or (window if pooling else (1,) * rank)
-    spread = _axes(settings.get("dilation_rate"), rank) or (1,) * rank
-    padding = settings.get("padding")
-    if window is None or strides is None or padding not in ("valid", "same"):
-        return None
-    sizes = [
-        -(-size // step) if padding == "same" else (size - (width - 1) * wide - 1) // step + 1
-        for size, width, step, wide in zip(before.shape, window, strides, spread, strict=False)
-    ]
-    channels = before.shape[-1]
-    if convolution and cls.startswith("Depthwise"):
-        multiplier = settings.get("depth_multiplier")
-        channels = channels * multiplier if type(multiplier) is int else 0
-    elif convolution:
-        filters = settings.get("filters")
-        channels = filters if type(filters) is int else 0
-    if channels < 1 or min(sizes) < 1:
-        return None
-    return _LayerOutput((*sizes, channels), None, before.convolved or convolution is not None)
-
-
-def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the output shape of a convolution, pooling or similar layer for images of a shape."""
-    *sizes, channels = shape
-    rank = len(sizes)
-    if not rank or not cls.removesuffix("Transpose").endswith(f"{rank}D"):
-        return None
-    if cls.startswith("UpSampling"):
-        factors = _axes(settings.get("size"), rank)
-        return (*map(mul, sizes, factors), channels) if factors else None
-    if cls.startswith(("ZeroPadding", "Cropping")):
-        sign = 1 if cls.startswith("Zero") else -1
-        pairs = _pairs(settings.get("padding" if sign > 0 else "cropping"), rank)
-        made = [size + sign * sum(pair) for size, pair in zip(sizes, pairs or (), strict=False)]
-        return (*made, channels) if pairs and min(made) > 0 else None
-    if cls.endswith("Transpose"):
-        window, strides = (_axes(settings.get(each), rank) for each in ("kernel_size", "strides"))
-        filters, plain = settings.get("filters"), settings.get("output_padding") is None
-        spread = _axes(settings.get("dilation_rate"), rank) or (1,) * rank
-        if not window or not strides or not plain or type(filters) is not int or max(spread) > 1:
-            return None
-        # keras/src/backend/common/backend_utils.py, compute_conv_transpose_output_shape.
-        same = settings.get("padding") == "same"
-        made = [
-            size * step if same else size * step + max(width - step, 0)
-            for size, step, width in zip(sizes, strides, window, strict=True)
-        ]
-        return (*made, filters)
-    made_by = _window_output(cls, settings, _LayerOutput(shape))
-    return made_by.shape if made_by is not None else None
-
-
-def _pairs(value: Any, rank: int) -> list[tuple[int, int]] | None:
-    """Return the padding before and after each axis."""
-    items = [value] * rank if type(value) is int else value
-    if isinstance(items, list) and rank == 1 and len(items) == 2 and all(type(i) is int for i in items):
-        items = [items]
-    if not isinstance(items, list) or len(items) != rank:
-        return None
-    pairs = [(each, each) if type(each) is int else each for each in items]
-    if not all(isinstance(p, list | tuple) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs):
-        return None
-    return [(int(before), int(after)) for before, after in pairs]
-
-
-def _axes(value: Any, rank: int) -> tuple[int, ...] | None:
-    """Return one positive number per axis, None for anything else."""
-    found = [value] * rank if type(value) is int else value
-    if not isinstance(found, list) or len(found) != rank:
-        return None
-    return tuple(found) if all(type(each) is int and 0 < each < _MOST_SIZE for each in found) else None
-
-
-_MOST_SIZE = 1 << 20
-
-
 def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
     """Return the layers by their storage group: class in snake case, numbered from the second.
 
@@ -835,366 +643,11 @@ def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
     return found
 
 
-# Axis order of flattened images at the inputs and outputs of a Keras model's layers, from its configuration.
+# Calls of the layers in a Keras model's configuration.
 #
-# An axis is a sequence of terms; a term is a sequence of digits, the slowest first: the digits of a flattened
-# image are its rows, columns and channels. Reshaping splits and joins digits, permuting reorders them. The
-# input of a convolution is thereby identified as an image.
-#
-# Sources: keras/src/models/functional.py and sequential.py (configurations), keras/src/layers/reshaping/*.py.
+# Source: keras/src/models/functional.py and sequential.py (configurations).
 
 _MOST_LAYERS = 20_000
-_IMAGES = re.compile(
-    r"(?:Separable|Depthwise)?Conv[123]D(?:Transpose)?|(?:Max|Average)Pooling[123]D|UpSampling[123]D"
-    r"|ZeroPadding[123]D|Cropping[123]D"
-)
-_FLOW_SAME = frozenset(
-    [
-        "Activation",
-        "ReLU",
-        "LeakyReLU",
-        "ELU",
-        "Softmax",
-        "Dropout",
-        "SpatialDropout1D",
-        "SpatialDropout2D",
-        "SpatialDropout3D",
-        "GaussianNoise",
-        "GaussianDropout",
-        "AlphaDropout",
-        "ActivityRegularization",
-        "Rescaling",
-        "Masking",
-        "Identity",
-    ]
-)
-_NORMS = frozenset(
-    ("BatchNormalization", "LayerNormalization", "RMSNormalization", "PReLU", "GroupNormalization")
-)
-_MERGES = frozenset(("Add", "Multiply", "Subtract", "Average", "Maximum", "Minimum"))
-_CELLS = frozenset(("LSTM", "GRU", "SimpleRNN"))
-
-
-class IndexDigit(NamedTuple):
-    """A digit of an origin's indices: `(number // stride) % extent`, with its role: axes 0 to 2, or 3."""
-
-    origin: int
-    role: int
-    extent: int
-    stride: int = 1
-
-
-_CHANNEL, _NONE = 3, -1
-Term = tuple[IndexDigit, ...]
-Axis = tuple[Term, ...]
-
-
-class KerasValue(NamedTuple):
-    """The output of a layer: its axes without the batch; () is the term of an axis of unknown length."""
-
-    axes: tuple[Axis, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of the axes."""
-        return tuple(sum(_size(term) for term in axis) for axis in self.axes)
-
-
-def _size(term: Term) -> int:
-    return math.prod(digit.extent for digit in term)
-
-
-@dataclass
-class KerasFlow:
-    """The values of the layers in one configuration, with each layer's input and output by name."""
-
-    takes: dict[tuple[str, ...], list[Axis | None]] = field(default_factory=dict)
-    makes: dict[tuple[str, ...], list[Axis]] = field(default_factory=dict)
-    inputs: list[KerasValue] = field(default_factory=list)
-    _taken: dict[int, Mapping[IndexDigit, int]] = field(default_factory=dict)
-    _joined: list[tuple[Axis, Axis]] = field(default_factory=list)
-    _origins: int = 0
-    _visited: int = 0
-
-    # --- Values -----------------------------------------------------------------------------------------
-
-    def _new(self, shape: Sequence[int], *, image: bool = False) -> KerasValue:
-        """Return a new value; the last axis of an image has its channels."""
-        self._origins += 1
-        axes: list[Axis] = []
-        for number, extent in enumerate(shape):
-            role = _NONE if not image else _CHANNEL if number == len(shape) - 1 else number
-            axes.append(((IndexDigit(self._origins if image else self._fresh(), role, extent),),))
-        return KerasValue(tuple(axes))
-
-    def _fresh(self) -> int:
-        self._origins += 1
-        return self._origins
-
-    def model(
-        self, config: KerasConfig, given: Sequence[KerasValue | None], above: tuple[str, ...]
-    ) -> list[KerasValue | None]:
-        """Return a Sequential or functional model's output for its inputs."""
-        layers = config.settings.get("layers")
-        if not isinstance(layers, list):
-            return [None]
-        if config.cls == "Sequential":
-            value = given[0] if given else _input_value(self, config.settings.get("build_input_shape"))
-            for each in layers:
-                value = self._one(config_of(each), [value], above)
-            return [value]
-        return self._functional(config, layers, given, above)
-
-    def _functional(
-        self,
-        config: KerasConfig,
-        layers: list[Any],
-        given: Sequence[KerasValue | None],
-        above: tuple[str, ...],
-    ) -> list[KerasValue | None]:
-        values: dict[tuple[str, int, int], KerasValue | None] = {}
-        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
-        inputs = list_references(config.settings.get("input_layers"))
-        for each in layers:
-            layer = config_of(each)
-            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
-            if layer.cls == "InputLayer":
-                place = next((n for n, ref in enumerate(inputs) if ref[0] == name), None)
-                inner = given[place] if place is not None and place < len(given) else None
-                values[name, 0, 0] = inner if inner is not None else self._one(layer, [], above)
-                continue
-            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
-            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-                waiting.append((name, layer, number, list_references(node)))
-        while waiting and self._visited < _MOST_LAYERS:
-            later = []
-            for name, layer, number, refs in waiting:
-                self._visited += 1
-                if not refs or not all(ref in values for ref in refs):
-                    later.append((name, layer, number, refs))
-                    continue
-                made = self._several(layer, [values[ref] for ref in refs], above)
-                for place, value in enumerate(made):
-                    values[name, number, place] = value
-            if len(later) == len(waiting):
-                break
-            waiting = later
-        return [values.get(ref) for ref in list_references(config.settings.get("output_layers"))]
-
-    def _several(
-        self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
-    ) -> list[KerasValue | None]:
-        if layer.cls in ("Sequential", "Functional", "Model"):
-            return self.model(layer, given, (*above, layer.name or ""))
-        return [self._one(layer, given, above)]
-
-    # --- Layers -----------------------------------------------------------------------------------------
-
-    def _one(  # noqa: C901 - a list of classes
-        self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
-    ) -> KerasValue | None:
-        cls, settings = layer.cls or "", layer.settings
-        if cls in ("Sequential", "Functional", "Model"):
-            return self.model(layer, given, (*above, layer.name or ""))[0]
-        started = _input_value(self, settings.get("batch_shape") or settings.get("batch_input_shape"))
-        if cls == "InputLayer":
-            if not above and started is not None:
-                self.inputs.append(started)
-            return started
-        values = [each for each in given if each is not None] or ([started] if started is not None else [])
-        name = (*above, layer.name or "")
-        x = values[0] if values else None
-        if len(values) < len(given) or x is None:
-            self._takes(name, None)
-            return None
-        if settings.get("data_format") not in (None, "channels_last"):
-            self._takes(name, None)
-            return None
-        if cls in _FLOW_SAME:
-            return x
-        if cls in _NORMS:
-            axis = settings.get("axis", -1)
-            last = axis in (-1, len(x.axes), [-1], [len(x.axes)]) or cls == "PReLU"
-            self._takes(name, x.axes[-1] if last else None)
-            return x
-        if cls in _MERGES:
-            same = all(each.shape == x.shape for each in values)
-            for each in values[1:]:
-                self._joined += zip(x.axes, each.axes, strict=False) if same else ()
-            return x if same else None
-        if cls == "Concatenate":
-            return _concatenate(values, settings.get("axis", -1))
-        return self._shaped(cls, settings, x, name)
-
-    def _shaped(  # noqa: C901 - a list of classes
-        self, cls: str, settings: Mapping[str, Any], x: KerasValue, name: tuple[str, ...]
-    ) -> KerasValue | None:
-        if cls == "Flatten":
-            return _reshape(x, (math.prod(x.shape),))
-        if cls == "Reshape":
-            wanted = settings.get("target_shape")
-            return _reshape(x, _sizes(wanted, math.prod(x.shape)))
-        if cls == "Permute":
-            dims = settings.get("dims")
-            if isinstance(dims, list) and sorted(map(str, dims)) == sorted(
-                str(n + 1) for n in range(len(x.axes))
-            ):
-                return KerasValue(tuple(x.axes[n - 1] for n in dims))
-            return None
-        if cls == "Dense":
-            return self._features(x, settings.get("units"), name)
-        if cls == "EinsumDense":
-            self._takes(name, None)
-            return None
-        if cls == "Embedding":
-            made = self._features(x, settings.get("output_dim"), None)
-            return KerasValue((*x.axes, made.axes[-1])) if made is not None else None
-        if cls in _CELLS:
-            made = self._features(x, settings.get("units"), None)
-            self._takes(name, x.axes[-1])
-            if made is None:
-                return None
-            return made if settings.get("return_sequences") else KerasValue(made.axes[-1:])
-        if cls == "RepeatVector":
-            count = settings.get("n")
-            return (
-                KerasValue((*self._new((count,)).axes, *x.axes)) if type(count) is int and count > 0 else None
-            )
-        if cls == "TimeDistributed":
-            inner = self._one(config_of(settings.get("layer")), [KerasValue(x.axes[1:])], name)
-            return KerasValue((x.axes[0], *inner.axes)) if inner is not None and len(x.axes) > 1 else None
-        if cls in ("MultiHeadAttention", "MultiHeadSelfAttention", "Attention"):
-            return self._features(x, x.shape[-1], None)
-        if _GLOBAL.fullmatch(cls):
-            return self._new(x.shape[-1:]) if not settings.get("keepdims") else None
-        if _IMAGES.fullmatch(cls):
-            self._image(x)
-            sizes = windowed_sizes(cls, settings, x.shape)
-            return self._new(sizes, image=True) if sizes is not None else None
-        return None
-
-    def _features(self, x: KerasValue, units: Any, name: tuple[str, ...] | None) -> KerasValue | None:
-        if type(units) is not int or not 0 < units <= MOST_FEATURES:
-            return None
-        (made,) = self._new((units,)).axes
-        if name is not None:
-            self._takes(name, x.axes[-1])
-            self.makes.setdefault(name, []).append(made)
-        return KerasValue((*x.axes[:-1], made))
-
-    def _takes(self, name: tuple[str, ...], axis: Axis | None) -> None:
-        self.takes.setdefault(name, []).append(axis)
-
-    def _image(self, x: KerasValue) -> None:
-        """Record that a layer uses a value as an image, and thereby the roles of its digits."""
-        roles: dict[int, dict[IndexDigit, int]] = {}
-        for number, axis in enumerate(x.axes):
-            for term in axis:
-                for digit in term:
-                    if digit.role == _NONE:
-                        role = _CHANNEL if number == len(x.axes) - 1 else number
-                        roles.setdefault(digit.origin, {})[digit] = role
-        for origin, found in roles.items():
-            self._taken.setdefault(origin, found)
-
-    # --- Orders -----------------------------------------------------------------------------------------
-
-    def orders(self) -> Iterator[tuple[tuple[str, ...], str, AxisOrder]]:
-        """Yield the orders of layer inputs and outputs: the layer's name, and which of the two."""
-        for one, other in (*self._joined, *((b, a) for a, b in self._joined)):
-            for mine, theirs in zip(one, other, strict=False):
-                self._carry(mine, theirs)
-        for side, found in (("takes", self.takes), ("makes", self.makes)):
-            for name, axes in found.items():
-                orders = {UNKNOWN if axis is None else self._order(axis) for axis in axes}
-                if len(orders) == 1 and orders != {UNKNOWN}:
-                    yield name, side, orders.pop()
-                elif None not in axes:
-                    yield name, side, UNKNOWN
-
-    def _carry(self, mine: Term, theirs: Term) -> None:
-        """Assign the order of the term that is added to it to an origin that fills a term."""
-        if len(mine) != 1 or mine[0].role != _NONE or mine[0].origin in self._taken:
-            return
-        other = self._named(theirs)
-        if _size(theirs) != mine[0].extent or not any(role != _NONE for _, role in other):
-            return
-        stride, found = mine[0].extent, {}
-        for digit, role in other:
-            stride //= digit.extent
-            found[IndexDigit(mine[0].origin, _NONE, digit.extent, stride)] = role
-        self._taken[mine[0].origin] = found
-
-    def _named(self, term: Term) -> list[tuple[IndexDigit, int]]:
-        """Return the digits of a term with their roles; a whole origin has the roles of its image use."""
-        found: list[tuple[IndexDigit, int]] = []
-        for digit in term:
-            taken = self._taken.get(digit.origin) if digit.role == _NONE else None
-            if taken is None:
-                found.append((digit, digit.role))
-                continue
-            inner = sorted(taken, key=lambda each: -each.stride)
-            whole = math.prod(each.extent for each in inner)
-            if digit in taken:
-                found.append((digit, taken[digit]))
-            elif digit.stride == 1 and whole == digit.extent:
-                found += [(each, taken[each]) for each in inner]
-            else:
-                found.append((digit, _NONE))
-        return found
-
-    def _order(self, axis: Axis) -> AxisOrder:
-        parts: list[tuple[int, int]] = []
-        index: list[int] = []
-        for term in axis:
-            named = self._named(term)
-            size = math.prod(digit.extent for digit, _ in named)
-            if not 0 < size + len(index) <= MOST_FEATURES:
-                return UNKNOWN
-            images = {digit.origin for digit, role in named if role != _NONE}
-            if not images:
-                if parts and parts[-1][0] == 1:
-                    parts[-1] = (1, parts[-1][1] + size)
-                else:
-                    parts.append((1, size))
-                index += range(len(index), len(index) + size)
-                continue
-            if len(images) > 1 or any(role == _NONE and digit.extent > 1 for digit, role in named):
-                return UNKNOWN
-            places = math.prod(digit.extent for digit, role in named if role != _CHANNEL)
-            start, own = len(index), _positions(named)
-            if 1 in (places, size // places) and own == list(range(size)):
-                if parts and parts[-1][0] == 1:
-                    parts[-1] = (1, parts[-1][1] + size)
-                else:
-                    parts.append((1, size))
-            else:
-                parts.append((places, size // places))
-            index += [start + each for each in own]
-        return AxisOrder(tuple(parts), tuple(index))
-
-
-def _positions(named: list[tuple[IndexDigit, int]]) -> list[int]:
-    """Return the canonical position of each entry of a term: rows, columns, then channels."""
-    canonical = sorted(range(len(named)), key=lambda n: (named[n][1], -named[n][0].stride))
-    weight, weights = 1, [0] * len(named)
-    for number in reversed(canonical):
-        weights[number] = weight
-        weight *= named[number][0].extent
-    found = [0]
-    for number, (digit, _) in enumerate(named):
-        found = [base + step * weights[number] for base in found for step in range(digit.extent)]
-    return found
-
-
-def _input_value(flow: KerasFlow, shape: Any) -> KerasValue | None:
-    """Return an input of this shape, whose first axis is the batch; None if a length is not fixed."""
-    if not isinstance(shape, list) or len(shape) < 2:
-        return None
-    axes = [axis for axis in shape[1:] if type(axis) is int and 0 < axis <= MOST_FEATURES]
-    if len(axes) != len(shape) - 1:
-        return None
-    return flow._new(axes, image=len(axes) > 2)
 
 
 def list_references(value: Any) -> list[tuple[str, int, int]]:
@@ -1215,92 +668,123 @@ def list_references(value: Any) -> list[tuple[str, int, int]]:
     return found
 
 
-def _sizes(wanted: Any, whole: int) -> tuple[int, ...]:
-    if not isinstance(wanted, list) or not all(type(each) is int for each in wanted):
-        return ()
-    known = math.prod(each for each in wanted if each != -1)
-    return tuple(whole // known if each == -1 and known else each for each in wanted)
+_Reference = tuple[str, int, int]
+_KerasNode = tuple[str, KerasConfig, int, list[_Reference]]
+_Call = Callable[[KerasConfig, Sequence[Any], tuple[str, ...]], list[Any]]
 
 
-def _reshape(x: KerasValue, shape: Sequence[int]) -> KerasValue | None:
-    """Reshape the value; return None if its digits cannot be split that way."""
-    if tuple(shape) == x.shape:
-        return x
-    if any(len(axis) != 1 for axis in x.axes) or math.prod(shape) != math.prod(x.shape) or not shape:
-        return None
-    waiting = [digit for axis in x.axes for digit in axis[0] if digit.extent > 1]
-    axes: list[Axis] = []
-    for extent in shape:
-        mine: list[IndexDigit] = []
-        left = extent
-        while left > 1:
-            if not waiting:
-                return None
-            digit = waiting.pop(0)
-            if left % digit.extent == 0:
-                mine.append(digit)
-                left //= digit.extent
-            elif digit.extent % left == 0:
-                inner = digit.extent // left
-                mine.append(digit._replace(extent=left, stride=digit.stride * inner))
-                waiting.insert(0, digit._replace(extent=inner))
-                left = 1
-            else:
-                return None
-        axes.append((tuple(mine),))
-    return KerasValue(tuple(axes)) if not waiting else None
+def follow_model(
+    config: KerasConfig, given: Sequence[Any], above: tuple[str, ...], apply: _Call
+) -> list[Any]:
+    """Return the outputs of a Sequential or functional model for its inputs.
+
+    `apply` returns the outputs of one call of a layer, from the layer, its inputs and the names of the
+    models around it; other outputs are None. Raise ValueError for calls whose inputs are not listed.
+    """
+    layers = config.settings.get("layers")
+    if not isinstance(layers, list) or len(layers) > _MOST_LAYERS:
+        raise ValueError
+    if config.cls == "Sequential":
+        values = list(given[:1])
+        for each in layers:
+            values = apply(config_of(each), values, above)[:1]
+        return values
+    outer = dict(
+        zip([ref[0] for ref in list_references(config.settings.get("input_layers"))], given, strict=False)
+    )
+    outputs: dict[_Reference, Any] = {}
+    waiting: list[_KerasNode] = []
+    for each in layers:
+        layer = config_of(each)
+        name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
+        if layer.cls == "InputLayer":
+            outputs[name, 0, 0] = apply(layer, [outer[name]] if name in outer else [], above)[0]
+            continue
+        nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
+        for number, node in enumerate(nodes if isinstance(nodes, list) else []):
+            waiting.append((name, layer, number, list_references(node)))
+    visits = 0
+    while waiting:
+        before, visits = len(waiting), visits + len(waiting)
+        waiting = [row for row in waiting if not _is_called(row, outputs, above, apply)]
+        if len(waiting) == before or visits > _MOST_VISITS:
+            raise ValueError
+    return [outputs.get(ref) for ref in list_references(config.settings.get("output_layers"))]
 
 
-def _concatenate(values: list[KerasValue], axis: Any) -> KerasValue | None:
-    rank = len(values[0].axes)
-    if type(axis) is not int or any(len(each.axes) != rank for each in values) or rank == 0:
-        return None
-    # The first axis is the batch.
-    place = axis + rank if axis < 0 else axis - 1
-    if not 0 <= place < rank:
-        return None
-    whole = tuple(term for each in values for term in each.axes[place])
-    return KerasValue((*values[0].axes[:place], whole, *values[0].axes[place + 1 :]))
+def _is_called(
+    node: _KerasNode, outputs: dict[_Reference, Any], above: tuple[str, ...], apply: _Call
+) -> bool:
+    """Apply a call whose inputs are known, and return whether they are."""
+    name, layer, number, refs = node
+    if not all(ref in outputs for ref in refs):
+        return False
+    made = apply(layer, [outputs[ref] for ref in refs], above)
+    made += [None] * (_MOST_OUTPUTS - len(made))
+    outputs.update(((name, number, place), value) for place, value in enumerate(made))
+    return True
 
 
-def axis_order_facts(model: KerasConfig) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return the orders in a configuration by layer, as plain facts (see `order_of`)."""
-    flow = KerasFlow()
+# Of one layer: the states of a stack of cells.
+_MOST_OUTPUTS = 16
+# Of calls whose inputs are looked for: layers may be listed in any order.
+_MOST_VISITS = 1 << 18
+
+
+class KerasCalls:
+    """The calls of a model's layers in its configuration, numbered, with the calls that each needs.
+
+    `found` has by layer the number of its first call and, as bits, the calls whose results are its
+    inputs; `inputs` are the shapes of the model's input layers without the batch, None if not fixed.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, ...], tuple[int, int]] = {}
+        self.inputs: list[Sequence[int] | None] = []
+
+    def apply(self, layer: KerasConfig, given: Sequence[int | None], above: tuple[str, ...]) -> list[int]:
+        """Return by output the calls that the outputs of a call need."""
+        name = (*above, layer.name or "")
+        if layer.cls in MODELS:
+            return follow_model(layer, given, name, self.apply) or [0]
+        before = 0
+        for each in given:
+            before |= each or 0
+        if layer.cls == "InputLayer":
+            if not above:
+                shape = layer.settings.get("batch_shape") or layer.settings.get("batch_input_shape")
+                self.inputs.append(_fixed_shape(shape))
+            return [before]
+        if len(self.found) > _MOST_LAYERS:
+            raise ValueError
+        number, _ = self.found.setdefault(name, (len(self.found), before))
+        return [before | 1 << number] * _MOST_OUTPUTS
+
+
+def _fixed_shape(shape: Any) -> list[int] | None:
+    """Return a shape without its first axis, the batch; None if an extent is not fixed."""
+    axes = shape[1:] if isinstance(shape, list) else []
+    return axes if axes and all(type(axis) is int and axis > 0 for axis in axes) else None
+
+
+def with_calls(model: KerasConfig) -> KerasConfig:
+    """Return the configuration with the call order added to the settings of its layers."""
+    calls = KerasCalls()
     try:
-        flow.model(model, [], ())
-        found: dict[tuple[str, ...], dict[str, Any]] = {}
-        shapes = ";".join(",".join(map(str, value.shape)) for value in flow.inputs)
-        for name, side, order in flow.orders():
-            if side == "makes" and order.is_plain and order != UNKNOWN:
-                continue
-            form = next(
-                (f for f in ("tensorflow", "torch") if order == framework_order(order.parts, f)), "other"
-            )
-            if order == UNKNOWN or len(order.parts) > _MOST_PARTS:
-                found.setdefault(name, {})[f"{side}_order"] = "other"
-                continue
-            found.setdefault(name, {})[side] = [each for part in order.parts for each in part]
-            if not order.is_plain or form == "other":
-                words = {"tensorflow": "channels last", "torch": "channels first"}
-                found[name][f"{side}_order"] = words.get(form, form)
-        for facts in found.values():
-            facts["model_inputs"] = shapes
-    except (RecursionError, ValueError, TypeError, ZeroDivisionError, OverflowError):
-        return {}
-    return found
+        follow_model(model, [0], (), calls.apply)
+    except (RecursionError, ValueError, TypeError, KeyError):
+        return model
+    shapes = [",".join(map(str, shape)) for shape in calls.inputs if shape is not None]
+    inputs = {"model_inputs": ";".join(shapes)} if len(shapes) == len(calls.inputs) > 0 else {}
+    facts = {
+        name: {"call_number": number, "called_after": hex(before), **inputs}
+        for name, (number, before) in calls.found.items()
+    }
+    return _add_settings(model, facts, ())
 
 
-_MOST_PARTS = 16
-
-
-def annotate_config(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with its orders added to the settings of its layers."""
-    facts = axis_order_facts(model)
-    return _annotate_layers(model, facts, ()) if facts else model
-
-
-def _annotate_layers(
-    model: KerasConfig, facts: Mapping[tuple[str, ...], dict[str, Any]], above: tuple[str, ...]
+def _add_settings(
+    model: KerasConfig, facts: Mapping[tuple[str, ...], Mapping[str, Any]], above: tuple[str, ...]
 ) -> KerasConfig:
     layers = model.settings.get("layers")
     if not isinstance(layers, list):
@@ -1310,93 +794,7 @@ def _annotate_layers(
         layer = config_of(each)
         name = (*above, layer.name or "")
         if isinstance(each, dict) and layer.cls is not None:
-            inner = _annotate_layers(layer, facts, name)
+            inner = _add_settings(layer, facts, name)
             each = {**each, "config": {**inner.settings, **facts.get(name, {})}}
         made.append(each)
     return KerasConfig(model.cls, {**model.settings, "layers": made})
-
-
-class KerasCalls:
-    """The calls of a model's layers in its configuration, numbered, with the calls that each needs.
-
-    `found` has by layer the number of its first call and, as bits, the calls whose results are its
-    inputs.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, ...], tuple[int, int]] = {}
-
-    def model(self, config: KerasConfig, given: Sequence[int], above: tuple[str, ...]) -> list[int]:
-        """Follow a Sequential or functional model; return the calls that each of its outputs needs."""
-        layers = config.settings.get("layers")
-        if not isinstance(layers, list) or len(self.found) > _MOST_LAYERS:
-            raise ValueError
-        if config.cls == "Sequential":
-            before = given[0] if given else 0
-            for each in layers:
-                before = self._one(config_of(each), [before], above)[0]
-            return [before]
-        inputs = [each[0] for each in list_references(config.settings.get("input_layers"))]
-        started = dict(zip(inputs, given, strict=False))
-        values: dict[tuple[str, int, int], int] = {}
-        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
-        for each in layers:
-            layer = config_of(each)
-            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
-            if layer.cls == "InputLayer":
-                values[name, 0, 0] = started.get(name, 0)
-                continue
-            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
-            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-                waiting.append((name, layer, number, list_references(node)))
-        self._nodes(waiting, values, above)
-        return [values[ref] for ref in list_references(config.settings.get("output_layers"))] or [0]
-
-    def _nodes(
-        self,
-        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]],
-        values: dict[tuple[str, int, int], int],
-        above: tuple[str, ...],
-    ) -> None:
-        while waiting:
-            later = []
-            for name, layer, number, refs in waiting:
-                if not all(ref in values for ref in refs):
-                    later.append((name, layer, number, refs))
-                    continue
-                made = self._one(layer, [values[ref] for ref in refs], above)
-                for place in range(max(len(made), _MOST_OUTPUTS)):
-                    values[name, number, place] = made[min(place, len(made) - 1)]
-            if len(later) == len(waiting):
-                raise ValueError
-            waiting = later
-
-    def _one(self, layer: KerasConfig, given: list[int], above: tuple[str, ...]) -> list[int]:
-        name = (*above, layer.name or "")
-        if layer.cls in ("Sequential", "Functional", "Model"):
-            return self.model(layer, given, name)
-        before = 0
-        for each in given:
-            before |= each
-        if layer.cls == "InputLayer":
-            return [before]
-        number, _ = self.found.setdefault(name, (len(self.found), before))
-        return [before | 1 << number]
-
-
-# Of one layer: the states of a stack of cells.
-_MOST_OUTPUTS = 16
-
-
-def with_calls(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with the call order added to the settings of its layers."""
-    calls = KerasCalls()
-    try:
-        calls.model(model, [], ())
-    except (RecursionError, ValueError, TypeError, KeyError):
-        return model
-    facts: dict[tuple[str, ...], dict[str, Any]] = {
-        name: {"call_number": number, "called_after": hex(before)}
-        for name, (number, before) in calls.found.items()
-    }
-    return _annotate_layers(model, facts, ())

@@ -19,7 +19,6 @@ from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
 from ckpttool.formats.keras_config import (
     NOTHING,
     KerasConfig,
-    annotate_config,
     child_config,
     config_of,
     note_lambdas,
@@ -28,7 +27,6 @@ from ckpttool.formats.keras_config import (
     split_number,
     stored_names,
     with_calls,
-    with_flattened,
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
@@ -78,7 +76,7 @@ def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasCo
 
 def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
     root, strays = build_nodes(index)
-    walk = KerasWalk(with_calls(annotate_config(with_flattened(config))), root)
+    walk = KerasWalk(with_calls(config), root)
     leaves = dict(walk.leaves)
     containers = dict(walk.containers)
     notes = list(index.notes)
@@ -128,7 +126,7 @@ def _list_legacy(index: Hdf5Index) -> KerasModel:
     found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
     trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
     config, optimizer = (
-        with_calls(annotate_config(with_flattened(config_of(found)))),
+        with_calls(config_of(found)),
         optimizer_config(trained.get("optimizer_config")),
     )
     leaves, containers, owners = _list_weights(index, config)
@@ -590,7 +588,7 @@ class KerasWalk:
     def _contain(self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig) -> None:
         facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
         if self._unknown_order:
-            facts |= {"takes_order": "other", "makes_order": "other"}
+            facts["axis_order"] = "unknown"
         self.containers[path] = Container("module", cls, config.facts() | facts)
 
     def _members(

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path, Tree, attr
 from ckpttool.formats.keras_config import (
     MODELS,
@@ -30,9 +31,10 @@ from ckpttool.graphs.keras_layers import (
     find_rule,
     flatten_operand,
     is_masked,
+    takes_two_operands,
 )
 from ckpttool.graphs.operators import UnknownValueError, is_known
-from ckpttool.graphs.shapes import ShapeTracer
+from ckpttool.graphs.shapes import ShapeTracer, UnknownShapeError, trace_nodes
 
 # The stand-in for an open extent in shapes that are needed for their rank only.
 _OPEN = 97
@@ -169,6 +171,61 @@ def _resolve(value: Any, flows: Mapping[LayerOutput, Flow]) -> Any:
     if isinstance(value, dict):
         return {name: _resolve(item, flows) for name, item in value.items()}
     return value
+
+
+# Two numbers for an open extent: what differs between them is open.
+_TRIALS = (101, 103)
+_Extents = tuple[int | None, ...]
+
+
+class KerasLayerShapes:
+    """Output shapes and operations of single layers of a model; shapes have no batch, None is open."""
+
+    def __init__(self, tree: Tree) -> None:
+        """Read the tensors of layers from a tree."""
+        # The version decides on numbers, not on shapes.
+        self._reader = _KerasGraphReader(tree, 3)
+
+    def infer(
+        self, layer: Mapping[str, Any], scope: tuple[str, ...], shapes: Sequence[_Extents]
+    ) -> tuple[tuple[_Extents, ...], int | None]:
+        """Return the shapes of a layer's outputs and its operations for one sample, None if unknown.
+
+        Raise ShapeMismatchError if the inputs do not fit the layer, UnknownShapeError if it is not
+        understood.
+        """
+        if config_of(dict(layer)).cls in MODELS:
+            raise UnknownShapeError
+        trials = _TRIALS if any(None in shape for shape in shapes) else _TRIALS[:1]
+        results = [
+            self._trace(layer, scope, [tuple(n or trial for n in shape) for shape in shapes])
+            for trial in trials
+        ]
+        (outputs, macs), (others, other_macs) = results[0], results[-1]
+        if list(map(len, outputs)) != list(map(len, others)):
+            raise UnknownShapeError
+        merged = tuple(
+            tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+            for one, other in zip(outputs, others, strict=True)
+        )
+        return merged, macs if macs == other_macs else None
+
+    def _trace(
+        self, layer: Mapping[str, Any], scope: tuple[str, ...], shapes: Sequence[Shape]
+    ) -> tuple[list[Shape], int | None]:
+        reader = self._reader
+        reader.nodes.clear()
+        names = {reader.new_name("input"): (1, *shape) for shape in shapes}
+        reader.tracer.shapes.update(names)
+        arguments: list[Any] = [Flow(name, "float32") for name in names]
+        if len(arguments) == 1 and takes_two_operands(layer):
+            arguments.append(1)  # The other operand is a number.
+        flows = reader.call(layer, scope, arguments, {}, 1)
+        tracer, macs = trace_nodes(reader.nodes, reader.constants, names)
+        outputs = [tracer.shape(flow.name) for flow in flows]
+        if not all(shape and shape[0] == 1 for shape in outputs):
+            raise UnknownShapeError
+        return [shape[1:] for shape in outputs if shape], macs
 
 
 @dataclass

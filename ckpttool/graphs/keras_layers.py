@@ -504,6 +504,16 @@ def _on_image(call: LayerCall, x: str, rank: int, rule: Callable[[str], str]) ->
     return _to_last(call, rule(_to_first(call, x, rank)), rank)
 
 
+def _on_axis(call: LayerCall, x: str, axis: int, rule: Callable[[str], str]) -> str:
+    """Apply an operator for features on axis 1 to a value that has them on another axis."""
+    if axis == 1:
+        return rule(x)
+    others = [each for each in range(1, call.rank(x)) if each != axis]
+    order = (0, axis, *others)
+    back = tuple(order.index(each) for each in range(len(order)))
+    return call.add("Transpose", rule(call.add("Transpose", x, perm=order)), perm=back)
+
+
 def _image_axes(call: LayerCall, rank: int) -> list[int]:
     first = _is_first(call, rank)
     return list(range(2, rank + 2) if first else range(1, rank + 1))
@@ -620,7 +630,6 @@ def _fill(call: LayerCall, value: float, size: int) -> str:
 
 
 def _batch_norm(call: LayerCall, x: str) -> str:
-    rank = call.rank(x)
     axes = _axes_of(call, x)
     (size,) = call.weight_shape("moving_mean")
     call.require("renorm", False)
@@ -631,11 +640,10 @@ def _batch_norm(call: LayerCall, x: str) -> str:
     inputs = [scale or _fill(call, 1, size), offset or _fill(call, 0, size)]
     inputs += [call.weight("moving_mean"), call.weight("moving_variance")]
     epsilon = call.number("epsilon")
-    _require(len(axes) == 1 and axes[0] in (1, rank - 1))
-    if axes[0] == 1:
-        return call.add("BatchNormalization", x, *inputs, epsilon=epsilon)
-    made = call.add("BatchNormalization", _to_first(call, x, rank - 2), *inputs, epsilon=epsilon)
-    return _to_last(call, made, rank - 2)
+    _require(len(axes) == 1 and axes[0] > 0)
+    return _on_axis(
+        call, x, axes[0], lambda first: call.add("BatchNormalization", first, *inputs, epsilon=epsilon)
+    )
 
 
 def _center(call: LayerCall, x: str, axes: Sequence[int]) -> tuple[str, str]:
@@ -670,18 +678,16 @@ def _layer_norm(call: LayerCall, x: str) -> str:
 
 
 def _group_norm(call: LayerCall, x: str) -> str:
-    rank = call.rank(x)
     axes, groups = _axes_of(call, x), call.get("groups")
-    _require(len(axes) == 1 and axes[0] in (1, rank - 1) and type(groups) is int)
+    _require(len(axes) == 1 and axes[0] > 0 and type(groups) is int)
     size = call.shape(x)[axes[0]]
     scale, offset = _scale_and_offset(call)
     inputs = [scale or _fill(call, 1, size), offset or _fill(call, 0, size)]
     settings = {"epsilon": call.number("epsilon"), "num_groups": size if groups == -1 else groups}
     _require(0 < settings["num_groups"] <= size)
-    if axes[0] == 1:
-        return call.add("GroupNormalization", x, *inputs, **settings)
-    made = call.add("GroupNormalization", _to_first(call, x, rank - 2), *inputs, **settings)
-    return _to_last(call, made, rank - 2)
+    return _on_axis(
+        call, x, axes[0], lambda first: call.add("GroupNormalization", first, *inputs, **settings)
+    )
 
 
 def _root_mean_square_norm(call: LayerCall, x: str) -> str:
@@ -917,6 +923,7 @@ def _concatenate(call: LayerCall) -> list[Flow]:
     flows = call.flows(cast=False)
     axis = call.get("axis", -1)
     _require(type(axis) is int and len({flow.dtype for flow in flows}) == 1)
+    _require(-(rank := call.rank(flows[0].name)) <= axis < rank)
     if len(flows) == 1:
         return flows
     return [Flow(call.add("Concat", *(flow.name for flow in flows), axis=axis), flows[0].dtype)]
@@ -1259,6 +1266,13 @@ def _nothing(call: LayerCall) -> list[Flow]:
     return [flow]
 
 
+def _inactive(call: LayerCall) -> list[Flow]:
+    """Return the input of a layer that changes images in training only, whatever its settings are."""
+    for name in call.settings:
+        call.get(name)
+    return [call.flow(cast=False)]
+
+
 # Functions of keras.ops that a functional model calls: keras/src/ops/{numpy,nn,math}.py.
 
 
@@ -1541,6 +1555,8 @@ _RULES: dict[str, LayerRule] = {
     **dict.fromkeys(("Identity", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout"), _nothing),
     **{f"SpatialDropout{rank}": _nothing for rank in _RANKS},
     "ActivityRegularization": _nothing,
+    **dict.fromkeys(("RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom"), _inactive),
+    **dict.fromkeys(("RandomContrast", "RandomBrightness"), _inactive),
     "InputLayer": _input,
     "Dense": _one(_dense),
     "EinsumDense": _one(_einsum_dense),
@@ -1588,10 +1604,18 @@ _RULES: dict[str, LayerRule] = {
 }
 
 
+def _is_function(layer: Mapping[str, Any]) -> bool:
+    return ".ops." in str(layer.get("module"))
+
+
+def takes_two_operands(layer: Mapping[str, Any]) -> bool:
+    """Return whether a layer is a function of keras.ops with two operands, one of which may be a number."""
+    return _is_function(layer) and str(config_of(dict(layer)).cls) in _BINARY
+
+
 def find_rule(layer: Mapping[str, Any]) -> LayerRule:
     """Return the rule of a layer, or of a function of keras.ops; raise OpaqueLayerError without one."""
-    functions = ".ops." in str(layer.get("module"))
-    rule = (_FUNCTIONS if functions else _RULES).get(str(config_of(dict(layer)).cls))
+    rule = (_FUNCTIONS if _is_function(layer) else _RULES).get(str(config_of(dict(layer)).cls))
     if rule is None:
         raise OpaqueLayerError
     return rule

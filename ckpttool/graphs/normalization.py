@@ -18,8 +18,16 @@ def _per_channel(x: np.ndarray, rank: int) -> np.ndarray:
     return x.reshape(-1, *[1] * (rank - 2))
 
 
+def _channels_shape(call: OperatorCall) -> Sequence[Shape]:
+    """Return the input's shape; raise ValueError unless the scale has a number for each channel."""
+    shape, scale = call.shape(0), call.shape(1)
+    if (shape[1],) != scale:
+        raise ValueError(scale)
+    return [shape]
+
+
 def _batch_norm_shape(call: OperatorCall) -> Sequence[Shape]:
-    return [call.shape(0), *[call.shape(3)] * (len(call.node.outputs) - 1)]
+    return [*_channels_shape(call), *[call.shape(3)] * (len(call.node.outputs) - 1)]
 
 
 @operator("BatchNormalization", shapes=_batch_norm_shape, since=7)
@@ -56,7 +64,7 @@ def normalize(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarra
     return np.asarray(centered / np.sqrt(variance + np.asarray(epsilon, x.dtype)))
 
 
-@operator("InstanceNormalization", shapes=same_shape)
+@operator("InstanceNormalization", shapes=_channels_shape)
 def _instance_norm(
     x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, epsilon: float = 1e-5
 ) -> np.ndarray:
@@ -64,7 +72,7 @@ def _instance_norm(
     return (normal * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)).astype(x.dtype)
 
 
-@operator("GroupNormalization", shapes=same_shape, since=21)
+@operator("GroupNormalization", shapes=_channels_shape, since=21)
 def _group_norm(
     x: np.ndarray,
     scale: np.ndarray,
@@ -82,6 +90,8 @@ def _group_norm(
 def _layer_norm_shape(call: OperatorCall) -> Sequence[Shape]:
     shape = call.shape(0)
     axis = call.get("axis") % len(shape)
+    if np.broadcast_shapes(shape, call.shape(1)) != shape:
+        raise ValueError(call.shape(1))
     return [shape, *[(*shape[:axis], *[1] * (len(shape) - axis))] * (len(call.node.outputs) - 1)]
 
 
@@ -104,7 +114,7 @@ def _layer_norm(
     return (result if bias is None else result + bias).astype(x.dtype), mean, inverse
 
 
-@operator("RMSNormalization", shapes=same_shape)
+@operator("RMSNormalization", shapes=_layer_norm_shape)
 def _root_mean_square_norm(
     x: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: str = "float32"
 ) -> np.ndarray:

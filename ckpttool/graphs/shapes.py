@@ -13,7 +13,7 @@ from ckpttool.core import limits
 from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
-from ckpttool.graphs.graph import Graph, OpenShape, OperatorNode
+from ckpttool.graphs.graph import Constant, Graph, OpenShape, OperatorNode
 from ckpttool.graphs.operators import (
     Operator,
     OperatorCall,
@@ -32,6 +32,14 @@ class NodeShapes(NamedTuple):
 
     outputs: tuple[Shape | None, ...]
     macs: int | None
+
+
+class UnknownShapeError(Exception):
+    """A shape cannot be computed: a layer that is not understood, or shapes that depend on values."""
+
+
+class ShapeMismatchError(UnknownShapeError):
+    """A layer cannot be applied to an input of this shape."""
 
 
 class ShapeTracer:
@@ -167,6 +175,26 @@ class ShapeTracer:
         if not self.is_constant(name) and node.op.startswith("Gather") and shape is not None:
             return np.zeros(shape, np.int64)
         return self.value(name)
+
+
+def trace_nodes(
+    nodes: Iterable[OperatorNode], constants: Mapping[str, Constant], shapes: Mapping[str, Shape]
+) -> tuple[ShapeTracer, int | None]:
+    """Return the shapes of nodes for those of their inputs, and their operations, None if unknown.
+
+    Raise ShapeMismatchError if an operator does not fit its inputs, and UnknownShapeError if a shape is
+    unknown.
+    """
+    tracer = ShapeTracer(Graph((), (), (), constants), shapes)
+    macs: int | None = 0
+    for node in nodes:
+        result = tracer.add(node)
+        macs = None if macs is None or result.macs is None else macs + result.macs
+        if not result.outputs or None in result.outputs:
+            known = node.op in list_operators()
+            fitting = known and all(not name or tracer.shape(name) is not None for name in node.inputs)
+            raise ShapeMismatchError if fitting else UnknownShapeError
+    return tracer, macs
 
 
 def infer_shapes(graph: Graph, shapes: Mapping[str, OpenShape] | None = None) -> dict[str, OpenShape | None]:

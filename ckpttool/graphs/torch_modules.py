@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.operators import is_known
-from ckpttool.mapping.rules import KEEP, TRANSPOSE, Rule
+from ckpttool.graphs.shapes import ShapeMismatchError, ShapeTracer, UnknownShapeError, trace_nodes
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Reshape, Rule, chain_rules
 
 _CLASSES, _SEQUENTIAL = "torch.nn.modules.", "torch.nn.modules.container.Sequential"
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -54,8 +56,44 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     name = "input"
     result = reader.module((), cls, (), name)
     inputs = (Value(name, "int64" if first_class.endswith("sparse.Embedding") else dtype),)
-    reader.nodes.append(OperatorNode("Identity", (result,), ("output",), {}, "output", (), "output"))
-    return Graph(tuple(reader.nodes), inputs, (Value("output"),), reader.constants, cls)
+    results = (result, *reader.states.get(result, ()))
+    names = ("output", *(f"state_{number}" for number in range(len(results) - 1)))
+    for own, title in zip(results, names, strict=True):
+        reader.nodes.append(OperatorNode("Identity", (own,), (title,), {}, title, (), "output"))
+    return Graph(tuple(reader.nodes), inputs, tuple(map(Value, names)), reader.constants, cls)
+
+
+class TorchLayerShapes:
+    """Output shapes and operations of single modules of a file, for shapes of their inputs."""
+
+    def __init__(self, tree: Tree) -> None:
+        """Read the attributes and tensors of modules from a tree."""
+        self._reader = _TorchModuleReader(tree, as_parts=True)
+
+    def infer(self, path: Path, cls: str, shape: Shape) -> tuple[Shape, int | None]:
+        """Return the shape of a module's (first) output and its operations; shapes have the batch.
+
+        Raise ShapeMismatchError if the input does not fit the module, UnknownShapeError if the module is
+        not understood.
+        """
+        graph = self.graph(path, cls, shape)
+        tracer, macs = trace_nodes(graph.nodes, graph.constants, {graph.inputs[0].name: shape})
+        made = tracer.shape(graph.outputs[0].name)
+        if made is None:
+            raise UnknownShapeError
+        return made, macs
+
+    def graph(self, path: Path, cls: str, shape: Shape) -> Graph:
+        """Return the graph of one module for an input of this shape; raise ShapeMismatchError as `infer`."""
+        reader = self._reader
+        reader.nodes.clear()
+        name = reader.new_name((), "input")
+        reader.tracer.shapes[name] = shape
+        try:
+            result = reader.module(path, cls, tuple(str(step.value) for step in path), name)
+        except (ValueError, ArithmeticError, LookupError) as error:
+            raise ShapeMismatchError from error
+        return Graph(tuple(reader.nodes), (Value(name),), (Value(result),), reader.constants, cls)
 
 
 @dataclass
@@ -63,13 +101,18 @@ class _TorchModuleReader:
     """Translates modules to nodes."""
 
     tree: Tree
+    # Whether modules are parts of another one, which may call them with several inputs.
+    as_parts: bool = False
     nodes: list[OperatorNode] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
+    # The other results of modules that return a tuple, by the first one.
+    states: dict[str, list[str]] = field(default_factory=dict)
     count: int = 0
     names: int = 0
 
     def __post_init__(self) -> None:
         """List the attributes and entries below each path."""
+        self.tracer = ShapeTracer(Graph((), (), (), self.constants), {})
         self.below: dict[Path, dict[Any, None]] = {}
         for path in (*self.tree, *self.tree.containers):
             for depth, step in enumerate(path):
@@ -106,9 +149,11 @@ class _TorchModuleReader:
         call = TorchCall(self, path, cls, scope)
         short = cls.rpartition(".")[2]
         try:
-            _require(cls.startswith(_CLASSES) and legal and not hooked)
+            _require(cls.startswith(_CLASSES) and legal and not hooked and x not in self.states)
             rule = _RULES.get(short) or _RANKED.get(re.sub(r"[123]d\Z", "", short))
+            rule = _PARTS.get(short) if self.as_parts and rule is None else rule
             _require(rule is not None)
+            _require_axes(short, self.tracer.shape(x))
             result = rule(call, x)  # type: ignore[misc]
             call.require_understood()
         except OpaqueModuleError:
@@ -146,6 +191,13 @@ class TorchCall:
         """The number of spatial axes in the name of the class."""
         _require(self.cls[-2:] in ("1d", "2d", "3d"))
         return int(self.cls[-2])
+
+    def extents(self, x: str) -> tuple[int, ...]:
+        """Return the shape of a value; raise OpaqueModuleError if the input's is not known."""
+        shape = self.reader.tracer.shape(x)
+        if shape is None:
+            raise OpaqueModuleError
+        return shape
 
     # Attributes and tensors.
 
@@ -196,7 +248,8 @@ class TorchCall:
                 leaf = self.reader.tree.get((*self.path, attr(kind), step))
                 unused = isinstance(leaf, ValueLeaf) and leaf.value is None
                 _require(step.value in self._read or step.value == "num_batches_tracked" or unused)
-        _require(not self.reader.below.get((*self.path, attr("_modules"))))
+        parts = self.reader.below.get((*self.path, attr("_modules")), ())
+        _require(all(step.value in self._read for step in parts))
 
     def find(self, name: str) -> tuple[Path, Leaf] | None:
         """Return the path and leaf of a parameter or buffer, None if the module has none."""
@@ -232,15 +285,41 @@ class TorchCall:
         value = self.reader.tree.get((*self.path, attr("_parameters"), key(name)))
         return "" if isinstance(value, ValueLeaf) and value.value is None else self.weight(name)
 
+    def part(self, name: str) -> TorchCall:
+        """Return a call of a module that is a part of this one."""
+        self._read.add(name)
+        call = TorchCall(self.reader, (*self.path, attr("_modules"), key(name)), "", (*self.scope, name))
+        call.nodes = self.nodes
+        return call
+
     # The graph.
 
-    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        """Add a node and return the name of its first output."""
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        return self.split(op, *inputs, outputs=1, **attributes)[0]
+
+    def split(self, op: str, *inputs: str, outputs: int, **attributes: Any) -> tuple[str, ...]:
+        """Add a node and return the names of its outputs."""
         names = tuple(self.reader.new_name(self.scope, op) for _ in range(outputs))
         title = ".".join(self.scope)
         node = OperatorNode(op, trim_inputs(inputs), names, attributes, title, self.scope, self.place)
         self.nodes.append(node)
-        return names[0]
+        self.reader.tracer.add(node)
+        return names
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the modules' tensors."""
+        return next((leaf.dtype for _, leaf in self.reader.tree.tensors()), "float32")
+
+    def machine_epsilon(self) -> float:
+        """Return the epsilon of the element type: the default of a root mean square norm."""
+        import ml_dtypes
+
+        from ckpttool.core import dtypes
+
+        _require(self.dtype in _FLOATS)
+        return float(ml_dtypes.finfo(dtypes.numpy_dtype(self.dtype)).eps)  # type: ignore[no-untyped-call]
 
     def constant(self, value: Any, dtype: str = "") -> str:
         """Return the name of a constant; the element type is that of the module's tensors."""
@@ -248,7 +327,7 @@ class TorchCall:
 
         from ckpttool.core import dtypes
 
-        kind = dtype or next((leaf.dtype for _, leaf in self.reader.tree.tensors()), "float32")
+        kind = dtype or self.dtype
         _require(kind in (*_FLOATS, "int64"))
         name = self.reader.new_name(self.scope, "constant")
         self.reader.constants[name] = inline_constant(np.asarray(value, dtypes.numpy_dtype(kind)))
@@ -267,6 +346,17 @@ class TorchCall:
 
 
 _Rule = Callable[[TorchCall, str], str]
+
+
+def _require_axes(cls: str, shape: Shape | None) -> None:
+    """Raise ShapeMismatchError for a number of axes, if it is known, that the class refuses."""
+    if shape is None or not re.search(r"[123]d\Z", cls) or cls.startswith("Dropout") or cls == "Softmax2d":
+        return
+    axes = int(cls[-2]) + 2
+    # Without the batch, the first axis of an instance norm has the channels.
+    _require(not cls.startswith("InstanceNorm") or len(shape) != axes - 1)
+    if len(shape) != axes and (cls, len(shape)) != ("BatchNorm1d", 2):
+        raise ShapeMismatchError
 
 
 def _same(_call: TorchCall, x: str) -> str:
@@ -290,12 +380,15 @@ def _limits(call: TorchCall, x: str) -> str:
 
 def _softplus(call: TorchCall, x: str) -> str:
     beta, threshold = call.number("beta"), call.number("threshold")
-    # Above the threshold the function is linear; from 20 on, float32 has the same values.
-    _require(threshold >= 20 and beta > 0)
-    if beta == 1:
-        return call.add("Softplus", x)
+    _require(beta > 0)
     factor = call.constant(beta)
-    return call.add("Div", call.add("Softplus", call.add("Mul", x, factor)), factor)
+    scaled = x if beta == 1 else call.add("Mul", x, factor)
+    made = call.add("Softplus", scaled)
+    made = made if beta == 1 else call.add("Div", made, factor)
+    # Above the threshold the function is linear; from 20 on, float32 has the same values.
+    if threshold >= 20:
+        return made
+    return call.add("Where", call.add("Greater", scaled, call.constant(threshold)), x, made)
 
 
 def _gelu(call: TorchCall, x: str) -> str:
@@ -311,20 +404,37 @@ def _axis(call: TorchCall, name: str = "dim") -> int:
 
 
 def _gated(call: TorchCall, x: str) -> str:
-    first = call.add("Split", x, outputs=2, axis=_axis(call), num_outputs=2)
-    return call.add("Mul", first, call.add("Sigmoid", call.nodes[-1].outputs[1]))
+    axis, shape = _axis(call), call.reader.tracer.shape(x)
+    if shape is not None and shape[axis] % 2:
+        raise ShapeMismatchError
+    left, right = call.split("Split", x, outputs=2, axis=axis, num_outputs=2)
+    return call.add("Mul", left, call.add("Sigmoid", right))
 
 
 def _prelu(call: TorchCall, x: str) -> str:
-    # A slope for each channel, on axis 1, needs the number of axes.
-    _require(call.shape("weight") == (1,))
-    return call.add("PRelu", x, call.weight())
+    if call.shape("weight") == (1,):
+        return call.add("PRelu", x, call.weight())
+    # A slope for each channel, on axis 1.
+    after = len(call.extents(x)) - 2
+    return call.add("PRelu", x, call.weight(rule=Reshape((*call.shape("weight"), *(1,) * after))))
+
+
+def _threshold(call: TorchCall, x: str) -> str:
+    above = call.add("Greater", x, call.constant(call.number("threshold")))
+    return call.add("Where", above, x, call.constant(call.number("value")))
+
+
+def _random_relu(call: TorchCall, x: str) -> str:
+    return call.add("LeakyRelu", x, alpha=(call.number("lower") + call.number("upper")) / 2)
 
 
 def _linear(call: TorchCall, x: str) -> str:
     _require(len(call.shape("weight")) == 2)
-    made, bias = call.add("MatMul", x, call.weight(rule=TRANSPOSE)), call.optional("bias")
-    return call.add("Add", made, bias) if bias else made
+    return _plus(call, call.add("MatMul", x, call.weight(rule=TRANSPOSE)), call.optional("bias"))
+
+
+def _plus(call: TorchCall, x: str, bias: str) -> str:
+    return call.add("Add", x, bias) if bias else x
 
 
 def _embedding(call: TorchCall, x: str) -> str:
@@ -333,8 +443,60 @@ def _embedding(call: TorchCall, x: str) -> str:
 
 
 def _flatten(call: TorchCall, x: str) -> str:
-    _require((call.get("start_dim"), call.get("end_dim")) == (1, -1))
-    return call.add("Flatten", x, axis=1)
+    start, end = _axis(call, "start_dim"), _axis(call, "end_dim")
+    if (start, end) == (1, -1):
+        return call.add("Flatten", x, axis=1)
+    shape = call.extents(x)
+    start, end = start % len(shape), end % len(shape)
+    _require(0 < start <= end)
+    return call.add("Reshape", x, call.integers(*shape[:start], -1, *shape[end + 1 :]))
+
+
+def _unflatten(call: TorchCall, x: str) -> str:
+    shape, sizes = call.extents(x), call.get("unflattened_size")
+    axis = _axis(call) % len(shape)
+    _require(
+        axis > 0 and isinstance(sizes, list) and all(type(n) is int and (n > 0 or n == -1) for n in sizes)
+    )
+    known = math.prod(n for n in sizes if n != -1)
+    _require(sizes.count(-1) < 2 and shape[axis] % known == 0)
+    return call.add("Reshape", x, call.integers(*shape[:axis], *sizes, *shape[axis + 1 :]))
+
+
+def _rearrange(
+    call: TorchCall, x: str, split: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...]
+) -> str:
+    """Reshape, reorder the axes, and reshape again."""
+    apart = call.add("Transpose", call.add("Reshape", x, call.integers(*split)), perm=order)
+    return call.add("Reshape", apart, call.integers(*shape))
+
+
+def _channel_shuffle(call: TorchCall, x: str) -> str:
+    (groups,), (batch, channels, *rest) = _counts(call, "groups"), call.extents(x)
+    split = (batch, groups, channels // groups, math.prod(rest))
+    return _rearrange(call, x, split, (0, 2, 1, 3), (batch, channels, *rest))
+
+
+def _pixel_shuffle(call: TorchCall, x: str) -> str:
+    up = call.cls.endswith("PixelShuffle")
+    (factor,) = _counts(call, "upscale_factor" if up else "downscale_factor")
+    *lead, channels, height, width = call.extents(x)
+    if not lead:
+        raise ShapeMismatchError
+    if up:
+        inner, height, width = channels // factor**2, height * factor, width * factor
+        split = (-1, inner, factor, factor, height // factor, width // factor)
+        return _rearrange(call, x, split, (0, 1, 4, 2, 5, 3), (*lead, inner, height, width))
+    split = (-1, channels, height // factor, factor, width // factor, factor)
+    shape = (*lead, channels * factor**2, height // factor, width // factor)
+    return _rearrange(call, x, split, (0, 1, 3, 5, 2, 4), shape)
+
+
+def _counts(call: TorchCall, *names: str) -> list[int]:
+    """Return attributes that are positive numbers."""
+    counts = [call.get(name) for name in names]
+    _require(all(type(count) is int and 0 < count < 1 << 40 for count in counts))
+    return counts
 
 
 _PADDINGS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -392,16 +554,61 @@ def _max_pool(call: TorchCall, x: str) -> str:
 
 
 def _average_pool(call: TorchCall, x: str) -> str:
-    _require(call.get("divisor_override") is None)
-    counted = int(call.flag("count_include_pad"))
-    return call.add("AveragePool", x, count_include_pad=counted, **_pool_settings(call))
+    divisor, counted = call.get("divisor_override"), int(call.flag("count_include_pad"))
+    settings = _pool_settings(call)
+    if divisor is None:
+        return call.add("AveragePool", x, count_include_pad=counted, **settings)
+    _require(type(divisor) is int and divisor > 0 and not settings["ceil_mode"])
+    mean = call.add("AveragePool", x, count_include_pad=1, **settings)
+    return call.add("Mul", mean, call.constant(math.prod(settings["kernel_shape"]) / divisor))
+
+
+def _power_pool(call: TorchCall, x: str) -> str:
+    # torch.nn.functional.lp_pool2d: the signs of sums of odd powers are kept out of the root.
+    power, kernel = call.number("norm_type"), call.sizes("kernel_size")
+    strides = kernel if call.get("stride") is None else call.sizes("stride")
+    ceil = int(call.flag("ceil_mode"))
+    made = call.add("Pow", x, call.constant(power))
+    made = call.add("AveragePool", made, kernel_shape=kernel, strides=strides, ceil_mode=ceil)
+    made = call.add("Mul", call.add("Sign", made), call.add("Relu", call.add("Abs", made)))
+    made = call.add("Mul", made, call.constant(math.prod(kernel)))
+    return call.add("Pow", made, call.constant(1 / power))
+
+
+def _response_norm(call: TorchCall, x: str) -> str:
+    """Divide by a power of the mean square of neighbouring channels; without a channel it is 0."""
+    (size,), rank = _counts(call, "size"), len(call.extents(x))
+    if rank < 3:
+        raise ShapeMismatchError
+    square = call.add("Unsqueeze", call.add("Mul", x, x), call.integers(1))
+    pads = call.integers(size // 2, (size - 1) // 2)
+    square = call.add("Pad", square, pads, "", call.integers(2), mode="constant")
+    mean = call.add("AveragePool", square, kernel_shape=(size, *(1,) * (rank - 2)))
+    scaled = call.add("Mul", call.add("Squeeze", mean, call.integers(1)), call.constant(call.number("alpha")))
+    total = call.add("Add", scaled, call.constant(call.number("k")))
+    return call.add("Div", x, call.add("Pow", total, call.constant(call.number("beta"))))
 
 
 def _adaptive_pool(op: str) -> _Rule:
     def rule(call: TorchCall, x: str) -> str:
-        # Only one window over the whole image has the same place for every size.
-        _require(set(call.sizes("output_size")) == {1} and not call.get("return_indices"))
-        return call.add(op, x, call.integers(*range(-call.rank, 0)), keepdims=1)
+        value = call.get("output_size")
+        sizes = value if isinstance(value, list) else [value] * call.rank
+        _require(len(sizes) == call.rank and not call.get("return_indices"))
+        if set(sizes) == {1}:
+            return call.add(op, x, call.integers(*range(-call.rank, 0)), keepdims=1)
+        shape = call.extents(x)
+        _require(all(size is None or (type(size) is int and 0 < size < 1 << 12) for size in sizes))
+        # aten/src/ATen/native/AdaptivePooling.h: windows may overlap, and each axis has its own.
+        for axis, size in enumerate(sizes, len(shape) - len(sizes)):
+            if size is not None and size != shape[axis]:
+                windows = [(n * shape[axis] // size, -(-(n + 1) * shape[axis] // size)) for n in range(size)]
+                parts = [
+                    call.add("Slice", x, *(call.integers(each) for each in (start, end, axis)))
+                    for start, end in windows
+                ]
+                parts = [call.add(op, part, call.integers(axis), keepdims=1) for part in parts]
+                x = call.add("Concat", *parts, axis=axis)
+        return x
 
     return rule
 
@@ -428,18 +635,32 @@ def _affine(call: TorchCall, flag: str, shape: tuple[int, ...]) -> tuple[str, st
 
 
 def _batch_norm(call: TorchCall, x: str) -> str:
-    # Without statistics it normalizes by those of the batch, also at inference.
-    _require(call.flag("track_running_stats"))
+    if not call.flag("track_running_stats"):
+        return _batch_statistics(call, x)
     shape = call.shape("running_mean")
     inputs = (*_affine(call, "affine", shape), call.weight("running_mean"), call.weight("running_var"))
     return call.add("BatchNormalization", x, *inputs, epsilon=call.number("eps"))
 
 
+def _batch_statistics(call: TorchCall, x: str) -> str:
+    """Normalize by the statistics of the batch, as a norm without its own does also at inference."""
+    (size,), rank = _counts(call, "num_features"), len(call.extents(x))
+    axes, spread = call.integers(0, *range(2, rank)), call.integers(size, *(1,) * (rank - 2))
+    centered = call.add("Sub", x, call.add("ReduceMean", x, axes, keepdims=1))
+    variance = call.add("ReduceMean", call.add("Mul", centered, centered), axes, keepdims=1)
+    variance = call.add("Add", variance, call.constant(call.number("eps")))
+    made = call.add("Div", centered, call.add("Sqrt", variance))
+    scale, offset = (call.add("Reshape", name, spread) for name in _affine(call, "affine", (size,)))
+    return call.add("Add", call.add("Mul", made, scale), offset)
+
+
 def _instance_norm(call: TorchCall, x: str) -> str:
     if call.get("track_running_stats"):
         return _batch_norm(call, x)
-    size = call.get("num_features")
-    _require(type(size) is int and size > 0)
+    (size,) = _counts(call, "num_features")
+    # Without parameters, torch accepts any number of channels.
+    shape = call.reader.tracer.shape(x)
+    _require(shape is None or shape[1] == size or call.flag("affine"))
     return call.add("InstanceNormalization", x, *_affine(call, "affine", (size,)), epsilon=call.number("eps"))
 
 
@@ -465,24 +686,138 @@ def _layer_norm(call: TorchCall, x: str) -> str:
 def _root_mean_square_norm(call: TorchCall, x: str) -> str:
     shape = _normalized_shape(call)
     scale = call.weight() if call.flag("elementwise_affine") else call.fill(1, shape)
-    # Without an epsilon, that of the input's type.
-    epsilon = 2.0**-23 if call.get("eps") is None else call.number("eps")
+    epsilon = call.machine_epsilon() if call.get("eps") is None else call.number("eps")
     return call.add("RMSNormalization", x, scale, axis=-len(shape), epsilon=epsilon)
 
 
+# Modes of torch.nn.functional.interpolate, with the number of spatial axes (None: any).
+_RESIZES = {
+    "nearest": (None, "nearest"),
+    "linear": (1, "linear"),
+    "bilinear": (2, "linear"),
+    "trilinear": (3, "linear"),
+    "bicubic": (2, "cubic"),
+}
+
+
 def _upsample(call: TorchCall, x: str) -> str:
-    mode, factor, corners = call.get("mode"), call.get("scale_factor"), call.get("align_corners")
-    call.get("recompute_scale_factor"), call.get("name")
-    _require(call.get("size") is None and mode == "nearest" and isinstance(factor, int | float))
-    _require(float(factor).is_integer() and factor >= 1 and corners is None)
-    axes = (2, 3)  # An image; other numbers of axes are not in the file, and do not fit the scales.
-    scales = call.constant([float(factor)] * len(axes), "float32")
-    settings: dict[str, Any] = {
-        "mode": "nearest",
-        "coordinate_transformation_mode": "asymmetric",
-        "nearest_mode": "floor",
-    }
-    return call.add("Resize", x, "", scales, axes=axes, **settings)
+    size, factor, corners = call.get("size"), call.get("scale_factor"), call.get("align_corners")
+    mode = call.get("mode")
+    _require(mode in _RESIZES and not call.get("recompute_scale_factor"))
+    call.get("name")
+    rank, kind = _RESIZES[mode]
+    wanted = factor if size is None else size
+    # Without a known shape, an image.
+    shape = call.reader.tracer.shape(x)
+    rank = rank or (len(wanted) if isinstance(wanted, list) else len(shape) - 2 if shape else 2)
+    numbers = wanted if isinstance(wanted, list) else [wanted] * rank
+    legal = all(isinstance(n, int | float) and 0 < n < 1 << 20 for n in numbers)
+    _require(legal and len(numbers) == rank and (shape is None or len(shape) == rank + 2))
+    settings: dict[str, Any] = {"mode": kind, "coordinate_transformation_mode": "half_pixel"}
+    if kind == "nearest":
+        settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor", "mode": kind}
+    elif corners:
+        settings["coordinate_transformation_mode"] = "align_corners"
+    axes = tuple(range(2, rank + 2))
+    if size is None:
+        scales = call.constant([float(n) for n in numbers], "float32")
+        return call.add("Resize", x, "", scales, axes=axes, **settings)
+    return call.add("Resize", x, "", "", call.integers(*numbers), axes=axes, **settings)
+
+
+# Recurrent layers: torch/nn/modules/rnn.py. Blocks of gates in the order of the operator
+# (onnx/docs/Operators.md); PyTorch: input, forget, cell, output; reset, update, new.
+_GATES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "LSTM": ("LSTM", (0, 3, 1, 2)),
+    "GRU": ("GRU", (1, 0, 2)),
+    "RNN": ("RNN", (0,)),
+}
+
+
+def _recur(call: TorchCall, x: str, kind: str, suffixes: Sequence[str], *, layout: int) -> tuple[str, ...]:
+    """Add one layer in each direction; the suffixes are those of the names of their tensors."""
+    op, order = _GATES[kind]
+    (units,) = _counts(call, "hidden_size")
+    width, function = len(order) * units, call.get("nonlinearity", "tanh")
+    _require(function in ("tanh", "relu"))
+
+    def weights(name: str) -> list[str]:
+        shapes = [call.shape(f"{name}{suffix}") for suffix in suffixes]
+        _require(all(shape[0] == width for shape in shapes))
+        rules = [chain_rules(BlockOrder(0, order), Reshape((1, *shape))) for shape in shapes]
+        return [call.weight(f"{name}{each}", rule) for each, rule in zip(suffixes, rules, strict=True)]
+
+    def joined(names: Sequence[str], axis: int = 0) -> str:
+        return names[0] if len(names) == 1 else call.add("Concat", *names, axis=axis)
+
+    biases = []
+    if call.flag("bias"):
+        pairs = zip(weights("bias_ih"), weights("bias_hh"), strict=True)
+        biases = [joined(pair, 1) for pair in pairs]
+    inputs = (joined(weights("weight_ih")), joined(weights("weight_hh")), joined(biases) if biases else "")
+    settings: dict[str, Any] = {"linear_before_reset": 1} if op == "GRU" else {}
+    if op == "RNN":
+        settings = {"activations": (function.capitalize(),) * len(suffixes)}
+    settings["direction"] = "forward" if len(suffixes) == 1 else "bidirectional"
+    count = 3 if op == "LSTM" else 2
+    return call.split(op, x, *inputs, outputs=count, hidden_size=units, layout=layout, **settings)
+
+
+def _recurrent(call: TorchCall, x: str) -> str:
+    kind = call.cls.rpartition(".")[2]
+    layers, layout = _counts(call, "num_layers")[0], int(call.flag("batch_first"))
+    _require(call.get("mode", kind).partition("_")[0] == kind and layers < 1 << 10)
+    # A layer with a projection of its states has no operator; one axis less is a single sequence.
+    shape = call.reader.tracer.shape(x)
+    _require(not call.get("proj_size") and (shape is None or len(shape) > 2))
+    for name in ("input_size", "dropout"):
+        call.get(name)
+    suffixes = ("", "_reverse") if call.flag("bidirectional") else ("",)
+    states: list[tuple[str, ...]] = []
+    for number in range(layers):
+        steps, *last = _recur(call, x, kind, [f"_l{number}{each}" for each in suffixes], layout=layout)
+        if not layout:
+            steps = call.add("Transpose", steps, perm=(0, 2, 1, 3))
+        x = call.add("Reshape", steps, call.integers(0, 0, -1))
+        # torch has the layers and directions first, whatever the order of its input.
+        states.append(tuple(call.add("Transpose", s, perm=(1, 0, 2)) if layout else s for s in last))
+    call.reader.states[x] = [
+        each[0] if layers == 1 else call.add("Concat", *each, axis=0) for each in zip(*states, strict=True)
+    ]
+    return x
+
+
+def _cell(call: TorchCall, x: str) -> str:
+    kind = call.cls.rpartition(".")[2].removesuffix("Cell")
+    call.get("input_size")
+    first = call.add("Unsqueeze", x, call.integers(0))
+    _, *last = _recur(call, first, kind, ("",), layout=0)
+    last = [call.add("Squeeze", state, call.integers(0)) for state in last]
+    if kind == "LSTM":
+        call.reader.states[last[0]] = last[1:]
+    return last[0]
+
+
+def _self_attention(call: TorchCall, x: str) -> str:
+    """Apply attention whose query, key and value are one tensor."""
+    width, heads = _counts(call, "embed_dim", "num_heads")
+    for name in ("kdim", "vdim", "head_dim", "dropout"):
+        call.get(name)
+    _require(call.flag("_qkv_same_embed_dim") and call.get("add_zero_attn") is False)
+    _require(call.find("bias_k") is None and call.find("bias_v") is None and len(call.extents(x)) > 2)
+    first = call.flag("batch_first")
+    x = x if first else call.add("Transpose", x, perm=(1, 0, 2))
+    made, bias = (
+        call.add("MatMul", x, call.weight("in_proj_weight", TRANSPOSE)),
+        call.optional("in_proj_bias"),
+    )
+    parts = call.split("Split", _plus(call, made, bias), outputs=3, axis=2, num_outputs=3)
+    _require(call.shape("in_proj_weight") == (3 * width, width) and width % heads == 0)
+    made = call.add("Attention", *parts, q_num_heads=heads, kv_num_heads=heads)
+    out = call.part("out_proj")
+    made = _linear(out, made)
+    out.require_understood()
+    return made if first else call.add("Transpose", made, perm=(1, 0, 2))
 
 
 _RULES: dict[str, _Rule] = {
@@ -505,14 +840,28 @@ _RULES: dict[str, _Rule] = {
     "PReLU": _prelu,
     "Softmax": lambda call, x: call.add("Softmax", x, axis=_axis(call)),
     "LogSoftmax": lambda call, x: call.add("LogSoftmax", x, axis=_axis(call)),
-    "Linear": _linear,
+    "Softmin": lambda call, x: call.add("Softmax", call.add("Neg", x), axis=_axis(call)),
+    "Softmax2d": lambda call, x: call.add("Softmax", x, axis=-3),
+    "Threshold": _threshold,
+    "RReLU": _random_relu,
+    # CrossMapLRN2d is left out: its implementation never removes the first channels from its sums.
+    "LocalResponseNorm": _response_norm,
+    "ChannelShuffle": _channel_shuffle,
+    **dict.fromkeys(("PixelShuffle", "PixelUnshuffle"), _pixel_shuffle),
+    **dict.fromkeys(("Linear", "NonDynamicallyQuantizableLinear"), _linear),
     "Embedding": _embedding,
     "Flatten": _flatten,
+    "Unflatten": _unflatten,
     "GroupNorm": _group_norm,
     "LayerNorm": _layer_norm,
     "RMSNorm": _root_mean_square_norm,
-    "Upsample": _upsample,
+    "SyncBatchNorm": _batch_norm,
+    **dict.fromkeys(("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"), _upsample),
+    **dict.fromkeys(_GATES, _recurrent),
+    **dict.fromkeys((f"{kind}Cell" for kind in _GATES), _cell),
 }
+# Rules of classes that are called with several inputs, for modules whose inputs are known to be one tensor.
+_PARTS: dict[str, _Rule] = {"MultiheadAttention": _self_attention}
 # Rules of classes with the number of spatial axes in their name.
 _RANKED: dict[str, _Rule] = {
     "Dropout": _same,
@@ -520,6 +869,7 @@ _RANKED: dict[str, _Rule] = {
     "ConvTranspose": _transposed_conv,
     "MaxPool": _max_pool,
     "AvgPool": _average_pool,
+    "LPPool": _power_pool,
     "AdaptiveAvgPool": _adaptive_pool("ReduceMean"),
     "AdaptiveMaxPool": _adaptive_pool("ReduceMax"),
     "BatchNorm": _batch_norm,

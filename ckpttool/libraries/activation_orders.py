@@ -92,11 +92,13 @@ def require_room(shape: Sequence[int]) -> None:
 class OrderTracer:
     """Activations of one call, and layer inputs and outputs.
 
-    `channel` is the axis of channels where an operation works on images.
+    `channel` is the axis of channels where an operation works on images; `opaque` is the order behind an
+    operation that is not evaluated.
     """
 
     tree: Tree
     channel: int
+    opaque: AxisOrder | None = UNKNOWN
     activations: ActivationTracker = field(default_factory=ActivationTracker)
     uses: dict[Path, dict[str, list[Any]]] = field(default_factory=dict)
     _made: list[tuple[Path, TracedActivation]] = field(default_factory=list)
@@ -322,6 +324,8 @@ class OrderTracer:
         return found
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
+        if self.opaque is None and any(each is None or isinstance(each, int) for each in calls):
+            return None
         orders: list[AxisOrder | None] = []
         for each in calls:
             if isinstance(each, int):
@@ -372,6 +376,10 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
         if checkpoint.format == "onnx":
             graph = read_graph(checkpoint)
             return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, 1)
+        if checkpoint.format in ("keras_zip", "keras_h5"):
+            graph = read_graph(checkpoint)
+            # What a custom layer does to an image is not in the file: its order is not recorded.
+            return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, -1, opaque=None)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
         root = checkpoint.tree.containers.get(())
@@ -523,14 +531,17 @@ class _TracedWeight(NamedTuple):
         return self.paths[0] if len(self.paths) == 1 and self.part is None else None
 
 
-def trace_graph_orders(graph: Graph, tree: Tree, channel: int) -> _Orders:
+def trace_graph_orders(
+    graph: Graph, tree: Tree, channel: int, *, opaque: AxisOrder | None = UNKNOWN
+) -> _Orders:
     """Return the orders recorded by a graph, by weight.
 
-    `channel` is the axis of channels of the framework's images. Extents of inputs that are not fixed are
+    `channel` is the axis of channels of the framework's images; `opaque` is the order behind an operation
+    that is not evaluated. Extents of inputs that are not fixed are
     taken as 1; where that does not fit, other sizes are tried, and orders that depend on them are unknown.
     """
     if any(value.shape is None for value in graph.inputs):
-        return _orders_of_failure(graph, tree)
+        return _orders_of_failure(graph, tree) if opaque else {}
     open_images = [isinstance(extent, str) for value in graph.inputs for extent in (value.shape or ())[1:]]
     for side in (1, *_SIDES[:12]) if any(open_images) else (1,):
         shapes = {
@@ -540,7 +551,9 @@ def trace_graph_orders(graph: Graph, tree: Tree, channel: int) -> _Orders:
             )
             for value in graph.inputs
         }
-        reader = _RecordedOrderReader(graph, OrderTracer(tree, _CHANNEL), ShapeTracer(graph, shapes))
+        reader = _RecordedOrderReader(
+            graph, OrderTracer(tree, _CHANNEL, opaque=opaque), ShapeTracer(graph, shapes)
+        )
         try:
             for name, shape in shapes.items():
                 reader.values[name] = reader.evaluation.given(shape, channel)
@@ -549,7 +562,7 @@ def trace_graph_orders(graph: Graph, tree: Tree, channel: int) -> _Orders:
         except (UntraceableError, TrackingLimitError, CkpttoolError):
             continue
         return _keep_size_independent(result) if side > 1 else result
-    return _orders_of_failure(graph, tree)
+    return _orders_of_failure(graph, tree) if opaque else {}
 
 
 def _orders_of_failure(graph: Graph, tree: Tree) -> _Orders:
@@ -897,10 +910,13 @@ def _pixel_shuffle(
 
 
 def _recurrent(
-    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
+    run: _RecordedOrderReader,
+    node: OperatorNode,  # noqa: ARG001  # as of any rule
+    given: _Given,
+    shape: Shape | None,
 ) -> _Activation:
     x, weight = given[0], given[1]
-    if not isinstance(weight, _TracedWeight) or not weight.paths or node.attributes.get("layout", 0):
+    if not isinstance(weight, _TracedWeight) or not weight.paths:
         return UntracedActivation()
     for path in weight.paths:
         run.evaluation.takes(path, x if isinstance(x, UntracedActivation) else run.tensor(x))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import dtypes
 from ckpttool.core.activations import (
-    MOST_FEATURES,
     NO_IMAGE,
     UNKNOWN,
     AxisOrder,
@@ -889,11 +888,10 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     """Return facts recorded in the file: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
-    facts = LayerFacts(
-        takes=_recorded_order(about.settings, "takes"), makes=_recorded_order(about.settings, "makes")
-    )
+    # A weight file of Keras whose layers reorder axes, without the configuration that states how.
+    unknown = UNKNOWN if about.settings.get("axis_order") == "unknown" else None
+    facts = LayerFacts(takes=unknown, makes=unknown)
     for leaf in group.values():
-        # Facts recorded in the file's own computation have priority over its configuration.
         takes, makes = leaf.features or FeatureOrders()
         facts = facts._replace(
             takes=takes if takes not in (None, UNKNOWN) else facts.takes or takes,
@@ -904,23 +902,7 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
     if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
         return facts._replace(number=channels // groups)
-    found = about.settings.get("flattened")
-    if facts.takes is not None or not isinstance(found, list) or names != {"dense"}:
-        return facts
-    return facts._replace(flatten=tuple(found))
-
-
-def _recorded_order(settings: Mapping[str, Any], side: str) -> AxisOrder | None:
-    """Return the order recorded in a file's facts (written by formats/keras_config.py)."""
-    form, sizes = settings.get(f"{side}_order", "channels last"), settings.get(side)
-    if form not in ("channels last", "channels first"):
-        return UNKNOWN
-    if not isinstance(sizes, list) or len(sizes) % 2 or not all(type(each) is int for each in sizes):
-        return None
-    parts = tuple(zip(sizes[::2], sizes[1::2], strict=True))
-    if sum(places * channels for places, channels in parts) > MOST_FEATURES or min(sizes, default=0) < 1:
-        return None
-    return framework_order(parts, "torch" if form == "channels first" else "tensorflow")
+    return facts
 
 
 def _apply_options(
