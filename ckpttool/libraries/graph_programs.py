@@ -19,7 +19,7 @@ from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.graphs.builder import needed_nodes
 from ckpttool.graphs.graph import Graph, OperatorNode, Value
-from ckpttool.libraries.model_steps import ChainStep, RecurrentCell
+from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.program_operators import (
     PARTIAL,
     ProgramBuilder,
@@ -98,7 +98,7 @@ class _GraphLowering:
         """Add the values of all nodes; those that are not supported have an error instead."""
         self.graph, self.file, self.hint = graph, file, hint
         self.builder = ProgramBuilder(graph, half=half)
-        # The tensors of the states that the graph has as constants, and overwrites.
+        # States that the graph has as constants, and overwrites.
         self.buffers: dict[str, Path] = {}
         self.doubled = False
         self._add_inputs()
@@ -256,8 +256,9 @@ class _GraphLowering:
         )
         states = dict(self.builder.states)
         program = Program(tuple(self.builder.inputs), states, steps, places[value.number], value.shape[0])
-        used = tuple(dict.fromkeys(path for step in steps for path in step.value.get("paths", ())))
-        chain, norm = self._match_chain(program)
+        tensors = (path for step in steps for path in step.value.get("paths", ()))
+        used = tuple(dict.fromkeys((*tensors, *self.buffers.values())))
+        chain, norm = _match_chain(program)
         return GraphComputation(program, used, chain, norm, tuple(notes), choices)
 
     def _needed(self, number: int) -> list[int]:
@@ -330,38 +331,24 @@ class _GraphLowering:
             hint=self.hint,
         )
 
-    # Chains.
 
-    def _match_chain(
-        self, program: Program
-    ) -> tuple[tuple[ChainStep, ...] | None, ObservationNormalizer | None]:
-        """Return the program as policy steps and observation statistics; None for other programs."""
-        first = self.builder.first
-        before = (0, *range(first, first + len(program.operations)))
-        line = all(op.inputs == (number,) for number, op in zip(before, program.operations, strict=False))
-        operations = list(program.operations)
-        steps: list[ChainStep] = []
-        if (
-            operations
-            and operations[0].kind in ("lstm", "gru")
-            and self.buffers.keys() == program.states.keys()
-        ):
-            cell = operations.pop(0)
-            module = cell.value["paths"][0][:-1]
-            steps.append(ChainStep(cell.kind, (), RecurrentCell(module, tuple(self.buffers.values()))))
-        elif program.states:
-            return None, None
-        if not line or len(program.inputs[0][1]) != 1:
-            return None, None
-        count = next((n for n, op in enumerate(operations) if op.kind == "dense"), len(operations))
-        norm = None
-        if count and not steps:
-            norm = _match_normalizer(operations[:count], program.inputs[0][1][0])
-            if norm is None:
-                return None, None
-        listed = list(_list_steps(operations[0 if steps else count :]))
-        whole = all(step.kind != "unknown" for step in listed)
-        return ((*steps, *listed), norm) if whole else (None, None)
+# Chains.
+
+
+def _match_chain(
+    program: Program,
+) -> tuple[tuple[ChainStep, ...] | None, ObservationNormalizer | None]:
+    """Return the program as policy steps and observation statistics; None for other programs."""
+    line = all(op.inputs == (number,) for number, op in enumerate(program.operations))
+    if program.states or not line or len(program.inputs[0][1]) != 1:
+        return None, None
+    operations = list(program.operations)
+    first = next((n for n, op in enumerate(operations) if op.kind == "dense"), len(operations))
+    norm = _match_normalizer(operations[:first], program.inputs[0][1][0]) if first else None
+    if first and norm is None:
+        return None, None
+    steps = tuple(_list_steps(operations[first:]))
+    return (None, None) if any(step.kind == "unknown" for step in steps) else (steps, norm)
 
 
 def _list_steps(operations: Sequence[ProgramOperation]) -> Iterator[ChainStep]:

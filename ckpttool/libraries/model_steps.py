@@ -56,13 +56,6 @@ class LayerTensors(NamedTuple):
     framework: str | None = None
 
 
-class RecurrentCell(NamedTuple):
-    """A recurrent layer by its module's path, with the paths of its state buffers."""
-
-    module: Path
-    states: tuple[Path, ...]
-
-
 class ChainFacts(NamedTuple):
     """The steps described as a policy; None for what they leave open.
 

@@ -34,7 +34,7 @@ from ckpttool.libraries import (
     tf_names,
 )
 from ckpttool.libraries.graph_programs import GraphComputation
-from ckpttool.libraries.model_steps import ChainStep, LayerTensors, RecurrentCell
+from ckpttool.libraries.model_steps import ChainStep, LayerTensors
 from ckpttool.libraries.recognize import ComponentLayer, NamedLeaf, PickledModule, read_pickled_module
 from ckpttool.libraries.schema import (
     LOG_STD,
@@ -42,8 +42,6 @@ from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
-    EncoderInput,
-    PolicyEncoder,
     Program,
     RecognizedAgent,
 )
@@ -1094,11 +1092,6 @@ def _bind_traced(
     steps: Sequence[ChainStep], tree: Tree, file: str, framework: str, origin: str
 ) -> RecognizedAgent:
     """Return the binding of a model whose code or graph was traced to its layers' tensors."""
-    if steps and isinstance(steps[0].value, RecurrentCell):
-        front, states = _find_recurrent_layer(steps[0], tree, file)
-        rest = _bind_traced(steps[1:], tree, file, framework, origin)
-        used = rest.consumed | states
-        return replace(rest, fronts={"actor": front}, unplaced={"actor": tuple(front.covers)}, consumed=used)
     listed: list[ChainStep] = []
     layers: list[ComponentLayer] = []
     for number, step in enumerate(steps):
@@ -1144,28 +1137,6 @@ def _split_final_tanh(program: Program) -> tuple[Program, str]:
     if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
         return program, "identity"
     return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
-
-
-def _find_recurrent_layer(step: ChainStep, tree: Tree, file: str) -> tuple[PolicyEncoder, frozenset[Path]]:
-    """Return the recurrent layer at the start of a policy, and its state buffers."""
-    cell = cast(RecurrentCell, step.value)
-    tensors = {
-        tree.names[path]: path
-        for path, leaf in tree.tensors()
-        if path[:-1] == cell.module and str(path[-1].value).startswith(("weight_", "bias_"))
-    }
-    found = schema.read_recurrent_layers(tree, "actor", tensors, "torch")
-    kernel = next((tree[path] for name, path in tensors.items() if name.endswith("weight_ih_l0")), None)
-    if found is None or not isinstance(kernel, Leaf) or found[0] != (step.kind,):
-        raise UnsupportedError(
-            "the recurrent layer has unsupported tensors",
-            file=file,
-            found=abbreviate_list([*tensors], 6),
-        )
-    kinds, moves = found
-    stream = EncoderInput("obs", (kernel.shape[1],))
-    covers = frozenset(("/".join(str(each.value) for each in cell.module),))
-    return PolicyEncoder((stream,), kinds, moves=tuple(moves), covers=covers), frozenset(cell.states)
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}
