@@ -76,12 +76,7 @@ def lower_policy(
     return _GraphLowering(graph, file, half=half, hint=hint).policy(network)
 
 
-def lower_graph(graph: Graph, output: str, file: str) -> GraphComputation:
-    """Return the computation of one output of a graph as `lower_policy` does."""
-    return _GraphLowering(graph, file, half=True, hint=None).computation(output, ())
-
-
-def choose_action_output(names: Sequence[str]) -> str | None:
+def _choose_action_output(names: Sequence[str]) -> str | None:
     """Return the name of the output that is the action, None if the names do not decide."""
     likely = [name for name in names if not _ACTS_NOT.search(name.lower())]
     for pattern in _ACTS:
@@ -207,7 +202,7 @@ class _GraphLowering:
                 f"the model has no output named {network}", file=self.file, found=abbreviate_list(names, 8)
             )
         if name is None:
-            name = others[0] if len(others) == 1 else choose_action_output(others)
+            name = others[0] if len(others) == 1 else _choose_action_output(others)
         if name is None:
             likely = [each for each in others if not _ACTS_NOT.search(each.lower())]
             raise UsageError(
