@@ -472,6 +472,37 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], str | None]] =
         {},
         "Greater",
     ),
+    "silu of another view": (
+        [
+            N("Sigmoid", ["obs"], ["s"]),
+            N("Unsqueeze", ["s", "a"], ["t"]),
+            N("Mul", ["obs", "t"], ["action"]),
+        ],
+        {"a": np.array([1])},
+        {},
+        "Mul",
+    ),
+    "norm with the mean of another view": (
+        [
+            N("Unsqueeze", ["obs", "a"], ["t"]),
+            N("ReduceMean", ["t"], ["m"], axes=[2]),
+            N("Sub", ["obs", "m"], ["action"]),
+        ],
+        {"a": np.array([1])},
+        {},
+        "ReduceMean",
+    ),
+    "integers": (
+        [
+            N("Cast", ["obs"], ["n"], to=6),
+            N("Div", ["n", "two"], ["h"]),
+            N("Cast", ["h"], ["x"], to=1),
+            N("MatMul", ["x", "W"], ["action"]),
+        ],
+        {"two": np.int32(2), "W": W},
+        {},
+        "Cast",
+    ),
     "number of observations as a factor": (
         [
             N("Shape", ["obs"], ["s"]),
@@ -525,6 +556,23 @@ def test_an_operator_computes_as_onnxruntime_does_or_is_refused(name: str, tmp_p
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(str(path))
     assert caught.value.found == word
+
+
+@pytest.mark.parametrize("code", [2, 6, 7])
+def test_arithmetic_of_integers_is_refused(code: int, tmp_path: Path) -> None:
+    # ONNX rounds quotients of integers, and a uint8 that is too large starts again at 0.
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+    nodes = [
+        N("Div", ["obs", "two"], ["h"]),
+        N("Cast", ["h"], ["x"], to=1),
+        N("MatMul", ["x", "W"], ["action"]),
+    ]
+    edited = model(nodes, {"two": np.array(2, dtype), "W": W})
+    edited.graph.input[0].type.tensor_type.elem_type = code
+    onnx.save(edited, str(tmp_path / "policy.onnx"))
+    with pytest.raises(UnsupportedError) as caught:
+        restore_agent(str(tmp_path / "policy.onnx"))
+    assert caught.value.found == "Div"
 
 
 def changed(change: Callable[[Any], None], path: Path) -> Path:

@@ -431,11 +431,11 @@ def _scaled(coefficient: ProgramConstant, factor: ProgramConstant) -> ProgramCon
 def _as_terms(b: ProgramBuilder, value: Any, of: ProgramValue) -> Mapping[str, ProgramConstant] | None:
     """Return an operand as terms of patterns of the value `of`, None if it is not one."""
     if isinstance(value, PartialLayer):
-        return value.terms if value.of.number == of.number else None
+        return value.terms if value.of == of else None
     if isinstance(value, ProgramConstant):
         row = value.array.size == 1 or (value.array.size == of.shape[-1] == value.array.shape[-1])
         return {"1": value} if row and not value.counts else None
-    multiples = b.multiples(value) if isinstance(value, ProgramValue) else ()
+    multiples = b.multiples(value) if isinstance(value, ProgramValue) and value.ones == of.ones else ()
     return next(({"x": _constant(factor)} for number, factor in multiples if number == of.number), None)
 
 
@@ -550,7 +550,7 @@ def _weigh(node: OperatorNode, one: Any, two: Any) -> Any:
     """Return the probabilities of each action's atoms, weighted with their values."""
     group, support = (one, two) if isinstance(one, GroupedValues) else (two, one)
     fits = node.op == "Mul" and isinstance(support, ProgramConstant) and group.stage == "probabilities"
-    if not fits or not support.array.size == support.array.shape[-1] == group.sizes[-1]:
+    if not fits or support.counts or not support.array.size == support.array.shape[-1] == group.sizes[-1]:
         return None
     return group._replace(stage="weighted", support=support)
 
@@ -575,7 +575,11 @@ def _expected_value(b: ProgramBuilder, node: OperatorNode, group: Any, axes: Any
 def _choose(b: ProgramBuilder, _node: OperatorNode, condition: Any, above: Any, below: Any) -> Any:
     """Return ELU with a coefficient, or softplus: functions that are computed apart for large inputs."""
     flows = isinstance(above, ProgramValue) and isinstance(below, ProgramValue)
-    if not isinstance(condition, Comparison) or not flows:
+    if (
+        not isinstance(condition, Comparison)
+        or not flows
+        or not condition.of.ones == above.ones == below.ones
+    ):
         return None
     of = condition.of
     for number, alpha in b.multiples(below):
@@ -643,20 +647,19 @@ def _arithmetic(b: ProgramBuilder, node: OperatorNode, one: Any, two: Any) -> An
     turned = isinstance(two, ProgramValue)
     flow, constant = (two, one) if turned else (one, two)
     row = _broadcast_row(constant, flow)
-    if row is None:
+    before = b.operation(flow.number)
+    # A number of the type of integers is not computed in float32, but that of a discrete action is whole.
+    whole = constant.array.dtype.kind == "f" or (before is not None and before.kind == "arg_max")
+    if row is None or not whole:
         return None
     if node.op == "Add":
-        before = b.operation(flow.number)
-        if (
-            before is not None
-            and before.kind == "dense"
-            and before.value["bias"] is None
-            and constant.array.size == flow.shape[-1]
-        ):
+        bare = before is not None and before.kind == "dense" and before.value["bias"] is None
+        if before is not None and bare and constant.array.size == flow.shape[-1]:
             kernel = before.value["stored"]
-            return b.dense(
-                ProgramValue(before.inputs[0], kernel.array.shape[:1], flow.ones), kernel, constant
-            )
+            inner = ProgramValue(before.inputs[0], kernel.array.shape[:1], flow.ones)
+            biased = b.dense(inner, kernel, constant)
+            if biased is not None:
+                return biased
         return b.affine(flow, 1.0, row, constant.paths)
     wide = row.astype("float64")
     if (node.op == "Mul" or (node.op == "Div" and not turned)) and (wide == 1).all():
@@ -669,15 +672,15 @@ def _arithmetic(b: ProgramBuilder, node: OperatorNode, one: Any, two: Any) -> An
 
 
 def _merge(b: ProgramBuilder, node: OperatorNode, one: ProgramValue, two: ProgramValue) -> Any:
-    """Combine two values, also with their own sigmoid or mean."""
-    if node.op == "Mul":
-        for x, y in ((one, two), (two, one)):
-            gate = b.operation(y.number)
-            if gate is not None and gate.inputs == (x.number,) and gate.value.get("name") == "sigmoid":
-                return b.activation(x, "silu")
-    if node.op == "Sub":
-        return None if one.shape != two.shape else b.merge("add", one, b.affine(two, -1.0, 0))
-    return b.merge({"Mul": "multiply", "Add": "add"}[node.op], one, two) if node.op != "Div" else None
+    """Combine two values, also one with its own sigmoid."""
+    if one.shape != two.shape or one.ones != two.ones or node.op == "Div":
+        return None
+    for x, y in ((one, two), (two, one)) if node.op == "Mul" else ():
+        gate = b.operation(y.number)
+        if gate is not None and gate.inputs == (x.number,) and gate.value.get("name") == "sigmoid":
+            return b.activation(x, "silu")
+    two = b.affine(two, -1.0, 0) if node.op == "Sub" else two
+    return b.merge("multiply" if node.op == "Mul" else "add", one, two)
 
 
 def _sum(b: ProgramBuilder, node: OperatorNode, *flows: Any) -> Any:
