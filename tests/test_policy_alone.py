@@ -1096,7 +1096,7 @@ def test_a_saved_models_graph_is_followed(name: str, keras_folder: tuple[Path, d
 @pytest.mark.tensorflow
 def test_a_function_of_a_module_is_followed_or_left_alone(keras_folder: tuple[Path, dict[str, Any]]) -> None:
     folder, expected = keras_folder
-    for name in ("module", "summed", "hidden_scale"):
+    for name in ("module", "summed", "hidden_scale", "leaky_saved"):
         close(played(folder / name)[0], np.asarray(expected[name], np.float32))
     with pytest.raises(UnsupportedError) as error:
         played(folder / "sine")
