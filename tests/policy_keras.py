@@ -74,6 +74,8 @@ def keras_files(folder: Path) -> dict[str, Any]:
         tf.saved_model.save(module, name, signatures={"serving_default": call})
         found[name] = module(observations()).numpy().tolist()
     summed = keras.Model(inputs, layers.Dense(1)(layers.Softmax()(layers.Dense(4)(inputs))))
+    tf.saved_model.save(leaky, "leaky_saved")
+    found["leaky_saved"] = leaky(observations()).numpy().tolist()
     for name, model in (("skipping", skipping), ("leaky", leaky), ("softmax", summed)):
         model.save(f"{name}.keras")
         found[f"{name}.keras"] = model(observations()).numpy().tolist()

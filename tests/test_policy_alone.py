@@ -21,6 +21,7 @@ from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import run_network
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
+from ckpttool.graphs.keras import read_document
 from ckpttool.libraries import graph_programs
 from ckpttool.networks import numpy_backend
 from tests import policy_keras, tensorflow_child
@@ -402,7 +403,23 @@ class Plain(nn.Module):
         return torch.tanh(self.l2(x)) * self.scale / 2 + self.limit
 
 
-@pytest.mark.parametrize("model", [Actor(), Plain(), nn.Sequential(Actor(), nn.Identity())])
+class Scaling(nn.Module):
+    """Observations are normalised, and activations have settings that no chain of layers records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.5, -1.0, 2.0]))
+        self.l1, self.norm, self.act = nn.Linear(3, 8), nn.LayerNorm(8), nn.PReLU(8, 0.1)
+        self.l2 = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.act(self.norm(self.l1(torch.clamp((x - self.mean) / 2.5, -3.0, 3.0))))
+        return torch.clamp(nn.functional.leaky_relu(self.l2(x), 0.3)[:, :1], max=0.7)
+
+
+@pytest.mark.parametrize(
+    "model", [Actor(), Plain(), nn.Sequential(Actor(), nn.Identity()), Summed(), Scaling()]
+)
 @pytest.mark.parametrize("how", ["script", "trace", "freeze"])
 def test_torchscript_is_followed_to_its_activations_and_scale(
     model: nn.Module, how: str, tmp_path: Path
@@ -415,9 +432,9 @@ def test_torchscript_is_followed_to_its_activations_and_scale(
     close(played(tmp_path / "a.pt")[0], wanted(model))
 
 
-def test_torchscript_that_is_no_chain_is_not_played_as_one(tmp_path: Path) -> None:
+def test_given_facts_do_not_replace_what_torchscript_computes(tmp_path: Path) -> None:
     torch.jit.script(Summed().eval()).save(str(tmp_path / "a.pt"))
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(CkpttoolError):
         played(tmp_path / "a.pt", GIVEN)
 
 
@@ -1061,10 +1078,9 @@ def test_a_damaged_configuration_is_refused(change: dict[str, Any]) -> None:
     given = {"class_name": "InputLayer", "config": {"name": "input", "batch_shape": [None, 3]}}
     settings = {"layers": [given | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
     settings |= {"input_layers": [["input", 0, 0]], "output_layers": [["dense", 0, 0]]}
+    document = {"class_name": "Functional", "config": settings | change}
     with pytest.raises(UnsupportedError):
-        graph_programs.read_keras_program(
-            {"class_name": "Functional", "config": settings | change}, Tree({}), "x.keras"
-        )
+        graph_programs.lower_policy(read_document(document, Tree({}), "x.keras"), "actor", "x.keras")
 
 
 @pytest.mark.tensorflow
@@ -1080,7 +1096,7 @@ def test_a_saved_models_graph_is_followed(name: str, keras_folder: tuple[Path, d
 @pytest.mark.tensorflow
 def test_a_function_of_a_module_is_followed_or_left_alone(keras_folder: tuple[Path, dict[str, Any]]) -> None:
     folder, expected = keras_folder
-    for name in ("module", "summed", "hidden_scale"):
+    for name in ("module", "summed", "hidden_scale", "leaky_saved"):
         close(played(folder / name)[0], np.asarray(expected[name], np.float32))
     with pytest.raises(UnsupportedError) as error:
         played(folder / "sine")

@@ -406,7 +406,8 @@ REMAINING: dict[Rule, set[str]] = {
         "evaluation/fast_engines.py",  # the array engines, loaded when a task has one
         "evaluation/torch_rollout.py",  # the rollout in PyTorch, loaded by the device engine alone
         "graphs/keras_layers.py",  # one rule for each layer, apart from models and their calls
-        "libraries/programs.py",  # reads programs of SavedModels and TorchScript
+        "libraries/graph_programs.py",  # policies from graphs, without names and facts
+        "libraries/program_operators.py",  # one rule for each operator, apart from inputs and outputs
         "networks/tensorflow_training.py",  # loaded by `verify --train-step` alone
         "networks/tracing.py",  # Python 3.7 syntax, runs in the user's environment
     },

@@ -28,7 +28,6 @@ from ckpttool.formats.onnx import (
     OperatorKey,
 )
 from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
-from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.operators import is_known, list_operators
 
 _DOMAINS = ("", "ai.onnx")
@@ -50,21 +49,6 @@ def read(checkpoint: Checkpoint) -> Graph:
         return reader.graph(model.graph, _Frame((), dict(model.opsets)))
     except CkpttoolError as error:
         raise error.located(file=checkpoint.path) from error.__cause__
-
-
-def evaluate_node(
-    node: OnnxNode, arrays: Sequence[np.ndarray | None], opsets: Mapping[str, int], tree: Tree
-) -> list[np.ndarray]:
-    """Return the outputs of one node of a model for its inputs (None if omitted).
-
-    `opsets` are the model's operator versions by domain, `tree` has its constants.
-    """
-    reader = _ModelReader(tree, {})
-    nodes = tuple(reader.nodes([node], _Frame((), opsets)))
-    inputs = {name: array for name, array in zip(node.inputs, arrays, strict=True) if array is not None}
-    values = tuple(Value(name) for name in inputs)
-    outputs = tuple(Value(name) for name in node.outputs if name)
-    return list(evaluate(Graph(nodes, values, outputs, reader.constants), inputs).values())
 
 
 def module_of_node(name: str) -> tuple[str, ...]:

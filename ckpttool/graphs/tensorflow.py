@@ -678,8 +678,9 @@ def _relu6(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> Ten
 
 @_operation("LeakyRelu")
 def _leaky_relu(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    slope = get_attribute(node, "alpha")
-    _require(isinstance(slope, float), "a slope that is not stated")
+    # An attribute with its default value is omitted (tensorflow/core/ops/nn_ops.cc).
+    slope = get_attribute(node, "alpha") if "alpha" in node.attributes else 0.2
+    _require(isinstance(slope, float), "a slope that is not a number")
     return t.one("LeakyRelu", t.tensor(inputs[0]), alpha=slope)
 
 

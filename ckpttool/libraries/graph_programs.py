@@ -1,461 +1,399 @@
-"""Programs of policies from graphs: the operators of one observation as steps, with computed constants."""
+"""Policies from graphs: the program of an output, as a chain of layers if it is one.
+
+A graph is lowered node by node (program_operators.py), whatever language its file is written in. An
+operator that is not supported only matters if the action depends on it.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import math
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.tree import Path, Tree
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Path
 from ckpttool.graphs.builder import needed_nodes
-from ckpttool.graphs.graph import Graph, OperatorNode
-from ckpttool.graphs.operators import compute_node, is_known
-from ckpttool.libraries.onnx_operators import ProgramRecorder, ProgramValue
-from ckpttool.libraries.onnx_policies import choose_action_output
-from ckpttool.libraries.schema import Program, ProgramOperation
-from ckpttool.mapping.rules import KEEP
+from ckpttool.graphs.graph import Graph, OperatorNode, Value
+from ckpttool.libraries.model_steps import ChainStep
+from ckpttool.libraries.program_operators import (
+    PARTIAL,
+    ProgramBuilder,
+    ProgramValue,
+    UnsupportedNodeError,
+    is_fragment,
+)
+from ckpttool.libraries.schema import Choices, ObservationNormalizer, Program, ProgramOperation
 
 if TYPE_CHECKING:
     import numpy as np
 
-_MOST = 3.4028234663852886e38
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_OBSERVATIONS = ("float32", "float64", "uint8", "int8", "int32", "int64")
+# Output names, preferred ones first, and names of outputs that are not the action.
+_ACTS = (
+    re.compile(r"deterministic_continuous_actions?"),
+    re.compile(r"(continuous_)?actions?(_?mean|_?mu)?|acts?|actor|mean(_?actions?)?|mu|policy|pi|a"),
+)
+_ACTS_NOT = re.compile(
+    r"val|critic|std|sigma|log|prob|entropy|hidden|cell|state|version|memory|shape|^(v|h|c)$|[hc]_?out|q\d*$"
+)
+# Operators before the first layer that keep the number of entries.
+_KEEPING = frozenset(("Identity", "Cast", "Clip", "Neg", "Flatten", "Dropout", "Unsqueeze", "Transpose"))
+_CELLS = frozenset(("LSTM", "GRU"))
+_LAYERS = _CELLS | {"MatMul", "Gemm"}
+_ROWS = frozenset(("Add", "Sub", "Mul", "Div", "LayerNormalization", "BatchNormalization"))
+_NEXT = "/next"  # graphs/torchscript.py: what a buffer is overwritten with
 
 
-class GraphProgram(NamedTuple):
-    """The program of one output of a graph, and the paths of the tensors that it uses."""
+class GraphComputation(NamedTuple):
+    """The program of a policy, and its steps if it is a chain of layers on normalized observations.
+
+    `used` are the paths of all tensors. Of a graph that chooses discrete actions, both end with the values
+    that the `choices` are made by.
+    """
 
     program: Program
     used: tuple[Path, ...]
+    steps: tuple[ChainStep, ...] | None = None
+    norm: ObservationNormalizer | None = None
+    notes: tuple[str, ...] = ()
+    choices: Choices | None = None
 
 
-class _Constant(NamedTuple):
-    """A value that does not depend on the observation; `paths` are those of its tensors.
+def lower_policy(
+    graph: Graph, network: str, file: str, *, half: bool = False, hint: str | None = None
+) -> GraphComputation:
+    """Return the computation of a graph's action, for one observation, in float32.
 
-    `path` is that of the tensor itself, None for a computed one.
+    `network` may name the output that is the action; with `half`, types of 16 bits are computed in
+    float32, too. Raise UnsupportedError for several inputs, an input without a fixed shape and an operator
+    that is not supported, with `hint`; UsageError if several outputs could be the action.
     """
-
-    array: np.ndarray
-    paths: tuple[Path, ...] = ()
-    path: Path | None = None
+    return _GraphLowering(graph, file, half=half, hint=hint).policy(network)
 
 
-_Operand = ProgramValue | _Constant
+def _choose_action_output(names: Sequence[str]) -> str | None:
+    """Return the name of the output that is the action, None if the names do not decide."""
+    likely = [name for name in names if not _ACTS_NOT.search(name.lower())]
+    for pattern in _ACTS:
+        found = [name for name in likely if pattern.fullmatch(name.lower())]
+        if len(found) == 1:
+            return found[0]
+    return likely[0] if len(likely) == 1 and len(names) > 1 else None
 
 
-class _UnsupportedNodeError(Exception):
-    """A node is not a step of a program."""
+class _GraphLowering:
+    """Lowers a graph: its inputs, the nodes that its outputs need, and what one of them depends on."""
 
+    def __init__(self, graph: Graph, file: str, *, half: bool, hint: str | None) -> None:
+        """Add the values of all nodes; those that are not supported have an error instead."""
+        self.graph, self.file, self.hint = graph, file, hint
+        self.builder = ProgramBuilder(graph, half=half)
+        # States that the graph has as constants, and overwrites.
+        self.buffers: dict[str, Path] = {}
+        self.doubled = False
+        self._add_inputs()
+        self._add_buffers()
+        for node in needed_nodes(graph.nodes, {value.name for value in graph.outputs}):
+            try:
+                self.builder.lower(node)
+            except UnsupportedNodeError as error:
+                self.builder.failed |= dict.fromkeys(node.outputs, error)
+            except CkpttoolError as error:
+                raise error.located(file=file) from error.__cause__
 
-def _require(condition: object) -> None:
-    if not condition:
-        raise _UnsupportedNodeError
+    # Inputs.
 
-
-def prune_program(recorder: ProgramRecorder, action: ProgramValue) -> GraphProgram:
-    """Return the operations that a value depends on, and the paths of their tensors."""
-    needed, waiting = set[int](), [action.number]
-    while waiting:
-        number = waiting.pop()
-        if number >= recorder.first and number not in needed:
-            needed.add(number)
-            waiting += recorder.operations[number - recorder.first].inputs
-    places = {number: number for number in range(recorder.first)}
-    operations: list[ProgramOperation] = []
-    for number in sorted(needed):
-        operation = recorder.operations[number - recorder.first]
-        places[number] = recorder.first + len(operations)
-        operations.append(operation._replace(inputs=tuple(places[one] for one in operation.inputs)))
-    program = Program(tuple(recorder.inputs), {}, tuple(operations), places[action.number], action.shape[0])
-    paths = [path for operation in operations for path in operation.value.get("paths", ())]
-    return GraphProgram(program, tuple(dict.fromkeys(paths)))
-
-
-def lower_graph(graph: Graph, output: str, file: str) -> GraphProgram:
-    """Return the program that computes one output of a graph for one observation, in float32.
-
-    Raise UnsupportedError for several inputs, an input without a fixed shape, and a node that is not a
-    step of programs, by its module and operator.
-    """
-    import numpy as np
-
-    if len(graph.inputs) != 1:
-        names = [value.name for value in graph.inputs]
-        raise UnsupportedError("the model has several inputs", file=file, found=abbreviate_list(names, 6))
-    (value,) = graph.inputs
-    extents = (value.shape or ())[1:]
-    shape = tuple(extent for extent in extents if isinstance(extent, int) and extent > 0)
-    if not shape or len(shape) != len(extents):
-        raise UnsupportedError(
-            "the model's input shape is not fixed", file=file, found=str(list(extents) or "none")
-        )
-    builder = _ProgramBuilder(graph, inputs=[("obs", shape)])
-    builder.values[value.name] = ProgramValue(0, shape)
-    for node in needed_nodes(graph.nodes, {output}):
-        try:
-            with np.errstate(all="ignore"):
-                builder.values[node.outputs[0]] = builder.lower(node)
-        except (_UnsupportedNodeError, ValueError, IndexError, TypeError):
+    def _add_inputs(self) -> None:
+        cells = {name for node in self.graph.nodes if node.op in _CELLS for name in node.inputs[5:7]}
+        states = [value for value in self.graph.inputs if value.name in cells]
+        plain = [value for value in self.graph.inputs if value.name not in cells]
+        if len(plain) != 1:
             raise UnsupportedError(
-                "the model has an unsupported layer",
-                file=file,
-                path="/".join(node.scope) or None,
-                found=", ".join(
-                    filter(None, (node.op.rpartition(".")[2], node.attributes.get("not_understood")))
-                ),
-            ) from None
-    action = builder.operand(output)
-    if not isinstance(action, ProgramValue) or len(action.shape) != 1:
-        found = "a constant" if isinstance(action, _Constant) else str(list(action.shape))
-        raise UnsupportedError("the model's output is not a vector", file=file, path=output, found=found)
-    return prune_program(builder, action)
+                "the model must have exactly one observation input",
+                file=self.file,
+                expected="one input",
+                found=abbreviate_list([value.name for value in plain], 6) or "none",
+            )
+        (only,) = plain
+        if only.dtype is not None and only.dtype not in _OBSERVATIONS:
+            raise self._not_observed(only, "numbers of type float32, float64, uint8 or another integer type")
+        if only.shape is not None and len(only.shape) < 2:
+            raise self._not_observed(only, "[batch, number of observations], or images")
+        batch, *rest = only.shape or ("", "")
+        shape = tuple(extent for extent in rest if isinstance(extent, int) and extent > 0)
+        if len(shape) != len(rest):
+            shape = (self._first_width(only),) if len(rest) == 1 else ()
+        if 0 in shape or not shape:
+            raise self._not_observed(only, "fixed extents, except the number of observations")
+        self.doubled = only.dtype == "float64"
+        self.builder.batch = batch if isinstance(batch, int) and batch > 0 else 1
+        self.builder.inputs = [("obs", shape)]
+        self.builder.values[only.name] = ProgramValue(0, shape)
+        for value in states:
+            extents = value.shape or ()
+            if len(extents) != 3 or extents[0] not in (1, "") or not isinstance(extents[2], int):
+                raise self._not_observed(value, "the state of one recurrent layer, [1, batch, units]")
+            self._add_state(value.name, extents[2])
 
+    def _add_state(self, name: str, units: int) -> None:
+        number = self.builder.first
+        self.builder.states[name] = units
+        self.builder.values[name] = ProgramValue(number, (units,), (0,))
 
-@dataclass
-class _ProgramBuilder(ProgramRecorder):
-    """Records the steps of a graph's nodes."""
+    def _add_buffers(self) -> None:
+        """Add the states that are buffers: zeros, [1, 1, units], that each step overwrites."""
+        for value in self.graph.outputs:
+            name = value.name.removesuffix(_NEXT)
+            constant = self.graph.constants.get(name)
+            if name == value.name or constant is None or constant.path is None:
+                continue
+            extents = constant.shape or ()
+            if len(extents) == 3 and extents[:2] == (1, 1) and not constant.read(name).any():
+                self.buffers[name] = constant.path
+                self._add_state(name, extents[2])
 
-    graph: Graph = field(default_factory=lambda: Graph((), (), (), {}))
-    values: dict[str, _Operand] = field(default_factory=dict)
+    def _first_width(self, value: Value) -> int:
+        """Return the input size of the first layer, for an input without a fixed one; 0 without a layer."""
+        names, probe = {value.name}, ProgramBuilder(self.graph)
+        known: Mapping[str, Any] = collections.ChainMap(probe.values, dict(self.graph.constants))
+        for node in self.graph.nodes:
+            others = [name for name in node.inputs if name and name not in names]
+            if names.isdisjoint(node.inputs) and node.op not in _CELLS:
+                if known.keys() >= {*others}:
+                    with contextlib.suppress(UnsupportedNodeError):
+                        probe.lower(node)
+                continue
+            for shape in filter(None, (known[name].shape for name in others if name in known)):
+                if node.op in _LAYERS:
+                    # [in, out], or [directions, gates * units, in]
+                    last = len(shape) == 3 or node.attributes.get("transB", 0)
+                    return int(shape[-1 if last else 0])
+                if node.op in _ROWS and math.prod(shape) > 1:
+                    return int(shape[-1])
+            if node.op in _KEEPING | _ROWS:
+                names.update(node.outputs)
+        return 0
 
-    def __init__(self, graph: Graph, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
-        """Start with the graph's input."""
-        super().__init__(inputs=inputs)
-        self.graph, self.values = graph, {}
-
-    def operand(self, name: str) -> _Operand:
-        """Return a value by name; constants are read when they are first used."""
-        if name not in self.values:
-            constant = self.graph.constants[name]
-            path = constant.path
-            direct = path if constant.rule == KEEP else None
-            paths = () if path is None else (path,)
-            self.values[name] = _Constant(constant.read(name), paths, direct)
-        return self.values[name]
-
-    def lower(self, node: OperatorNode) -> _Operand:
-        """Return the result of a node: computed if it is constant, otherwise a step."""
-        _require(is_known(node.op))
-        operands = [self.operand(name) if name else None for name in node.inputs]
-        if node.op in _SAME:
-            # Programs compute in float32, whatever the element type of a layer.
-            _require(node.op != "Cast" or node.attributes.get("to") in _FLOATS)
-            _require(operands[0] is not None)
-            return operands[0]  # type: ignore[return-value]
-        known = [one for one in operands if not isinstance(one, ProgramValue)]
-        if len(known) == len(operands):
-            arrays = [None if one is None else one.array for one in known]
-            paths = tuple(dict.fromkeys(path for one in known if one is not None for path in one.paths))
-            return _Constant(compute_node(node, arrays)[0], paths)
-        rule = _RULES.get(node.op)
-        _require(rule is not None and len(list(filter(None, node.outputs))) == 1)
-        return rule(self, node, [one for one in operands if one is not None])  # type: ignore[misc]
-
-    # Steps.
-
-    def affine(self, flow: ProgramValue, scale: Any, shift: Any, paths: Iterable[Path] = ()) -> ProgramValue:
-        """Add `flow * scale + shift`, with one number or one for each entry."""
-        import numpy as np
-
-        wide = [np.asarray(one, np.float64).reshape(-1) for one in (scale, shift)]
-        rows = np.broadcast_arrays(*wide)
-        _require(len(flow.shape) == 1 and rows[0].size in (1, flow.shape[0]))
-        return self.add("affine", flow.shape, flow, scale=rows[0], shift=rows[1], paths=tuple(paths))
-
-    def activation(self, flow: ProgramValue, name: str, slope: float = 0.01) -> ProgramValue:
-        """Add an elementary activation."""
-        return self.add("activation", flow.shape, flow, name=name, slope=slope)
-
-    def clip(self, flow: ProgramValue, low: float, high: float) -> ProgramValue:
-        """Add limits."""
-        import numpy as np
-
-        return self.add("clip", flow.shape, flow, low=np.full(1, low), high=np.full(1, high))
-
-    def merge(self, kind: str, one: ProgramValue, two: ProgramValue) -> ProgramValue:
-        """Add the sum or product (`add`, `multiply`) of two values of the same shape."""
-        _require(one.shape == two.shape)
-        return self.add(kind, one.shape, one, two)
-
-    def elu(self, flow: ProgramValue, alpha: float, scale: float = 1.0) -> ProgramValue:
-        """Add ELU with a coefficient and a scale."""
-        below = self.activation(flow, "elu")
-        if alpha == scale == 1.0:
-            return below
-        above = self.affine(self.activation(flow, "relu"), scale * (1 - alpha), 0)
-        return self.merge("add", self.affine(below, scale * alpha, 0), above)
-
-    def dense(self, flow: ProgramValue, kernel: _Constant, *, turned: bool) -> ProgramValue:
-        """Add a dense layer without its bias."""
-        import numpy as np
-
-        array = kernel.array.T if turned else kernel.array
-        _require(len(flow.shape) == 1 and array.ndim == 2 and array.shape[0] == flow.shape[0])
-        return self.add(
-            "dense",
-            (array.shape[1],),
-            flow,
-            kernel=array.astype(np.float32),
-            bias=None,
-            weights=None,
-            paths=kernel.paths,
-            source=(kernel.path, turned),
+    def _not_observed(self, value: Value, expected: str) -> CkpttoolError:
+        return UnsupportedError(
+            "an input of the model is neither an observation nor a recurrent state",
+            file=self.file,
+            path=value.name,
+            expected=expected,
+            found=str(list(value.shape or ())),
         )
 
-    def with_bias(self, flow: ProgramValue, row: _Constant) -> ProgramValue | None:
-        """Return the dense layer with a bias that is added to it, None if it is not one."""
-        operation = self.operation(flow)
-        if operation is None or operation.kind != "dense" or operation.value["bias"] is not None:
+    # Outputs.
+
+    def policy(self, network: str) -> GraphComputation:
+        """Return the computation of the action."""
+        names = [value.name for value in self.graph.outputs]
+        if not names:
+            raise UnsupportedError("the model has no output", file=self.file)
+        others = [name for name in names if not self._is_state(name)] or names
+        name: str | None = network if network in names else None
+        if name is None and network != "actor":
+            raise UsageError(
+                f"the model has no output named {network}", file=self.file, found=abbreviate_list(names, 8)
+            )
+        if name is None:
+            name = others[0] if len(others) == 1 else _choose_action_output(others)
+        if name is None:
+            likely = [each for each in others if not _ACTS_NOT.search(each.lower())]
+            raise UsageError(
+                "the model has several outputs, and it is unknown which one is the action",
+                file=self.file,
+                found=abbreviate_list(names, 8),
+                hint=" or ".join(f"--network {shlex.quote(each)}" for each in (likely or names)[:8]),
+            )
+        left = [other for other in others if other != name]
+        notes = [f"{', '.join(left)} left out: {name} is the policy"] if left else []
+        if self.doubled:
+            notes.append("the model computes in float64 but is run in float32")
+        return self.computation(name, notes)
+
+    def _is_state(self, name: str) -> bool:
+        value = self.builder.values.get(name)
+        return isinstance(value, ProgramValue) and value.ones == (0,)
+
+    def computation(self, name: str, notes: Sequence[str]) -> GraphComputation:
+        """Return the computation of one output."""
+        value: object = self.builder.values.get(name)
+        try:
+            if name in self.builder.failed:
+                raise self.builder.failed[name]
+            if is_fragment(value):
+                value = self.builder.whole_layer(value)
+        except UnsupportedNodeError as error:
+            raise self._refused(error.reason, error.node) from None
+        if not isinstance(value, ProgramValue):
+            raise self._refused("a constant", name)
+        scores = self._find_choices(value)
+        value, choices = (value, None) if scores is None else scores
+        if len(value.shape) != 1:
+            raise self._refused(f"an output of shape {list(value.shape)}", name)
+        needed = self._needed(value.number)
+        operations = [(number, self.builder.operations[number - self.builder.first]) for number in needed]
+        for _, operation in operations:
+            if operation.kind in PARTIAL:
+                raise self._refused(operation.value["node"].op, operation.value["node"])
+        self._require_carried([operation for _, operation in operations])
+        places = {number: number for number in range(self.builder.first)}
+        places |= {number: self.builder.first + place for place, number in enumerate(needed)}
+        steps = tuple(
+            operation._replace(inputs=tuple(places[one] for one in operation.inputs))
+            for _, operation in operations
+        )
+        states = dict(self.builder.states)
+        program = Program(tuple(self.builder.inputs), states, steps, places[value.number], value.shape[0])
+        tensors = (path for step in steps for path in step.value.get("paths", ()))
+        used = tuple(dict.fromkeys((*tensors, *self.buffers.values())))
+        chain, norm = _match_chain(program)
+        return GraphComputation(program, used, chain, norm, tuple(notes), choices)
+
+    def _needed(self, number: int) -> list[int]:
+        """Return the numbers of the operations that a value depends on, in order."""
+        needed, waiting = set[int](), [number]
+        while waiting:
+            place = waiting.pop()
+            if place >= self.builder.first and place not in needed:
+                needed.add(place)
+                waiting += self.builder.operations[place - self.builder.first].inputs
+        return sorted(needed)
+
+    def _find_choices(self, output: ProgramValue) -> tuple[ProgramValue, Choices] | None:
+        """Return the scores of discrete actions and the choices; None if the output is no such choice.
+
+        Each action is the number of the largest score, or of the largest in one of consecutive slices of the
+        scores, plus its first value.
+        """
+        at = self.builder.operation
+        last = at(output.number)
+        numbers = last.inputs if last is not None and last.kind == "concat" else (output.number,)
+        counts, starts, stop, sources = [], [], 0, set()
+        for number in numbers:
+            operation, start = at(number), 0.0
+            if operation is not None and operation.kind == "affine" and (operation.value["scale"] == 1).all():
+                start = float(operation.value["shift"].reshape(-1)[0])
+                operation = at(operation.inputs[0])
+            if operation is None or operation.kind != "arg_max" or not start.is_integer():
+                return None
+            counts.append(operation.value["count"])
+            starts.append(int(start))
+            source, before = operation.inputs[0], at(operation.inputs[0])
+            if len(numbers) > 1:
+                if before is None or before.kind != "slice" or before.value["start"] != stop:
+                    return None
+                source, stop = before.inputs[0], before.value["stop"]
+            sources.add(source)
+        values = (value for value in self.builder.values.values() if isinstance(value, ProgramValue))
+        scores = next((each for each in values if {each.number} == sources and not each.ones), None)
+        if scores is None or scores.shape != (sum(counts),):
             return None
-        if row.array.shape != flow.shape:
-            return None
-        value = {name: one for name, one in operation.value.items() if name != "paths"}
-        value |= {"bias": row.array.astype("float32"), "paths": (*operation.value["paths"], *row.paths)}
-        self.operations.append(ProgramOperation("dense", operation.inputs, value))
-        return ProgramValue(self.first + len(self.operations) - 1, flow.shape)
+        return scores, Choices(tuple(counts), tuple(starts), single=len(counts) == 1)
+
+    def _require_carried(self, operations: Sequence[ProgramOperation]) -> None:
+        """Require that the model outputs every state of its recurrent layers."""
+        values, carried = self.builder.values, set[str]()
+        outputs = [value.name for value in self.graph.outputs]
+        for operation in operations:
+            for state, output in operation.value.get("carried", {}).items():
+                ends = [f"{state}{_NEXT}"] if state in self.buffers else outputs
+                value = values.get(output)
+                same = (isinstance(values.get(end), ProgramValue) and values[end] == value for end in ends)
+                if output not in ends and not (isinstance(value, ProgramValue) and any(same)):
+                    reason = f"the next state of {state} is not a model output"
+                    raise self._refused(
+                        operation.value["node"].op if state in self.buffers else reason, output
+                    )
+                carried.add(state)
+        if missing := [state for state in self.builder.states if state not in carried]:
+            raise self._refused("a state that the model does not output", missing[0])
+
+    def _refused(self, reason: str, node: OperatorNode | str) -> CkpttoolError:
+        title = node if isinstance(node, str) else "/".join(node.scope) if not node.name else node.name
+        missing = None if isinstance(node, str) else node.attributes.get("not_understood")
+        return UnsupportedError(
+            "the graph computes the action with an unsupported operation",
+            file=self.file,
+            path=title or (None if isinstance(node, str) else node.title) or None,
+            found=", ".join(filter(None, (reason, missing))),
+            hint=self.hint,
+        )
 
 
-_SAME = frozenset(("Identity", "Dropout", "Cast"))
-_Rule = Callable[[_ProgramBuilder, OperatorNode, list[Any]], ProgramValue]
+# Chains.
 
 
-def _is_row(constant: _Constant, flow: ProgramValue) -> bool:
-    """Return whether a constant has one number, or one for each entry of a vector."""
-    array = constant.array
-    return len(flow.shape) == 1 and (array.size == 1 or array.size == flow.shape[0] == array.shape[-1])
+def _match_chain(
+    program: Program,
+) -> tuple[tuple[ChainStep, ...] | None, ObservationNormalizer | None]:
+    """Return the program as policy steps and observation statistics; None for other programs."""
+    line = all(op.inputs == (number,) for number, op in enumerate(program.operations))
+    if program.states or not line or len(program.inputs[0][1]) != 1:
+        return None, None
+    operations = list(program.operations)
+    first = next((n for n, op in enumerate(operations) if op.kind == "dense"), len(operations))
+    norm = _match_normalizer(operations[:first], program.inputs[0][1][0]) if first else None
+    if first and norm is None:
+        return None, None
+    steps = tuple(_list_steps(operations[first:]))
+    return (None, None) if any(step.kind == "unknown" for step in steps) else (steps, norm)
 
 
-def _matmul(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    flow, kernel = operands
-    _require(isinstance(flow, ProgramValue) and isinstance(kernel, _Constant))
-    return builder.dense(flow, kernel, turned=False)
-
-
-def _einsum(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    flow, kernel = operands
-    _require(isinstance(flow, ProgramValue) and isinstance(kernel, _Constant))
-    left, _, result = str(node.attributes.get("equation")).partition("->")
-    one, _, two = left.partition(",")
-    _require(len(one) == len(two) == len(result) == 2 and one[0] == result[0] and len({*one, *two}) == 3)
-    _require(two in (one[1] + result[1], result[1] + one[1]))
-    return builder.dense(flow, kernel, turned=two[0] == result[1])
-
-
-def _arithmetic(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    one, two = operands
-    if isinstance(one, ProgramValue) and isinstance(two, ProgramValue):
-        _require(node.op != "Div")
-        two = builder.affine(two, -1.0, 0) if node.op == "Sub" else two
-        return builder.merge("multiply" if node.op == "Mul" else "add", one, two)
-    turned = isinstance(two, ProgramValue)
-    flow, constant = (two, one) if turned else (one, two)
-    _require(_is_row(constant, flow))
-    row, paths = constant.array.astype("float64"), constant.paths
-    if node.op == "Add":
-        return builder.with_bias(flow, constant) or builder.affine(flow, 1.0, row, paths)
-    if node.op == "Sub":
-        return builder.affine(flow, -1.0 if turned else 1.0, row if turned else -row, paths)
-    if node.op == "Mul":
-        return builder.affine(flow, row, 0.0, paths)
-    _require(not turned and row.all())
-    return builder.affine(flow, 1 / row, 0.0, paths)
-
-
-def _mean(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    total = operands[0]
-    for other in operands[1:]:
-        _require(isinstance(total, ProgramValue) and isinstance(other, ProgramValue))
-        total = builder.merge("add", total, other)
-    return builder.affine(total, 1 / len(operands), 0)
-
-
-def _activation(name: str) -> _Rule:
-    return lambda builder, _node, operands: builder.activation(operands[0], name)
-
-
-def _gelu(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    _require(node.attributes.get("approximate", "none") == "none")
-    return builder.activation(operands[0], "gelu")
-
-
-def _silu(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    _require(node.attributes.get("alpha", 1.0) == 1.0)
-    return builder.activation(operands[0], "silu")
-
-
-def _selu(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    return builder.elu(operands[0], 1.6732632423543772, 1.0507009873554805)
-
-
-def _celu(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    _require(node.attributes.get("alpha", 1.0) == 1.0)
-    return builder.elu(operands[0], 1.0)
-
-
-def _prelu(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    flow, slope = operands
-    _require(isinstance(flow, ProgramValue) and isinstance(slope, _Constant) and _is_row(slope, flow))
-    below = builder.activation(builder.affine(flow, -1.0, 0), "relu")
-    return builder.merge(
-        "add", builder.activation(flow, "relu"), builder.affine(below, -slope.array, 0, slope.paths)
-    )
-
-
-def _mish(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    inner = builder.activation(builder.activation(operands[0], "softplus"), "tanh")
-    return builder.merge("multiply", operands[0], inner)
-
-
-def _hard_sigmoid(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    slope, offset = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
-    return builder.clip(builder.affine(operands[0], slope, offset), 0, 1)
-
-
-def _hard_swish(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    gate = builder.clip(builder.affine(operands[0], 1 / 6, 0.5), 0, 1)
-    return builder.merge("multiply", operands[0], gate)
-
-
-def _clip(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    flow = operands[0]
-    _require(isinstance(flow, ProgramValue) and all(isinstance(one, _Constant) for one in operands[1:]))
-    limits = [-_MOST, _MOST]
-    for number, name in enumerate(node.inputs[1:]):
-        if name:
-            constant = builder.operand(name)
-            _require(isinstance(constant, _Constant) and constant.array.size == 1)
-            limits[number] = float(constant.array.reshape(()))  # type: ignore[union-attr]
-    return builder.clip(flow, *limits)
-
-
-def _batch_norm(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
+def _list_steps(operations: Sequence[ProgramOperation]) -> Iterator[ChainStep]:
+    """Yield the steps of operations in sequence; that of one that no chain has is `unknown`."""
     import numpy as np
 
-    flow, *tensors = operands
-    _require(isinstance(flow, ProgramValue) and all(isinstance(one, _Constant) for one in tensors))
-    _require(len(tensors) == 4 and all(one.array.shape == flow.shape for one in tensors))
-    scale, shift, mean, variance = (one.array.astype("float64") for one in tensors)
-    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
-    paths = [path for one in tensors for path in one.paths]
-    return builder.affine(builder.affine(flow, 1.0, -mean), factor, shift, paths)
+    rows: tuple[Any, Any] = (1.0, 0.0)
+    for number, op in enumerate((*operations, None)):
+        name = (f"step {number}",)
+        if op is not None and op.kind == "affine":
+            rows = (rows[0] * op.value["scale"], rows[1] * op.value["scale"] + op.value["shift"])
+            continue
+        if np.any(rows[0] != 1) or np.any(rows[1]):
+            # The policy's records require lists.
+            wide = np.broadcast_arrays(*(np.asarray(row, np.float64) for row in rows))
+            scale, offset = ([float(entry) for entry in row.reshape(-1)] for row in wide)
+            yield ChainStep("affine", name, (scale, offset))
+        rows = (1.0, 0.0)
+        if op is None:
+            return
+        value = op.value
+        plain = value.get("name") != "leaky_relu" or math.isclose(value["slope"], 0.01, rel_tol=1e-6)
+        if op.kind in ("dense", "layer_norm") and value["weights"] is not None:
+            yield ChainStep(op.kind, name, value["weights"])
+        elif op.kind == "activation" and plain:
+            yield ChainStep("activation", name, value["name"])
+        else:
+            yield ChainStep("unknown", name)
 
 
-def _layer_norm(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
+def _match_normalizer(operations: Sequence[ProgramOperation], width: int) -> ObservationNormalizer | None:
+    """Return mean, standard deviation and clipping of observations, None for other operations."""
     import numpy as np
 
-    flow, *tensors = operands
-    _require(isinstance(flow, ProgramValue) and all(isinstance(one, _Constant) for one in tensors))
-    _require(len(flow.shape) == 1 and node.attributes.get("axis", -1) in (-1, 1))
-    _require(all(one.array.shape == flow.shape for one in tensors))
-    rows = [one.array.astype(np.float32) for one in tensors]
-    return builder.add(
-        "layer_norm",
-        flow.shape,
-        flow,
-        scale=rows[0],
-        offset=rows[1] if len(rows) > 1 else np.zeros(flow.shape, np.float32),
-        epsilon=node.attributes.get("epsilon", 1e-5),
-        weights=None,
-        stage=2,
-        paths=tuple(path for one in tensors for path in one.paths),
+    scale, shift, clip = np.ones(width), np.zeros(width), None
+    for op in operations:
+        if op.kind == "affine" and clip is None:
+            scale, shift = scale * op.value["scale"], shift * op.value["scale"] + op.value["shift"]
+        elif op.kind == "clip" and clip is None:
+            low, high = op.value["low"], op.value["high"]
+            if not ((high == high[0]).all() and (low == -high).all() and 0 < high[0] < 3e38):
+                return None
+            clip = float(high[0])
+        else:
+            return None
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        return None
+    rows: Mapping[str, np.ndarray] = {"mean": (0.0 - shift) / scale, "std": 1 / scale}
+    mean, std = (
+        Leaf("float64", row.shape, Inline(row.astype("<f8").tobytes()), f"normalizer/{name}", "buffer")
+        for name, row in rows.items()
     )
-
-
-def _reshape(builder: _ProgramBuilder, _node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    flow, target = operands
-    _require(isinstance(flow, ProgramValue) and isinstance(target, _Constant))
-    extents = [int(extent) for extent in target.array.reshape(-1)]
-    size = math.prod(flow.shape)
-    _require(len(extents) > 1 and extents[0] in (0, -1) and extents.count(-1) < 2)
-    rest = tuple(size if extent == -1 and len(extents) == 2 else extent for extent in extents[1:])
-    if rest == flow.shape:
-        return ProgramValue(flow.number, rest)
-    _require(rest == (size,))
-    return builder.add("flatten", rest, flow, image=flow.shape)
-
-
-def _concat(builder: _ProgramBuilder, node: OperatorNode, operands: list[Any]) -> ProgramValue:
-    _require(all(isinstance(one, ProgramValue) and len(one.shape) == 1 for one in operands))
-    _require(node.attributes.get("axis") in (-1, 1))
-    return builder.add("concat", (sum(one.shape[0] for one in operands),), *operands)
-
-
-_RULES: Mapping[str, _Rule] = {
-    "MatMul": _matmul,
-    "Einsum": _einsum,
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div"), _arithmetic),
-    "Mean": _mean,
-    "Neg": lambda builder, _node, operands: builder.affine(operands[0], -1.0, 0),
-    **{name: _activation(name.lower()) for name in ("Relu", "Tanh", "Sigmoid", "Softplus")},
-    "Gelu": _gelu,
-    "Swish": _silu,
-    "LeakyRelu": lambda builder, node, operands: builder.activation(
-        operands[0], "leaky_relu", node.attributes.get("alpha", 0.01)
-    ),
-    "Elu": lambda builder, node, operands: builder.elu(operands[0], node.attributes.get("alpha", 1.0)),
-    "Selu": _selu,
-    "Celu": _celu,
-    "PRelu": _prelu,
-    "Mish": _mish,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "Clip": _clip,
-    "BatchNormalization": _batch_norm,
-    "LayerNormalization": _layer_norm,
-    "Reshape": _reshape,
-    "Concat": _concat,
-}
-
-
-# Programs of Keras models, from their graphs.
-
-
-class KerasComputation(NamedTuple):
-    """The program of a model's action, the paths of its tensors, and notes on omitted outputs."""
-
-    program: Program
-    used: tuple[Path, ...]
-    notes: tuple[str, ...]
-
-
-def read_keras_program(
-    document: Mapping[str, Any],
-    tree: Tree,
-    file: str,
-    network: str = "actor",
-    version: int | None = None,
-) -> KerasComputation:
-    """Return the program of a model with Keras's own class (see keras_config.is_described).
-
-    `network` names one of several outputs, `version` is the major version of Keras that wrote the file.
-    Raise UnsupportedError for an unsupported layer, and UsageError if several outputs could be the action.
-    """
-    # Not a top-level import: shapes need NumPy, and most models are chains of layers.
-    from ckpttool.graphs.keras import read_document
-
-    graph = read_document(document, tree, file, version)
-    name, left = _choose_output([value.name for value in graph.outputs], network, file)
-    program, used = lower_graph(graph, name, file)
-    notes = (f"{', '.join(left)} left out: {name} is the policy",) if left else ()
-    return KerasComputation(program, used, notes)
-
-
-def _choose_output(names: Sequence[str], network: str, file: str) -> tuple[str, list[str]]:
-    """Return the name of the output that is the action, and the names of the others."""
-    found: str | None = network if network in names else None
-    if found is None and network != "actor":
-        raise UsageError(
-            f"the model has no output named {network}", file=file, found=abbreviate_list(names, 8)
-        )
-    found = found or (names[0] if len(names) == 1 else choose_action_output(names))
-    if found is None:
-        raise UsageError(
-            "the model has several outputs, and it is unknown which one is the action",
-            file=file,
-            found=abbreviate_list(names, 8),
-            hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:8]),
-        )
-    return found, [name for name in names if name != found]
+    return ObservationNormalizer(mean, std=std, clip=clip)

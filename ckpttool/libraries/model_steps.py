@@ -1,27 +1,23 @@
-"""Steps of TorchScript code and Keras models as layers."""
+"""Steps of Keras models and pickled modules as layers."""
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.tf_common import format_object
 from ckpttool.graphs.torchscript_code import (
     ScriptInterpreter,
-    ScriptModule,
     ScriptTensor,
     UnsupportedScriptError,
     is_number,
-    read_code,
 )
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
@@ -58,13 +54,6 @@ class LayerTensors(NamedTuple):
     bias: Path | None
     epsilon: float | None = None
     framework: str | None = None
-
-
-class RecurrentCell(NamedTuple):
-    """A recurrent layer by its module's path, with the paths of its state buffers."""
-
-    module: Path
-    states: tuple[Path, ...]
 
 
 class ChainFacts(NamedTuple):
@@ -427,143 +416,27 @@ def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
             yield ChainStep("unknown", name, short.removeprefix("activation."))
 
 
-# Traces TorchScript code as text to a policy's steps; nothing is compiled or run.
-#
-# An archive's `code/` is a small language of assignments and calls that looks like Python
-# (torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of supported operations is
-# traced; anything else is refused.
+# The base of the evaluator of image orders (libraries/script_orders.py).
 
-_CALLS, _ELEMENTS = 5_000, 4096
-_TOP = "__torch__"
-_RECURRENT = f"{_TOP}.torch.nn.modules.rnn"
+_ELEMENTS = 4096
 _CELL_KINDS = frozenset(("lstm", "gru"))
-_CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
-
-
-class _StateUpdate(NamedTuple):
-    """The next value of a buffer that holds a recurrent layer's state, by its path."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class _ScriptFlow:
-    """The steps applied to the input so far."""
-
-    steps: tuple[ChainStep, ...] = ()
-    lead: int | None = None
-    """the position of an axis of extent 1 that the code inserted before the last one"""
-
-    def then(self, kind: str, value: Any = None) -> _ScriptFlow:
-        return _ScriptFlow((*self.steps, ChainStep(kind, (f"step {len(self.steps)}",), value)), self.lead)
-
-
-def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
-    """Return the steps of a TorchScript archive's forward, None if the checkpoint is not an archive.
-
-    Raise UnsupportedError for code that cannot be traced, because it may combine its layers in any way.
-    """
-    texts = read_code(checkpoint)
-    if texts is None:
-        return None
-    try:
-        return ScriptEvaluator(checkpoint.tree, texts).forward()
-    except (
-        UnsupportedScriptError,
-        CkpttoolError,
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-        OverflowError,
-    ) as error:
-        word = str(error) if isinstance(error, UnsupportedScriptError) else ""
-        cells = {_short_name(held.name) for held in checkpoint.tree.containers.values() if held.name} & _CELLS
-        raise UnsupportedError(
-            "the TorchScript code is not a single chain of supported operations",
-            file=checkpoint.path,
-            found=", ".join(sorted(cells)) or word or None,
-            hint=None if cells else "export the model to ONNX, which eval plays as its graph computes it",
-        ) from None
-
-
-def _short_name(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 @dataclass
 class ScriptEvaluator(ScriptInterpreter):
-    """Evaluates the code on one unknown input."""
-
-    overwritten: list[_ScriptFlow] = field(default_factory=list)
-    carried: set[Path] = field(default_factory=set)
-
-    def forward(self) -> tuple[ChainStep, ...]:
-        """Return the steps of the archive's forward."""
-        found = self._method((), "forward", [_ScriptFlow()])
-        if not isinstance(found, _ScriptFlow):
-            raise UnsupportedScriptError
-        cells = [step.value for step in found.steps if step.kind in _CELL_KINDS]
-        if {path for cell in cells for path in cell.states} != self.carried:
-            raise UnsupportedScriptError("a state that is not kept between steps")
-        return found.steps
-
-    def _is_overwritten(self, value: Any) -> bool:
-        return any(value is each for each in self.overwritten)
+    """Evaluates TorchScript code; PyTorch's own recurrent layers are evaluated by `_cell`."""
 
     def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
         container = self.tree.containers.get(module)
         where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
-        if where.startswith(_RECURRENT) and cls.lower() in _CELL_KINDS and name.startswith("forward"):
+        recurrent = where.startswith("__torch__.torch.nn.modules.rnn") and cls.lower() in _CELL_KINDS
+        if recurrent and name.startswith("forward"):
             return self._cell(module, cls.lower(), given)
         return self._called(module, name, given)
 
     def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
-        """Return the result of PyTorch's own recurrent layer, whose state buffers start at zero."""
-        flow, states = given if len(given) == 2 else (None, None)
-        buffers = states if isinstance(states, list) else [states]
-        settings = {name: self._of(module, name) for name in ("num_layers", "bidirectional", "batch_first")}
-        plain = settings["num_layers"] == 1 and settings["bidirectional"] is False
-        plain = plain and self._of(module, "proj_size") == 0
-        lead = 1 if settings["batch_first"] else 0
-        if not isinstance(flow, _ScriptFlow) or not all(
-            isinstance(buffer, ScriptTensor) for buffer in buffers
-        ):
-            raise UnsupportedScriptError(kind.upper())
-        if not plain or flow.lead != lead or len(buffers) != (2 if kind == "lstm" else 1):
-            raise UnsupportedScriptError(kind.upper())
-        paths = [buffer.path for buffer in buffers if isinstance(buffer, ScriptTensor)]
-        for path in paths:
-            leaf = self.tree.get(path)
-            if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or leaf.array().any():
-                raise UnsupportedScriptError(f"{kind.upper()} with a nonzero initial state")
-        after = [_StateUpdate(path) for path in paths]
-        cell = RecurrentCell(module, tuple(paths))
-        return [flow.then(kind, cell), after if isinstance(states, list) else after[0]]
-
-    def _applied(self, called: str, given: list[Any]) -> Any:
-        """Return the result of a function or an operation."""
-        if called == "getattr" and len(given) == 2 and isinstance(given[0], ScriptModule):
-            return self._of(given[0].path, str(given[1]))
-        if called == "unchecked_cast" and len(given) == 2:
-            return given[1]
-        if called.startswith(f"{_TOP}."):
-            return self._function(called, given)
-        operation = _OPERATIONS.get(called.removesuffix("_"))
-        if operation is None:
-            raise UnsupportedScriptError(called)
-        if called.endswith("_"):
-            # The function overwrites its input, under all names of that value.
-            self.overwritten += [each for each in given if isinstance(each, _ScriptFlow)]
-        self.calls += 1
-        if self.calls > _CALLS:
-            raise UnsupportedScriptError
-        try:
-            return operation(self, given)
-        except (UnsupportedScriptError, ValueError) as error:
-            raise UnsupportedScriptError(
-                str(error) if isinstance(error, UnsupportedScriptError) and str(error) else called
-            ) from None
+        """Return the result of a recurrent layer."""
+        raise NotImplementedError
 
     def numbers(self, value: Any) -> list[float]:
         """Return a number, or the numbers of a small tensor."""
@@ -575,169 +448,3 @@ class ScriptEvaluator(ScriptInterpreter):
         if len(leaf.shape) == 2 and leaf.shape[0] != 1:
             raise UnsupportedScriptError
         return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
-
-
-def _require_flow(value: Any) -> _ScriptFlow:
-    if not isinstance(value, _ScriptFlow):
-        raise UnsupportedScriptError
-    return value
-
-
-def _linear(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    flow, weight, bias = given if len(given) > 2 else (*given, None)
-    if not isinstance(weight, ScriptTensor) or not (bias is None or isinstance(bias, ScriptTensor)):
-        raise UnsupportedScriptError
-    return _require_flow(flow).then("dense", LayerTensors(weight.path, None if bias is None else bias.path))
-
-
-def _layer_norm(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    flow, shape, weight, bias, epsilon = given[:5]
-    ready = isinstance(weight, ScriptTensor) and isinstance(bias, ScriptTensor) and is_number(epsilon)
-    if not ready or not isinstance(shape, list) or len(shape) != 1:
-        raise UnsupportedScriptError
-    return _require_flow(flow).then("layer_norm", LayerTensors(weight.path, bias.path, float(epsilon)))
-
-
-def _activation_reader(
-    name: str, *allowed: object
-) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
-    """Return the handler of an activation whose further arguments, if given, must equal these."""
-
-    def read(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-        flow, *rest = given
-        if len(rest) > len(allowed) or any(a != b for a, b in zip(rest, allowed, strict=False)):
-            raise UnsupportedScriptError
-        return _require_flow(flow).then("activation", name)
-
-    return read
-
-
-def _identity(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    return _require_flow(given[0])
-
-
-def _affine(flow: _ScriptFlow, scale: list[float], offset: list[float]) -> _ScriptFlow:
-    """Return `flow * scale + offset`, merged with a preceding affine map."""
-    steps = flow.steps
-    if steps and steps[-1].kind == "affine":
-        before, shift = steps[-1].value
-        size = max(map(len, (before, shift, scale, offset)))
-        before, shift, scale, offset = (_broadcast(v, size) for v in (before, shift, scale, offset))
-        offset = [s * b + o for s, b, o in zip(scale, shift, offset, strict=True)]
-        scale = [s * b for s, b in zip(scale, before, strict=True)]
-        flow = replace(flow, steps=steps[:-1])
-    return flow.then("affine", (scale, offset))
-
-
-def _broadcast(values: Sequence[float], size: int) -> list[float]:
-    if len(values) not in (1, size):
-        raise UnsupportedScriptError
-    return [*values] * (size if len(values) == 1 else 1)
-
-
-def _flatten(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    # The input of a policy's first dense layer is a row: flattening from the second axis changes nothing.
-    flow, *axes = given
-    if axes not in ([1], [1, -1]):
-        raise UnsupportedScriptError("torch.flatten")
-    return _require_flow(flow)
-
-
-def _unsqueeze(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    flow, axis = _require_flow(given[0]), given[1]
-    if flow.lead is not None or axis not in (0, 1):
-        raise UnsupportedScriptError
-    return replace(flow, lead=axis)
-
-
-def _squeeze(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    flow, axis = _require_flow(given[0]), given[1]
-    if flow.lead is None or axis != flow.lead:
-        raise UnsupportedScriptError
-    return replace(flow, lead=None)
-
-
-def _whole_slice(_: ScriptEvaluator, given: Sequence[Any]) -> Any:
-    # `buffer[:] = value` is a slice of the whole buffer and a copy into it.
-    if len(given) != 1 or not isinstance(given[0], ScriptTensor):
-        raise UnsupportedScriptError
-    return given[0]
-
-
-def _update_buffer(reader: ScriptEvaluator, given: Sequence[Any]) -> Any:
-    buffer, value = given[:2]
-    same = isinstance(buffer, ScriptTensor) and isinstance(value, _StateUpdate) and buffer.path == value.path
-    if not same or len(given) != 2:
-        raise UnsupportedScriptError("torch.copy_")
-    reader.carried.add(value.path)
-    return buffer
-
-
-def _scaling_reader(sign: int) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
-    def read(reader: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-        one, two = given[:2]
-        if len(given) != 2:
-            raise UnsupportedScriptError
-        if isinstance(two, _ScriptFlow) and sign > 0:
-            one, two = two, one
-        numbers = reader.numbers(two)
-        if sign < 0:
-            if 0.0 in numbers:
-                raise UnsupportedScriptError
-            numbers = [1 / number for number in numbers]
-        return _affine(_require_flow(one), numbers, [0.0])
-
-    return read
-
-
-def _addition_reader(sign: int) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
-    def read(reader: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-        one, two, *alpha = given
-        if alpha not in ([], [1]):
-            raise UnsupportedScriptError
-        if isinstance(two, _ScriptFlow) and sign > 0:
-            one, two = two, one
-        return _affine(_require_flow(one), [1.0], [sign * number for number in reader.numbers(two)])
-
-    return read
-
-
-def _comparison_reader(
-    compare: Callable[[Any, Any], bool],
-) -> Callable[[ScriptEvaluator, Sequence[Any]], bool]:
-    """Return the handler of a comparison of two numbers, e.g. the check of a probability."""
-
-    def read(_: ScriptEvaluator, given: Sequence[Any]) -> bool:
-        if len(given) != 2 or not all(map(is_number, given)):
-            raise UnsupportedScriptError
-        return compare(*given)
-
-    return read
-
-
-_OPERATIONS: dict[str, Callable[[ScriptEvaluator, Sequence[Any]], Any]] = {
-    "torch.linear": _linear,
-    "torch.layer_norm": _layer_norm,
-    **{f"torch.{name}": _activation_reader(name) for name in ("relu", "tanh", "sigmoid", "silu")},
-    "torch.elu": _activation_reader("elu", 1, 1, 1),
-    "torch.leaky_relu": _activation_reader("leaky_relu", 0.01),
-    "torch.softplus": _activation_reader("softplus", 1, 20),
-    "torch.gelu": _activation_reader("gelu", "none"),
-    "torch.mul": _scaling_reader(1),
-    "torch.div": _scaling_reader(-1),
-    "torch.add": _addition_reader(1),
-    "torch.sub": _addition_reader(-1),
-    **{
-        f"torch.{name}": _comparison_reader(getattr(operator, name))
-        for name in ("lt", "gt", "le", "ge", "eq", "ne")
-    },
-    # Functions that only act in training, or change nothing.
-    "torch.dropout": _identity,
-    "torch.detach": _identity,
-    "torch.contiguous": _identity,
-    "torch.flatten": _flatten,
-    "torch.unsqueeze": _unsqueeze,
-    "torch.squeeze": _squeeze,
-    "torch.slice": _whole_slice,
-    "torch.copy": _update_buffer,
-}

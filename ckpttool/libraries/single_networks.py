@@ -25,17 +25,16 @@ from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, loa
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_config, keras_tree, onnx
 from ckpttool.formats.common import Format
+from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.torchscript_code import read_code
 from ckpttool.libraries import (
     graph_programs,
     model_steps,
-    onnx_policies,
-    programs,
     schema,
-    tf_graphs,
     tf_names,
 )
-from ckpttool.libraries.model_steps import ChainStep, LayerTensors, RecurrentCell
+from ckpttool.libraries.graph_programs import GraphComputation
+from ckpttool.libraries.model_steps import ChainStep, LayerTensors
 from ckpttool.libraries.recognize import ComponentLayer, NamedLeaf, PickledModule, read_pickled_module
 from ckpttool.libraries.schema import (
     LOG_STD,
@@ -43,10 +42,6 @@ from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
-    Choices,
-    EncoderInput,
-    ObservationNormalizer,
-    PolicyEncoder,
     Program,
     RecognizedAgent,
 )
@@ -132,12 +127,10 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
     tree = checkpoint.tree
     if checkpoint.format in _LIBRARIES:
         return None
-    if (followed := model_steps.read_script_steps(checkpoint)) is not None:
-        return _bind_traced(followed, tree, checkpoint.path, "torch", "the TorchScript code")
-    if (model := onnx_policies.read_onnx_policy(checkpoint, network)) is not None:
-        return _bind_onnx(model, checkpoint)
-    if (saved := _bind_saved_model(checkpoint)) is not None:
-        return saved
+    if (graph := _read_graph(checkpoint)) is not None:
+        hint = _ONLY_LAYERS if checkpoint.format == onnx.NAME else None
+        computation = graph_programs.lower_policy(graph, network, checkpoint.path, hint=hint)
+        return _bind_computation(computation, checkpoint)
     module = read_pickled_module(tree)
     if module is not None:
         if model_steps.is_hooked(module):
@@ -158,6 +151,26 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
 
 
 HOOK = "a PyTorch hook"
+_ONLY_LAYERS = "to convert only its layers, without the graph, use ckpttool convert --to torch"
+_OLDEST = 7  # in older versions of ONNX, Add and others broadcast by attributes, and Dropout may be active
+
+
+def _read_graph(checkpoint: Checkpoint) -> Graph | None:
+    """Return the graph of a file whose format records all of a computation, None for other formats."""
+    if checkpoint.format == "saved_model":
+        return read_graph(checkpoint)
+    if checkpoint.format == onnx.NAME:
+        opsets = onnx.read_model(checkpoint.files[0]).opsets
+        version = max(opsets.get(domain, 0) for domain in ("", "ai.onnx"))
+        if version < _OLDEST:
+            raise UnsupportedError(
+                "the opset version of the model is not supported",
+                file=checkpoint.path,
+                expected=f"opset {_OLDEST} or later",
+                found=str(version or "none"),
+            )
+        return read_graph(checkpoint)
+    return read_graph(checkpoint) if read_code(checkpoint) is not None else None
 
 
 class RecordedComputation(NamedTuple):
@@ -177,8 +190,8 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
         return RecordedComputation("the ONNX graph")
     if read_code(checkpoint) is not None:
         return RecordedComputation("the TorchScript code")
-    if tf_graphs.has_serving_function(checkpoint):
-        return RecordedComputation("the SavedModel's graph")
+    if checkpoint.format == "saved_model" and _has_graph(checkpoint):
+        return RecordedComputation(_ORIGINS[checkpoint.format][0])
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     if document is not None:
         return RecordedComputation("the model's configuration", model_steps.own_class(document) or "")
@@ -192,6 +205,14 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
     return RecordedComputation(
         "the pickled module", "" if model_steps.is_sequential(cls) else cls.rpartition(".")[2]
     )
+
+
+def _has_graph(checkpoint: Checkpoint) -> bool:
+    """Return whether the file records a computation, even a damaged one."""
+    try:
+        return read_graph(checkpoint) is not None
+    except CkpttoolError:
+        return True
 
 
 def _bind_policy(
@@ -220,24 +241,24 @@ def _bind_policy(
     return binding
 
 
-def _bind_saved_model(checkpoint: Checkpoint) -> RecognizedAgent | None:
-    """Return the policy served by a SavedModel: a chain of its layers, else a program."""
-    tree, origin = checkpoint.tree, "the SavedModel's graph"
-    with contextlib.suppress(UnsupportedError, UsageError):
-        followed = tf_graphs.read_graph_steps(checkpoint)
-        if followed is None:
-            return None
-        return _bind_traced(followed, tree, checkpoint.path, "tensorflow", origin)
-    program, used = programs.read_graph_program(checkpoint)
-    return _bind_program(program, used, tree, origin)
+# What records a computation, and the framework of its layers, by format.
+_ORIGINS = {
+    onnx.NAME: ("the ONNX graph", "torch"),
+    "pytorch": ("the TorchScript code", "torch"),
+    "saved_model": ("the SavedModel's graph", "tensorflow"),
+}
 
 
 def _bind_keras(
     document: Mapping[str, Any], tree: Tree, checkpoint: Checkpoint, network: str
 ) -> RecognizedAgent:
-    version = keras_tree.writer_version(checkpoint.details)
-    found = graph_programs.read_keras_program(document, tree, checkpoint.path, network, version)
-    return _bind_program(found.program, found.used, tree, "the model's configuration").noted(*found.notes)
+    # Not a top-level import: shapes need NumPy, and most models are chains of layers.
+    from ckpttool.graphs.keras import read_document
+
+    file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
+    graph = read_document(document, tree, file, version)
+    found = graph_programs.lower_policy(graph, network, file, half=True)
+    return _bind_program(found, tree, "the model's configuration")
 
 
 def _bind_keras_program(
@@ -256,22 +277,23 @@ def _bind_keras_program(
         return chain
 
 
-def _bind_program(
-    program: Program, used: Sequence[Path], tree: Tree, origin: str, choices: Choices | None = None
-) -> RecognizedAgent:
-    """Return the binding of a policy that computes a model's own program, and then the `choices`."""
-    program, head = (program, "argmax") if choices is not None else _split_final_tanh(program)
-    read = ("head", "activations", *(("choices",) if choices is not None else ()))
-    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in used)
+def _bind_program(found: GraphComputation, tree: Tree, origin: str) -> RecognizedAgent:
+    """Return the binding of a policy that computes a model's own program, and then the choices."""
+    chooses = found.choices is not None
+    program, head = (found.program, "argmax") if chooses else _split_final_tanh(found.program)
+    read = ("head", "activations", *(("choices",) if chooses else ()))
+    moves = tuple(
+        Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in found.used
+    )
     return RecognizedAgent(
         layout=NO_LAYOUT,
-        moves=MoveList(moves, (), ()),
+        moves=MoveList(moves, (), found.notes),
         parts=(AgentNetwork("actor", None, (), program=program),),
         facts=AgentMetadata(
             head=head,
             hidden="",
             epsilon=_EPSILON["torch"],
-            choices=choices,
+            choices=found.choices,
             origins=dict.fromkeys(read, origin),
         ),
         evidence=f"a computation recorded in {origin}",
@@ -1070,11 +1092,6 @@ def _bind_traced(
     steps: Sequence[ChainStep], tree: Tree, file: str, framework: str, origin: str
 ) -> RecognizedAgent:
     """Return the binding of a model whose code or graph was traced to its layers' tensors."""
-    if steps and isinstance(steps[0].value, RecurrentCell):
-        front, states = _find_recurrent_layer(steps[0], tree, file)
-        rest = _bind_traced(steps[1:], tree, file, framework, origin)
-        used = rest.consumed | states
-        return replace(rest, fronts={"actor": front}, unplaced={"actor": tuple(front.covers)}, consumed=used)
     listed: list[ChainStep] = []
     layers: list[ComponentLayer] = []
     for number, step in enumerate(steps):
@@ -1101,22 +1118,16 @@ def _bind_traced(
     return _bind_steps(listed, layers, {}, (framework, file), ((), (), "its output"), origin)
 
 
-def _bind_onnx(found: onnx_policies.OnnxComputation, checkpoint: Checkpoint) -> RecognizedAgent:
-    """Return the binding of an ONNX model: a chain of layers, else a program."""
-    origin = "the ONNX graph"
-    if found.choices is not None:
-        binding = _bind_program(found.program, found.used, checkpoint.tree, origin, found.choices)
-        return binding.noted(*found.notes)
-    if found.steps is not None:
+def _bind_computation(found: GraphComputation, checkpoint: Checkpoint) -> RecognizedAgent:
+    """Return the binding of a recorded computation: a chain of layers, else a program."""
+    origin, framework = _ORIGINS[checkpoint.format]
+    if found.choices is None and found.steps is not None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
-            binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)
-            facts = binding.facts
-            if found.mean is not None:
-                norm = ObservationNormalizer(found.mean, std=found.std, clip=found.clip)
-                facts = facts.read(origin, norm=norm)
+            binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, framework, origin)
+            facts = binding.facts if found.norm is None else binding.facts.read(origin, norm=found.norm)
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
-    return _bind_program(found.program, found.used, checkpoint.tree, origin).noted(*found.notes)
+    return _bind_program(found, checkpoint.tree, origin)
 
 
 def _split_final_tanh(program: Program) -> tuple[Program, str]:
@@ -1126,28 +1137,6 @@ def _split_final_tanh(program: Program) -> tuple[Program, str]:
     if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
         return program, "identity"
     return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
-
-
-def _find_recurrent_layer(step: ChainStep, tree: Tree, file: str) -> tuple[PolicyEncoder, frozenset[Path]]:
-    """Return the recurrent layer at the start of a policy, and its state buffers."""
-    cell = cast(RecurrentCell, step.value)
-    tensors = {
-        tree.names[path]: path
-        for path, leaf in tree.tensors()
-        if path[:-1] == cell.module and str(path[-1].value).startswith(("weight_", "bias_"))
-    }
-    found = schema.read_recurrent_layers(tree, "actor", tensors, "torch")
-    kernel = next((tree[path] for name, path in tensors.items() if name.endswith("weight_ih_l0")), None)
-    if found is None or not isinstance(kernel, Leaf) or found[0] != (step.kind,):
-        raise UnsupportedError(
-            "the recurrent layer has unsupported tensors",
-            file=file,
-            found=abbreviate_list([*tensors], 6),
-        )
-    kinds, moves = found
-    stream = EncoderInput("obs", (kernel.shape[1],))
-    covers = frozenset(("/".join(str(each.value) for each in cell.module),))
-    return PolicyEncoder((stream,), kinds, moves=tuple(moves), covers=covers), frozenset(cell.states)
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}

@@ -6,12 +6,13 @@ import base64
 import binascii
 import contextlib
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ckpttool.core import plugins
+from ckpttool.core import limits, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
@@ -218,10 +219,8 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return replace(binding, facts=facts.without_lack("activation"))
     if checkpoint.format != "saved_model":
         return binding
-    from ckpttool.libraries.tf_graphs import OTHER_FUNCTIONS, find_activations
-
-    found = find_activations(checkpoint)
-    strange = sorted(name for name in found if name in OTHER_FUNCTIONS)
+    found = _find_graph_activations(checkpoint)
+    strange = sorted(name for name in found if name in _OTHER_OPERATIONS)
     if strange:
         text, where = abbreviate_list(strange, 3), "the SavedModel's graph"
         facts = binding.facts.without_lack("activation").not_understood("activations", text, where)
@@ -232,6 +231,42 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return binding
     facts = binding.facts.without_lack("activation")
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
+
+
+_OPERATIONS = {
+    "Relu": "relu",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "Elu": "elu",
+    "Softplus": "softplus",
+}
+# Further activations that a graph may have, which an agent of a layout does not support.
+_OTHER_OPERATIONS = frozenset(("LeakyRelu", "Relu6", "Selu", "Softsign", "Erf", "Sin", "Cos"))
+
+
+def _find_graph_activations(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the activations among a SavedModel's operations, those of `_OTHER_OPERATIONS` by their names."""
+    from ckpttool.formats import (
+        tf_functions,
+        tf_saved_model,
+        tf_saved_model_messages,
+    )  # not for other formats
+
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
+    if file is None or file.size > limits.current().graph_bytes:
+        return frozenset()
+    meter = tf_saved_model_messages.FieldMeter()
+    try:
+        graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
+        libraries = [
+            tf_functions.read_functions(graph.nodes, meter) for graph in graphs if graph.nodes is not None
+        ]
+    except (CkpttoolError, RecursionError, struct.error):
+        return frozenset()
+    nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
+    operations = {node.op for node in nodes}
+    known = {name for op, name in _OPERATIONS.items() if op in operations}
+    return frozenset(known | (operations & _OTHER_OPERATIONS))
 
 
 _ACTIVATION = f"{TORCH_CLASSES}activation."

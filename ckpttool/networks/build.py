@@ -193,7 +193,7 @@ def _broadcast_float32(*arrays: np.ndarray) -> list[np.ndarray]:
     return [np.array(each, np.float32) for each in np.broadcast_arrays(*arrays)]
 
 
-# Table of the program operations (libraries/onnx_operators.py) that map to one layer.
+# Table of the program operations (libraries/program_operators.py) that map to one layer.
 _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
     "dense": lambda v: Dense(v["kernel"], v["bias"]),
     "layer_norm": lambda v: LayerNorm(v["scale"], v["offset"], v["epsilon"]),
