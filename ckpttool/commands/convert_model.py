@@ -20,7 +20,6 @@ from ckpttool.commands.load_into import (
 )
 from ckpttool.commands.model_comparison import ModelSide
 from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
-from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
 from ckpttool.commands.model_proof import (
     NO_VERIFY,
     ModelMismatchError,
@@ -30,7 +29,7 @@ from ckpttool.commands.model_proof import (
     comparing_command,
     prove_outputs,
 )
-from ckpttool.commands.optimizer_states import OptimizerSettings
+from ckpttool.commands.optimizer_states import ConvertedOptimizers, OptimizerSettings, convert_optimizers
 from ckpttool.commands.options import (
     ConversionOptions,
     PreparedTree,

@@ -13,9 +13,10 @@ from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
 from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.optimizers import ADAM, BUFFER, VELOCITY
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import ADAM, BUFFER, VELOCITY, CanonicalOptimizer
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.schema import JOINT, AgentNetwork
 from ckpttool.mapping.rules import ToValue
 from ckpttool.networks import numpy_backend

@@ -63,13 +63,14 @@ from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.optimizers import ADAM
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import ADAM, CanonicalOptimizer
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.schema import (
     NETWORKS,
     NO_LAYOUT,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ckpttool.core import text
 from ckpttool.core.checkpoint import CodeReference
 from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.optimizers import FAMILIES, SGD, find_class
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, index
 from ckpttool.encodings import archives
@@ -736,17 +737,19 @@ def dataset_leaf(dataset: Hdf5Dataset, role: Role = "parameter", trainable: bool
 
 Round = tuple[str, ...]
 
+# Of classes that are not converted.
 _ROUNDS: dict[str, tuple[Round, ...]] = {
-    **dict.fromkeys(("Adam", "AdamW", "Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
-    "Adamax": (("m", "u"),),
-    "RMSprop": (("rms",),),
-    "Adagrad": (("accumulator",),),
-    "Adadelta": (("accumulated_grad", "accumulated_delta"),),
+    **dict.fromkeys(("Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
     "Ftrl": (("accumulator", "linear"),),
     "Lion": (("m",),),
-    "SGD": (("momentum",),),
 }
-_CLASSES = {snake_case(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossScaleOptimizer")}
+_CLASSES = {
+    snake_case(name): name
+    for name in (
+        *("AdamW", *(family.name for family in FAMILIES), *_ROUNDS),
+        *("Adafactor", "Muon", "LossScaleOptimizer"),
+    )
+}
 # Default names with other spellings (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
 _CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
 _SCALAR = "float"
@@ -785,17 +788,13 @@ def optimizer_config(found: object) -> KerasConfig:
 
 def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
     """Return the kinds of slots, round after round; None for a class with an unknown order."""
-    own = _ROUNDS.get(cls or "")
+    own, family = _ROUNDS.get(cls or ""), find_class(cls.lower() if cls else None)
+    if family is not None:
+        # A file without settings has the momentum of SGD.
+        held = {"momentum": 1.0 if family is SGD else 0.0, **settings}
+        own = family.keras_kinds([s.name for s in family.specs if not s.setting or held.get(s.setting)])
     if own is None:
         return None
-    if cls == "SGD" and settings.get("momentum") in (0, 0.0):
-        own = ()
-    if cls in ("Adam", "AdamW") and settings.get("amsgrad") is True:
-        own = (*own, ("vhat",))
-    if cls == "RMSprop":
-        momentum = settings.get("momentum")
-        own += (("momentum",),) if isinstance(momentum, int | float) and momentum > 0 else ()
-        own += (("mg",),) if settings.get("centered") is True else ()
     first: tuple[Round, ...] = (("average",),) if settings.get("use_ema") is True else ()
     if settings.get("gradient_accumulation_steps"):
         first += (("gradient",),)
@@ -1007,21 +1006,13 @@ def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path])
 
 _UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
 _NUMBERED = re.compile(r"(?:.*/)?([a-z_]+)_(\d+)(:0)?", re.DOTALL)
+_UNNAMED_CLASSES = ("Nadam", *(family.name for family in FAMILIES))
 # The words before the number; SGD calls its momentum `moment`, RMSprop and others theirs `accumulator`.
 _WORDS = {
     "momentum": "moment",
     "rms": "accumulator",
     "accumulated_grad": "accumulator",
     "accumulated_delta": "delta_accumulator",
-}
-_LISTS = {
-    "Adam": ("m", "v"),
-    "Nadam": ("m", "v"),
-    "Adamax": ("m", "u"),
-    "SGD": ("momentum",),
-    "RMSprop": ("rms",),
-    "Adagrad": ("accumulator",),
-    "Adadelta": ("accumulated_grad", "accumulated_delta"),
 }
 
 
@@ -1037,11 +1028,11 @@ def leaves_by_count(
     """
     settings = [each for each in datasets if not each[1].shape]
     slots = [each for each in datasets if each[1].shape]
-    kinds = _LISTS.get(config.cls or "", ())
+    amsgrad = config.settings.get("amsgrad") is True
+    rounds = slot_rounds(config.cls, {"amsgrad": amsgrad}) if config.cls in _UNNAMED_CLASSES else None
+    kinds = [kind for kinds in rounds or () for kind in kinds]
     if not kinds or not trained:
         return None
-    if config.settings.get("amsgrad") is True:
-        kinds = (*kinds, "vhat")
     wanted = [(kind, one) for kind in kinds for one in trained]
     rest = slots[len(wanted) :]
     if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):

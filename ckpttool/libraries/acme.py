@@ -18,15 +18,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.optimizers import DefaultSetting
 from ckpttool.core.tree import Path, Tree
-from ckpttool.libraries import optimizers_read
-from ckpttool.libraries.optimizers_write import SonnetOptimizerWriter
+from ckpttool.libraries import optimizers_read, optimizers_write
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     LEFT_OPEN,
     NETWORKS,
     AgentMetadata,
-    DefaultSetting,
     RecognizedAgent,
     list_distribution_notes,
 )
@@ -137,7 +136,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         path=_layer_norm_mlp_path if normed else make_edge_path,
         notes=(f"build with {'LayerNormMLP' if normed else 'snt.nets.MLP'} and TanhToSpec",),
     )
-    return plan_object_graph(written, binding, agent, settings, SonnetOptimizerWriter, "int32")
+    return plan_object_graph(written, binding, agent, settings, optimizers_write.SONNET, "int32")
 
 
 def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, cast
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
+from ckpttool.core.optimizers import DefaultSetting
 from ckpttool.core.sidecar import format_activation
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
@@ -22,7 +23,6 @@ from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
-    DefaultSetting,
     RecognizedAgent,
 )
 from ckpttool.mapping import wrappers

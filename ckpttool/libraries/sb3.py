@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.optimizers import ADAM, RMSPROP
 from ckpttool.core.sidecar import (
     NO_ACTIVATIONS,
     NO_BOUNDS,
@@ -1061,15 +1062,15 @@ def _make_on_policy_table(binding: RecognizedAgent, agent: Tree) -> tuple[Writin
     trained = any(path[0] == attr(schema.JOINT) for path in agent)
     family = optimizers_read.CanonicalOptimizer(schema.JOINT, agent, {}, {}).family if trained else None
     # RMSpropTFLike adds epsilon inside the square root: another library's state is not its own.
-    own = binding.layout == TABLE.name and family is optimizers_read.RMSPROP
+    own = binding.layout == TABLE.name and family is RMSPROP
     writing = WritingTable(
         _WHOSE,
         rows,
         "argmax" if discrete else "clip",
         hidden="",
         needs=("actor", "value"),
-        joint=(_OPTIMIZER,) if trained and (own or family is optimizers_read.ADAM) else None,
-        family=optimizers_read.RMSPROP if own else optimizers_read.ADAM,
+        joint=(_OPTIMIZER,) if trained and (own or family is ADAM) else None,
+        family=RMSPROP if own else ADAM,
         spaces=frozenset(("several", "starts")),
         modules=(
             "log_std",

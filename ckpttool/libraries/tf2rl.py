@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
 from ckpttool.libraries import optimizers_read
-from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
+from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -138,7 +138,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     UnsupportedError for networks that its classes cannot represent.
     """
     if is_gaussian(binding):
-        return plan_object_graph(_sac(), binding, agent, settings, LegacyKerasOptimizerWriter)
+        return plan_object_graph(_sac(), binding, agent, settings, LEGACY)
     deep = [
         part.title for part in binding.parts if len(part.layers) != _DEPTH and part.component in TABLE_TD3
     ]
@@ -164,7 +164,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         kinds=KERAS,
         path=make_edge_path,
     )
-    return plan_object_graph(made, binding, agent, settings, LegacyKerasOptimizerWriter, "int32")
+    return plan_object_graph(made, binding, agent, settings, LEGACY, "int32")
 
 
 TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))

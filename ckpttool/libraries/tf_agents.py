@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import optimizers_read
-from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
+from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
     DISCRETE_CHOICE,
@@ -479,4 +479,4 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         path=make_edge_path,
         notes=("the optimizers are written for tf.keras.optimizers.legacy",),
     )
-    return plan_object_graph(written, binding, agent, settings, LegacyKerasOptimizerWriter)
+    return plan_object_graph(written, binding, agent, settings, LEGACY)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
+from ckpttool.core.optimizers import ADAM, DefaultSetting, OptimizerFamily
 from ckpttool.core.sidecar import Scores
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.libraries import optimizers_read, optimizers_write, schema
-from ckpttool.libraries.optimizers_read import CanonicalOptimizer, OptimizerFamily
+from ckpttool.libraries import optimizers_write, schema
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.schema import (
     NORMALIZER,
     AgentLayer,
     AgentNetwork,
-    DefaultSetting,
     ObservationNormalizer,
     RecognizedAgent,
     matches_action_map,
@@ -306,7 +306,7 @@ class WritingTable:
     scores: tuple[Scores, ...] = ("values",)
     spaces: frozenset[Literal["several", "starts"]] = frozenset()
     modules: tuple[str, ...] = ()
-    family: OptimizerFamily = optimizers_read.ADAM
+    family: OptimizerFamily = ADAM
 
     @property
     def held(self) -> dict[str, NetworkRow]:
@@ -631,14 +631,8 @@ def list_trained_moves(optimizer: str, rows: Iterable[RowPlan]) -> list[Move]:
 
 DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
 # torch/optim/adam.py, Adam.__init__: defaults of settings that the agent lacks.
-_ADAM: Mapping[str, DefaultSetting] = {
-    "learning_rate": DefaultSetting(1e-3, "torch"),
-    "beta_1": DefaultSetting(0.9, "torch"),
-    "beta_2": DefaultSetting(0.999, "torch"),
-    "epsilon": DefaultSetting(1e-8, "torch"),
-}
-
-
+_ADAM_SETTINGS = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
+_ADAM = {name: DefaultSetting(value, "torch") for name, value in _ADAM_SETTINGS.items()}
 _OUTPUTS = "the policy's outputs are the logits of its actions' probabilities"
 
 
@@ -828,28 +822,6 @@ SONNET: Mapping[str, LayerKind] = {
 }
 
 
-class OptimizerWriter(Protocol):
-    """One optimizer's part of a plan (see libraries/optimizers_write.py)."""
-
-    def plan(self) -> Plan:
-        """Return its moves, its labels, and its assumptions."""
-        ...
-
-
-class OptimizerWriterFactory(Protocol):
-    """Writes the state of one canonical optimizer, whose library variables are `variable/...`."""
-
-    def __call__(
-        self,
-        known: CanonicalOptimizer,
-        variable: str,
-        weights: Sequence[Move],
-        top: Path,
-    ) -> OptimizerWriter:
-        """Store a canonical optimizer, which trains the `weights`, for the object at `top`."""
-        ...
-
-
 def make_edge_path(entry: Path, layer: str, weight: str) -> Path:
     """Return a tensor's path: the entry's path, its layer's edges, and its own."""
     return (*entry, *map(attr, filter(None, layer.split("/"))), attr(weight))
@@ -872,7 +844,7 @@ def plan_object_graph(
     binding: RecognizedAgent,
     agent: Tree,
     settings: Settings,
-    form: OptimizerWriterFactory | None = None,
+    form: str | None = None,
     counted: str = "int64",
 ) -> Plan:
     """Plan a TensorFlow tree from the table.
@@ -944,7 +916,7 @@ def _plan_optimizers(
     rows: Iterable[RowPlan],
     agent: Tree,
     settings: Settings,
-    form: OptimizerWriterFactory,
+    form: str,
 ) -> Iterable[Plan]:
     rows = tuple(rows)
     for number, (name, top) in enumerate(writing_.optimizers.items()):
@@ -952,9 +924,8 @@ def _plan_optimizers(
         weights = list_trained_moves(name, rows)
         if weights and any(path[0] == attr(ours) for path in agent):
             called = f"adam_{number}" if number else "adam"
-            made = form(
-                CanonicalOptimizer(ours, agent, settings.get(ours, {}), {}), called, weights, top
-            ).plan()
+            known = CanonicalOptimizer(ours, agent, settings.get(ours, {}), {})
+            made = optimizers_write.KerasOptimizerWriter(known, called, weights, top, form=form).plan()
             # Two objects for one canonical optimizer have the same settings, which are stored once.
             yield made if head in ("", "q1") else replace(made, settings={}, notes=())
 
