@@ -20,7 +20,6 @@ from ckpttool.core.optimizers import (
     ADAMW,
     FAMILIES,
     MORE_SLOTS,
-    UNCONVERTED,
     VELOCITY,
     list_keras_kinds,
     list_torch_settings,
@@ -49,7 +48,6 @@ from ckpttool.libraries.optimizers_read import (
     Setting,
     bind_torch_optimizers,
     list_torch_optimizers,
-    make_unconverted_note,
 )
 from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.write import merge_plans
@@ -435,13 +433,9 @@ class KerasStates(_OptimizerStates):
                     [path for path in weights if path[: len(top) - 1] == top[:-1]] if len(top) > 1 else []
                 )
                 weights = tuple(beside)
-            cls = self._class(top)
-            if cls in UNCONVERTED:
-                notes.append(make_unconverted_note(title, str(cls)))
-                continue
-            prefix = self._prefix(top)
             entries = tuple((path, self.canonical[path], KEEP) for path in weights)
-            bound = optimizers_read.from_keras(StoredOptimizer(title, prefix, self.tree, entries))
+            stored = StoredOptimizer(title, self._prefix(top), self.tree, entries)
+            bound = optimizers_read.from_keras(stored)
             note = bound.note or _unknown_slots_note(title, slots, bound)
             if note:
                 notes.append(note)
@@ -1135,30 +1129,22 @@ def describe_keras_optimizer(path: str, wanted: str | None = None) -> OptimizerD
     weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
     agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
     title = display(state.top) or OPTIMIZER
-    canonical = CanonicalOptimizer(
-        state.name, agent, settings.of(state.name, title, OPTIMIZER), state.moves.defaults
-    )
-    found = _as_keras(canonical, title, state.top)
-    guessed = (state.moves.assumed,) if state.moves.assumed else ()
-    return found._replace(assumed=(*guessed, *found.assumed))
-
-
-def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDescription:
-    cls = known.family.name
-    arguments: dict[str, Any] = {}
-    assumed = []
-    for name in KERAS_ARGUMENTS.get(cls, ()):
-        value = known.exact(name) if known.exact(name) is not None else known.value(name)
-        if value is None or (name == "weight_decay" and not value):
-            continue
-        # Keras refuses integers.
-        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not known.has(name) and not isinstance(value, bool) and name in known.family.defaults:
-            assumed.append(known.assumed(name))
-    if known.family.name in ("SGD", "RMSprop") and known.momentum_unknown:
+    stated = settings.of(state.name, title, OPTIMIZER)
+    canonical = CanonicalOptimizer(state.name, agent, stated, state.moves.defaults)
+    if canonical.momentum_unknown:
         raise UsageError(
             f"{title} has momentum, but no file records its value",
             hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
         )
-    del top
-    return OptimizerDescription(title, cls, arguments, tuple(assumed))
+    arguments: dict[str, Any] = {}
+    assumed = [state.moves.assumed] if state.moves.assumed else []
+    for name in KERAS_ARGUMENTS[canonical.family.name]:
+        exact = canonical.exact(name)
+        value = canonical.value(name) if exact is None else exact
+        if value is None or (name == "weight_decay" and not value):
+            continue
+        # Keras refuses integers.
+        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if name in canonical.defaults and not canonical.has(name) and not isinstance(value, bool):
+            assumed.append(canonical.assumed(name))
+    return OptimizerDescription(title, canonical.family.name, arguments, tuple(assumed))

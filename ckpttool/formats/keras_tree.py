@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ckpttool.core import text
 from ckpttool.core.checkpoint import CodeReference
 from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.core.optimizers import FAMILIES, SGD, find_class
+from ckpttool.core.optimizers import ADAM, FAMILIES, SGD, find_class
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, index
 from ckpttool.encodings import archives
@@ -936,15 +936,8 @@ def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | 
 
 # Prefixes and suffixes of slot names: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
 # `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
-_KINDS = {
-    "momentum": "m",
-    "velocity": "v",
-    "velocity_hat": "vhat",
-    "norm": "u",
-    "average_gradient": "mg",
-    "accumulated_delta_var": "accumulated_delta",
-    "gradient_accumulator": "gradient",
-}
+_KINDS = {each.ending: each.keras for family in (*FAMILIES, ADAM) for each in family.specs}
+_KINDS["gradient_accumulator"] = "gradient"
 _COUNTERS = frozenset(("iter", "iteration", "iterations"))
 
 
@@ -978,9 +971,11 @@ def named_leaves(
 
 
 def _kind(word: str, cls: str | None) -> str:
-    if cls == "RMSprop" and word in ("velocity", "momentum"):
-        return "rms" if word == "velocity" else "momentum"
-    return "momentum" if cls == "SGD" and word in ("m", "momentum") else _KINDS.get(word, word)
+    family = find_class(cls.lower() if cls else None)
+    if family is SGD and word == "m":
+        return "momentum"
+    own = {each.ending: each.keras for each in family.specs} if family is not None else {}
+    return own.get(word) or _KINDS.get(word, word)
 
 
 def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path]) -> tuple[str, Path] | None:

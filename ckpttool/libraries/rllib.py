@@ -110,7 +110,7 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
         "action_space/low": list(low),
         "action_space/high": list(high),
         "model_config/fcnet_hiddens": list(sizes.pop()),
-        "model_config/fcnet_activation": _activation(binding),
+        "model_config/fcnet_activation": write.require_activation(binding, _WHOSE, _ACTIVATIONS),
         **({"model_config/vf_share_layers": False} if ppo else {"model_config/twin_q": True}),
     }
     found: dict[Path, Leaf | ValueLeaf] = {}
@@ -121,16 +121,6 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
         elif isinstance(value, Record | str | bool):
             found[path] = ValueLeaf(value)
     return found
-
-
-def _activation(binding: RecognizedAgent) -> str:
-    facts = binding.facts
-    hidden = set(facts.activations or (facts.hidden,))
-    if len(hidden) != 1 or not hidden <= set(_ACTIVATIONS):
-        raise UnsupportedError(
-            f"{_WHOSE} requires the same activation in all hidden layers", found=", ".join(sorted(hidden))
-        )
-    return hidden.pop()
 
 
 # RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3, DQN), on PyTorch.

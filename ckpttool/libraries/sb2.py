@@ -35,6 +35,7 @@ from ckpttool.libraries.write import (
     list_kernel_shapes,
     make_edge_path,
     parse_edge_path,
+    require_activation,
 )
 from ckpttool.mapping.rules import Move, Plan, Settings, ToValue
 
@@ -244,7 +245,7 @@ def _make_settings(
         limit = _observation_limit(binding)
         values |= {"observation_range/0": ValueLeaf(-limit), "observation_range/1": ValueLeaf(limit)}
     values |= {f"policy_kwargs/layers/{n}": ValueLeaf(size) for n, size in enumerate(sizes)}
-    activation = _activation(binding)
+    activation = require_activation(binding, _WHOSE, {"relu", *_ACTIVATIONS})
     if activation != "relu":
         values["policy_kwargs/act_fun"] = ValueLeaf(Record(_ACTIVATIONS[activation]))
     return {_setting(name): leaf for name, leaf in values.items()}
@@ -300,16 +301,6 @@ def _observation_limit(binding: RecognizedAgent) -> float:
         return math.inf
     plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
     return norm.clip if plain else math.inf
-
-
-def _activation(binding: RecognizedAgent) -> str:
-    facts = binding.facts
-    hidden = set(facts.activations or (facts.hidden,))
-    if len(hidden) != 1 or not hidden <= {"relu", *_ACTIVATIONS}:
-        raise UnsupportedError(
-            f"{_WHOSE} requires the same activation in all hidden layers", found=", ".join(sorted(hidden))
-        )
-    return hidden.pop()
 
 
 # Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm; DQN; PPO2, A2C,

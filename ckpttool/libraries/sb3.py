@@ -64,6 +64,7 @@ from ckpttool.libraries.write import (
     is_gaussian,
     list_kernel_shapes,
     plan_torch_file,
+    require_activation,
 )
 from ckpttool.mapping.layer_kinds import kernel_permutation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTensor
@@ -1148,7 +1149,8 @@ def _make_settings(
     sizes = {name: _sizes(agent, parts[0]) for name, parts in heads.items()}
     if "qf" in sizes:
         _require_q_functions(sizes, [_sizes(agent, part) for part in heads["qf"]])
-    group, module = (_DATA, key("policy_kwargs")), _activation(binding)
+    group, module = (_DATA, key("policy_kwargs")), _MODULES[require_activation(binding, _WHOSE, _MODULES)]
+    module = module if "." in module else f"activation.{module}"
     inputs = next(iter(sizes.values()))[0]
     values: dict[Path, Leaf | ValueLeaf] = {
         (_DATA, key("policy_class")): ValueLeaf(Record(policy.name)),
@@ -1231,19 +1233,6 @@ def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
     """Return the widths of a network: its inputs, its hidden layers, its outputs."""
     shapes = list_kernel_shapes(part, agent)
     return [shapes[0][0], *(shape[1] for shape in shapes)]
-
-
-def _activation(binding: RecognizedAgent) -> str:
-    facts = binding.facts
-    hidden = set(facts.activations or (facts.hidden,))
-    known: Mapping[str, str] = _MODULES
-    if len(hidden) != 1 or not hidden <= known.keys():
-        raise UnsupportedError(
-            "Stable-Baselines3 requires the same activation in all hidden layers",
-            found=", ".join(sorted(hidden)),
-        )
-    module = known[hidden.pop()]
-    return module if "." in module else f"activation.{module}"
 
 
 # Agents of Stable-Baselines3 and its contrib: TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS.
