@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ckpttool.core import dtypes, optimizers
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError, abbreviate_list
 from ckpttool.core.optimizers import ADAGRAD, ADAM, ADAMAX, BUFFER, FAMILIES, SGD, VELOCITY, DefaultSetting
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
@@ -76,7 +76,7 @@ def _find_beta_powers(
     below = any(slots[path] == path[: len(slots[path])] for path in slots)
     pairs = [] if own or not below else list(_pair_unscoped_powers(optimizer.tree))
     # TensorFlow numbers several optimizers' powers without recording which optimizer they belong to.
-    if not pairs or len({_infer_step_count(optimizer.tree, pair) for pair in pairs}) > 1:
+    if not pairs or len({infer_step_count(optimizer.tree, pair) for pair in pairs}) > 1:
         return own
     known = list(schema.OPTIMIZERS)
     number = known.index(optimizer.name) if optimizer.name in known else 0
@@ -95,7 +95,7 @@ def _pair_unscoped_powers(tree: Tree) -> Iterator[tuple[Path, Path]]:
 def _move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tuple[Move, ...]:
     """Return the moves of the update count computed from the beta powers, and of the betas."""
     pair = tuple(found[power] for power in POWERS if power in found)
-    inferred = _infer_step_count(optimizer.tree, pair)
+    inferred = infer_step_count(optimizer.tree, pair)
     if inferred is None:
         return ()
     steps, betas = inferred
@@ -106,7 +106,7 @@ def _move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> t
     )
 
 
-def _infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float, float]] | None:
+def infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float, float]] | None:
     """Return the update count implied by two powers of common betas, and the betas; None otherwise.
 
     The two scalars are read; if one cannot be read, this returns None and its own reader raises the
@@ -116,6 +116,8 @@ def _infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[floa
 
     try:
         values = [ToValue().leaf(tree[path]) for path in pair]
+    except DeadlineError:
+        raise
     except CkpttoolError:
         return None
     found = [value.value for value in values if isinstance(value, ValueLeaf)]
