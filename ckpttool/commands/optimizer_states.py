@@ -45,11 +45,12 @@ from ckpttool.libraries.optimizers_read import (
     WITHOUT,
     BoundOptimizer,
     CanonicalOptimizer,
+    OptimizerMoves,
     Setting,
+    StoredOptimizer,
     bind_torch_optimizers,
     list_torch_optimizers,
 )
-from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping.fill_model import Skeleton
 from ckpttool.mapping.layers import Name

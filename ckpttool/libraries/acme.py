@@ -20,7 +20,7 @@ from dataclasses import replace
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.optimizers import DefaultSetting
 from ckpttool.core.tree import Path, Tree
-from ckpttool.libraries import optimizers_read, optimizers_write
+from ckpttool.libraries import optimizers_write
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     LEFT_OPEN,
@@ -53,7 +53,6 @@ TABLE = LayoutTable(
     optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
     counters={"num_steps": "total_it", "save_counter": "save_counter"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["acme"]),
-    optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",
     branches={"_scale_layer": "std"},

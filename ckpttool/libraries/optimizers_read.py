@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ckpttool.core import dtypes, optimizers
@@ -16,12 +16,55 @@ from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError,
 from ckpttool.core.optimizers import ADAGRAD, ADAM, ADAMAX, BUFFER, FAMILIES, SGD, VELOCITY, DefaultSetting
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOptimizer:
+    """The data that an optimizer's binder may read.
+
+    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in file
+    order, each with its canonical path and its rule.
+    """
+
+    name: str
+    prefix: tuple[str, ...]
+    tree: Tree
+    weights: tuple[tuple[Path, Path, Rule], ...]
+
+    @property
+    def own(self) -> dict[Name, Path]:
+        """The optimizer's own leaves by their names within it, in file order."""
+        if not self.prefix:
+            return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
+        start = "/".join(self.prefix)
+        below, cut = f"{start}/", len(self.prefix)
+        return {
+            tuple(name.split("/"))[cut:]: path
+            for path, name in self.tree.names.items()
+            if name.startswith(below) or name == start
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerMoves:
+    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
+
+    `defaults` are settings of its library if they differ from Keras's; `assumed` is a sentence on a class
+    that the checkpoint does not name.
+    """
+
+    moves: tuple[Move, ...]
+    consumed: frozenset[Path] = frozenset()
+    of: Mapping[Path, Path] | None = None
+    note: str = ""
+    defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
+    assumed: str = ""
+
 
 # Suggestion in notes on optimizers without an equivalent.
 WITHOUT = "use --optimizer none to convert without it"

@@ -19,7 +19,7 @@ from dataclasses import replace
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS
 from ckpttool.core.tree import Tree, ValueLeaf, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     CATEGORICAL,
@@ -67,7 +67,6 @@ TABLE = LayoutTable(
             "almost all settings of rl_games choose"
         ),
     ),
-    optimizer=optimizers_read.from_torch,
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
     seen="models built by rl_games 1.6.5: A2C with one network and with two, also discrete",

@@ -22,7 +22,7 @@ from ckpttool.core.sidecar import (
 )
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
-from ckpttool.libraries import optimizers_read, schema, write
+from ckpttool.libraries import schema, write
 from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
     AgentMetadata,
@@ -144,7 +144,6 @@ POLICY_TABLE = LayoutTable(
     optimizers={},
     counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
-    optimizer=optimizers_read.from_torch,
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
 )
 _POLICY_DQN = AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5)
@@ -434,7 +433,6 @@ TABLE = LayoutTable(
     facts=AgentMetadata(
         head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=schema.LEFT_OPEN["rllib sac"]
     ),
-    optimizer=optimizers_read.from_torch,
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
     joined=True,
 )

@@ -14,7 +14,7 @@ from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores, unknown_fact
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import sb3, schema, write
-from ckpttool.libraries.recognize import LayoutTable, OptimizerMoves, StoredOptimizer, bind
+from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     AgentMetadata,
     AgentNetwork,
@@ -317,10 +317,6 @@ def _observation_limit(binding: RecognizedAgent) -> float:
 # layers of the policy came before those of the value.
 
 
-def _skip_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:  # noqa: ARG001 - the contract's
-    return OptimizerMoves(())
-
-
 TABLE = LayoutTable(
     name="stable_baselines2",
     statistics="vecnormalize.pkl; DDPG's in the file",
@@ -332,7 +328,6 @@ TABLE = LayoutTable(
     facts=AgentMetadata(
         head="affine", hidden="relu", epsilon=1e-12, lacks=schema.LEFT_OPEN["stable_baselines"]
     ),
-    optimizer=_skip_optimizer,
     # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},
     tensors={"model/log_ent_coef": "temperature/log_alpha"},

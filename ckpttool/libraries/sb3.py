@@ -1273,7 +1273,6 @@ TABLE = LayoutTable(
         lacks=schema.LEFT_OPEN["stable_baselines"],
         distribution=schema.LIMITED_GAUSSIAN,
     ),
-    optimizer=optimizers_read.from_torch,
     branches={"log_std": "log_std"},
     tensors={
         # gSDE's matrix of standard deviations is not a layer: it only scales noise in training.

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
-from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
@@ -87,7 +86,6 @@ TABLE = LayoutTable(
     },
     counters={"save_counter": "save_counter"},
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf2rl"]),
-    optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="SAC trained and saved by 0.2.0, 1.0.0 and 1.1.5 under TensorFlow 2.21 with Keras 2",
     branches={"out_logstd": "log_std", "out_log_std": "log_std"},
