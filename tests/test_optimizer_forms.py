@@ -27,6 +27,7 @@ from ckpttool.commands.restore import canonical_tree
 from ckpttool.commands.save import save
 from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, display, key
 from ckpttool.core import Path as TreePath
+from ckpttool.core.optimizers import UNCONVERTED
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
 from ckpttool.mapping import Plan, Scale, apply_plan
@@ -382,6 +383,13 @@ def test_the_class_of_a_file_decides_what_its_slots_are(
     assert slot in {str(move.target[-1].value) for move in plan.moves}
     assert any("same slots" in each for each in plan.assumed) == (cls is None)
     assert not plan.missing
+
+
+@pytest.mark.parametrize("cls", sorted(UNCONVERTED))
+def test_a_class_that_only_looks_like_adam_is_left_out(cls: str) -> None:
+    plan, notes = in_torch(keras_tree(cls, ("m", "v"), RATE))
+    assert plan is None
+    assert any(UNCONVERTED[cls] in note for note in notes)
 
 
 @pytest.mark.parametrize("own", ["_u_product", "momentum_cache"])
