@@ -21,13 +21,14 @@ from ckpttool.commands.optimizer_states import (
     KerasStates,
     OptimizerSettings,
     WrittenOptimizer,
+    describe_keras_optimizer,
 )
 from ckpttool.commands.options import OptimizerOptions
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.commands.save import save
 from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, display, key
 from ckpttool.core import Path as TreePath
-from ckpttool.core.optimizers import UNCONVERTED
+from ckpttool.core.optimizers import ADAMW_DEFAULTS, UNCONVERTED
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
 from ckpttool.mapping import Plan, Scale, apply_plan
@@ -383,6 +384,19 @@ def test_the_class_of_a_file_decides_what_its_slots_are(
     assert slot in {str(move.target[-1].value) for move in plan.moves}
     assert any("same slots" in each for each in plan.assumed) == (cls is None)
     assert not plan.missing
+
+
+def test_every_default_of_a_restored_optimizer_is_assumed(tmp_path: Path) -> None:
+    tree = keras_tree(None, ("m", "v"), RATE)
+    count = (attr("optimizer"), attr("iterations"))
+    # Only the name of a variable shows AdamW, whose weight decay no variable holds.
+    named = replace(tree[count], name="adamw/iteration")
+    save(Tree({**tree, count: named}), str(tmp_path / "a"), to="tf")
+    restored = describe_keras_optimizer(str(tmp_path / "a"))
+    assert restored is not None
+    assert restored.arguments["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
+    numbers = {name for name, value in restored.arguments.items() if not isinstance(value, bool)}
+    assert numbers == {name for name in numbers for each in restored.assumed if f" {name} = " in each}
 
 
 @pytest.mark.parametrize("cls", sorted(UNCONVERTED))
