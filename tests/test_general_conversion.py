@@ -32,7 +32,7 @@ from ckpttool.core import (
 )
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs.keras import read_document
-from ckpttool.libraries import optimizers_write
+from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.activation_orders import trace_graph_orders
 from tests import tensorflow_child
 from tests.golden_texts import Golden
@@ -644,7 +644,7 @@ def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
         leaves = {weight: ValueLeaf(1.0), canonical_slot_path("opt", kind, weight): ValueLeaf(1.0)}
         leaves[canonical_setting_path("opt", "momentum")] = ValueLeaf(0.5)
         made = TorchOptimizerWriter("opt", [Move(weight, (key("w"),), KEEP)], Tree(leaves), told, {})
-        lost = [name for name in made.missing() if name.endswith("weight_decay")]
+        lost = [name for name in made.plan().missing if name.endswith("weight_decay")]
         assert made.family.name == cls
         assert bool(lost) == (cls != "Adam"), cls
 
@@ -1384,7 +1384,7 @@ def test_an_order_is_found_only_where_it_is_the_modules_own(seed: int) -> None:
     for _ in range(50):
         parameters = made(3)
         stored = sorted(parameters)
-        order = optimizers_write.find_only_order(stored, [shape for _, shape in parameters], numbered=False)
+        order = optimizers_read.find_only_order(stored, [shape for _, shape in parameters], numbered=False)
         if order is not None:
             assert [stored[number] for number in order] == parameters
             found += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +15,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.model_optimizers import ConvertedOptimizers
 from ckpttool.commands.optimizer_states import (
     ConversionUnit,
+    ConvertedOptimizers,
     KerasStates,
     OptimizerSettings,
     WrittenOptimizer,
+    describe_keras_optimizer,
 )
 from ckpttool.commands.options import OptimizerOptions
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.commands.save import save
-from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, key
+from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, display, key
 from ckpttool.core import Path as TreePath
+from ckpttool.core.optimizers import ADAMW_DEFAULTS, UNCONVERTED
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
-from ckpttool.mapping import Plan, Scale
+from ckpttool.mapping import Plan, Scale, apply_plan
 from ckpttool.mapping.rules import KEEP
-from tests.conftest import TF_SAMPLE, in_process
+from tests.conftest import ROOT, TF_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.trees import leaf, torch_dense, torch_tree
 
@@ -382,6 +386,26 @@ def test_the_class_of_a_file_decides_what_its_slots_are(
     assert not plan.missing
 
 
+def test_every_default_of_a_restored_optimizer_is_assumed(tmp_path: Path) -> None:
+    tree = keras_tree(None, ("m", "v"), RATE)
+    count = (attr("optimizer"), attr("iterations"))
+    # Only the name of a variable shows AdamW, whose weight decay no variable holds.
+    named = replace(tree[count], name="adamw/iteration")
+    save(Tree({**tree, count: named}), str(tmp_path / "a"), to="tf")
+    restored = describe_keras_optimizer(str(tmp_path / "a"))
+    assert restored is not None
+    assert restored.arguments["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
+    numbers = {name for name, value in restored.arguments.items() if not isinstance(value, bool)}
+    assert numbers == {name for name in numbers for each in restored.assumed if f" {name} = " in each}
+
+
+@pytest.mark.parametrize("cls", sorted(UNCONVERTED))
+def test_a_class_that_only_looks_like_adam_is_left_out(cls: str) -> None:
+    plan, notes = in_torch(keras_tree(cls, ("m", "v"), RATE))
+    assert plan is None
+    assert any(UNCONVERTED[cls] in note for note in notes)
+
+
 @pytest.mark.parametrize("own", ["_u_product", "momentum_cache"])
 def test_nadam_is_known_by_its_own_variable(own: str) -> None:
     plan, notes = in_torch(keras_tree(None, ("m", "v"), {**RATE, own: 0.9}))
@@ -449,3 +473,39 @@ def test_the_lines_that_load_name_the_variables() -> None:
     )
     whole = made._replace(parameters=2).loading_code([], "keras")
     assert "optimizer.build(model.trainable_variables)" in whole
+
+
+# An optimizer of torch and Keras that no library has: one row of the table.
+_ROW = """
+from ckpttool.core import optimizers
+slot = optimizers.SlotSpec("sign", "exp_sign", "sign", "_signs", "sign")
+row = optimizers.OptimizerFamily("Signer", (slot,), torch=("lr", "gamma"), arguments=("gamma",))
+optimizers.FAMILIES += (row,)
+from tests.test_optimizer_forms import follow_new_row
+follow_new_row()
+"""
+
+
+def follow_new_row() -> None:
+    """Convert the state of a new class to Keras's object and back, in a process whose table has its row."""
+    tree = agent([list(WEIGHTS)], {"lr": 0.5, "gamma": 0.25}, slots=("exp_sign",))
+    binding = bound(tree)
+    objects = apply_plan(
+        source := canonical_tree(tree, binding.moves), plan := td3.plan_tf(binding, source, {})
+    )
+    names = {display(path): leaf for path, leaf in objects.items()}
+    (top,) = {name.partition("_signs")[0] for name in names if "_signs" in name}
+    assert {f"{top}_iterations", f"{top}_learning_rate", f"{top}_signs/0"} <= names.keys()
+    assert plan.settings == {NAME: {"learning_rate": 0.5, "gamma": 0.25}}
+    back = recognize_tree(objects, "agent")
+    assert back is not None
+    file = apply_plan(
+        again := canonical_tree(objects, back.moves), td3.plan_torch(back, again, plan.settings)
+    )
+    values = {display(path): _content(leaf) for path, leaf in file.items() if path[0] == key(NAME)}
+    assert values == {display(path): _content(leaf) for path, leaf in tree.items() if path[0] == key(NAME)}
+
+
+def test_an_optimizer_is_one_row_of_the_table() -> None:
+    done = subprocess.run([sys.executable, "-c", _ROW], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -18,7 +18,6 @@ from ckpttool.commands.load_into import (
     source_names,
 )
 from ckpttool.commands.model_comparison import ModelSide
-from ckpttool.commands.model_optimizers import ConvertedOptimizers, convert_optimizers
 from ckpttool.commands.model_proof import (
     NO_VERIFY,
     ModelMismatchError,
@@ -26,7 +25,7 @@ from ckpttool.commands.model_proof import (
     comparing_command,
     prove_outputs,
 )
-from ckpttool.commands.optimizer_states import OptimizerSettings
+from ckpttool.commands.optimizer_states import ConvertedOptimizers, OptimizerSettings, convert_optimizers
 from ckpttool.commands.options import (
     ConversionOptions,
     PreparedTree,

@@ -33,7 +33,7 @@ from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.formats.tf_object_graph import slot_optimizer
-from ckpttool.libraries.optimizers_write import BoundOptimizer, list_torch_optimizers
+from ckpttool.libraries.optimizers_read import BoundOptimizer, list_torch_optimizers
 from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping import flattening, wrappers
 from ckpttool.mapping.flattening import TreeConversion

@@ -18,7 +18,6 @@ from ckpttool.core import checkpoint, limits, plugins, urls
 from ckpttool.core.checkpoint import By, Checkpoint, CodeReference
 from ckpttool.core.errors import (
     CkpttoolError,
-    DeadlineError,
     FormatError,
     LimitError,
     NotFoundError,
@@ -867,8 +866,6 @@ def _extent(extent: object) -> str:
 
 # How often TensorFlow 1's Adam optimizers were applied, from the powers of beta that they store.
 
-_SCALARS = {"float32": "<f", "float64": "<d"}
-
 
 def update_count_notes(tree: Tree) -> tuple[str, ...]:
     """Yield a sentence for each Adam whose two beta powers imply a count under common betas.
@@ -879,45 +876,19 @@ def update_count_notes(tree: Tree) -> tuple[str, ...]:
 
 
 def _find_update_counts(tree: Tree) -> Iterator[str]:
-    from ckpttool.libraries.optimizers_read import POWERS
+    from ckpttool.libraries.optimizers_read import POWERS, infer_step_count
 
     for path, leaf in tree.tensors():
         last = str(path[-1].value) if path else ""
         if not last.startswith(POWERS[0]) or leaf.role != "other" or leaf.shape:
             continue
         other: Path = (*path[:-1], path[-1]._replace(value=POWERS[1] + last.removeprefix(POWERS[0])))
-        yield from _update_count_sentences(tree.names[path], leaf, tree.get(other))
-
-
-def _update_count_sentences(name: str, first: Leaf, second: object) -> Iterator[str]:
-    from ckpttool.libraries.optimizers_read import BETAS
-
-    if not isinstance(second, Leaf):
-        return
-    powers = _scalar(first), _scalar(second)
-    if powers[0] is None or powers[1] is None:
-        return
-    # Not a top-level import: few checkpoints have such variables, and counting needs numpy.
-    from ckpttool.formats.tf_common import count_adam_steps
-
-    for betas in BETAS:
-        steps = count_adam_steps(powers[0], powers[1], *betas)
-        if steps is not None:
+        second = tree.get(other)
+        scalar = isinstance(second, Leaf) and not second.shape
+        if scalar and (inferred := infer_step_count(tree, (path, other))) is not None:
+            steps, betas = inferred
             made = format_count(steps, "update")
-            yield f"{name}: Adam has made {made} (assuming betas {betas[0]} and {betas[1]})"
-            return
-
-
-def _scalar(leaf: Leaf) -> float | None:
-    form = _SCALARS.get(leaf.dtype)
-    if form is None or leaf.shape:
-        return None
-    try:
-        return float(struct.unpack(form, leaf.read())[0])
-    except DeadlineError:
-        raise
-    except CkpttoolError:
-        return None
+            yield f"{tree.names[path]}: Adam has made {made} (assuming betas {betas[0]} and {betas[1]})"
 
 
 # `inspect`: the contents of a checkpoint, without reading a tensor.

@@ -16,12 +16,6 @@ from ckpttool.commands import evidence, restore
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
 from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
-from ckpttool.commands.model_optimizers import (
-    ConvertedOptimizers,
-    build_torch_state,
-    convert_optimizers,
-    stage_keras_optimizer,
-)
 from ckpttool.commands.model_proof import (
     ModelMismatchError,
     ModelProof,
@@ -30,7 +24,13 @@ from ckpttool.commands.model_proof import (
     preserve_state,
     prove_live,
 )
-from ckpttool.commands.optimizer_states import OptimizerSettings
+from ckpttool.commands.optimizer_states import (
+    ConvertedOptimizers,
+    OptimizerSettings,
+    build_torch_state,
+    convert_optimizers,
+    stage_keras_optimizer,
+)
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,

@@ -15,24 +15,44 @@ from typing import Any, NamedTuple
 from ckpttool.commands import options
 from ckpttool.commands.restore import canonical_tree, read_any_sidecar
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list, suggest_choice
-from ckpttool.core.tree import Leaf, Path, Tree, attr, display, index
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.tf_object_graph import slot_optimizer
-from ckpttool.libraries import optimizers_read, optimizers_write, schema
-from ckpttool.libraries.optimizers_read import (
+from ckpttool.core.optimizers import (
     ADAM,
     ADAMW,
     FAMILIES,
     MORE_SLOTS,
-    OTHERS,
-    POWERS,
     VELOCITY,
-    WITHOUT,
-    CanonicalOptimizer,
-    make_unconverted_note,
+    list_keras_kinds,
+    list_torch_settings,
 )
-from ckpttool.libraries.optimizers_write import BoundOptimizer, bind_torch_optimizers, list_torch_optimizers
-from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
+from ckpttool.core.tree import (
+    Alias,
+    Container,
+    Leaf,
+    Path,
+    PathStep,
+    Tree,
+    ValueLeaf,
+    attr,
+    display,
+    index,
+    key,
+)
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.tf_object_graph import slot_optimizer
+from ckpttool.libraries import optimizers_read, optimizers_write, schema
+from ckpttool.libraries.optimizers_read import (
+    POWERS,
+    WITHOUT,
+    BoundOptimizer,
+    CanonicalOptimizer,
+    OptimizerMoves,
+    Setting,
+    StoredOptimizer,
+    bind_torch_optimizers,
+    list_torch_optimizers,
+)
+from ckpttool.libraries.write import merge_plans
+from ckpttool.mapping.fill_model import Skeleton
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import (
     KEEP,
@@ -42,26 +62,22 @@ from ckpttool.mapping.rules import (
     Rule,
     Settings,
     SumTerm,
+    apply_plan,
     chain_rules,
     compose_plans,
     rule_steps,
 )
+from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.model_training import choose_optimizer
 
 _NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
 OPTIMIZER = "optimizer"
-_KNOWN_SLOTS = frozenset(slot.kind for family in FAMILIES for slot in family.keras_slots.values())
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
 # The numbered variables of an object in a Keras file (formats/keras_h5.py).
 _VARS = re.compile(r"/vars/\d+\Z")
 _RATES = frozenset(("_learning_rate", "learning_rate"))
-# Settings in the configuration of a Keras optimizer, under their names here.
-_CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "rho", "momentum")) | {
-    "initial_accumulator_value",
-    "centered",
-    "nesterov",
-    "weight_decay",
-}
+# Settings in the configuration of a Keras optimizer.
+_CONFIGURED = {"weight_decay", *(name for family in FAMILIES for name in family.settings)}
 _SPARSE = (
     "for embeddings, Keras updates only the rows that a batch reads, PyTorch all rows (unless "
     "Embedding is sparse)"
@@ -78,23 +94,6 @@ class ConversionUnit(NamedTuple):
 
     moves: tuple[tuple[Path, Name, Rule], ...]
     added: Mapping[Name, Leaf]
-
-
-def build_state_plan(
-    tree: Tree,
-    state: BoundOptimizer,
-    canonical_paths: Mapping[Path, Path],
-    write: Callable[[Tree], Plan],
-    more: Iterable[Move] = (),
-) -> Plan:
-    """Return the plan of one optimizer, which `write` builds from its canonical tree."""
-    weights = [Move(path, canonical_paths[path], KEEP) for path in state.weights]
-    moves = (*weights, *state.moves.moves, *more)
-    agent = canonical_tree(tree, MoveList(moves))
-    first = Plan(moves, consumed=tuple(state.moves.consumed))
-    made = compose_plans(first, write(agent))
-    assumed = (state.moves.assumed,) if state.moves.assumed else ()
-    return replace(made, assumed=(*assumed, *made.assumed))
 
 
 def name_canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
@@ -118,7 +117,7 @@ class OptimizerSettings(NamedTuple):
     settings: Settings
     stated: Sequence[tuple[str, str]] = ()
 
-    def of(self, *names: str) -> Mapping[str, float | bool | str | None]:
+    def of(self, *names: str) -> Mapping[str, Setting]:
         """Return the settings of the optimizer with these names; a single one may have another name."""
         found = [self.settings[name] for name in names if self.settings.get(name)]
         if found:
@@ -166,32 +165,87 @@ class WrittenOptimizer(NamedTuple):
 
 def _describe_torch(writer: optimizers_write.TorchOptimizerWriter) -> WrittenOptimizer:
     decoupled = writer.family is ADAM and writer.known.value("decoupled_weight_decay") is True
-    groups = [[parameter.target for parameter in group] for group in writer.groups]
+    groups = [[parameter[0].target for parameter in group] for group in writer.groups]
     return WrittenOptimizer("AdamW" if decoupled else writer.family.name, {}, groups)
 
 
 def _describe_keras(writer: optimizers_write.KerasOptimizerWriter) -> WrittenOptimizer:
-    has = set(writer.slots)
-    wanted: dict[str, float | bool] = {"amsgrad": "vhat" in has, "centered": "mg" in has}
-    arguments = {name: value for name, value in wanted.items() if value}
-    if VELOCITY in has:
-        arguments["momentum"] = 0.5
-    cls = "AdamW" if writer.arguments.decoupled else writer.family.name
-    plain = dict.fromkeys(weight.target for weight in writer.arguments.plain)
-    return WrittenOptimizer(cls, arguments, [list(writer.numbers)], writer.arguments.constructor, list(plain))
+    names = sorted({writer.family.keras_slots[slot].setting for slot in writer.slots} - {""})
+    arguments: dict[str, float | bool] = {name: 0.5 if name == "momentum" else True for name in names}
+    cls = "AdamW" if writer.decoupled else writer.family.name
+    plain = list(dict.fromkeys(writer.plain))
+    return WrittenOptimizer(cls, arguments, [list(writer.numbers)], writer.constructor, plain)
+
+
+class _OptimizerStates:
+    """The optimizers of a tree: the canonical paths of their weights, and those written by name."""
+
+    framework = "torch"
+
+    def __init__(self, tree: Tree, settings: OptimizerSettings) -> None:
+        self.tree, self.settings = tree, settings
+        self.canonical: Mapping[Path, Path] = {}
+        self.written: dict[str, WrittenOptimizer] = {}
+
+    def _plan(
+        self,
+        state: BoundOptimizer,
+        facts: Mapping[str, Setting],
+        weights: Sequence[Move],
+        top: Path,
+        more: Iterable[Move] = (),
+        variable: str | None = None,
+        *,
+        scheduled: bool = False,
+    ) -> Plan:
+        """Return the plan of one optimizer at `top`: Keras's with its variables' first name, or torch's."""
+        trained = [Move(path, self.canonical[path], KEEP) for path in state.weights]
+        moves = (*trained, *state.moves.moves, *more)
+        agent = self._named(canonical_tree(self.tree, MoveList(moves)), state)
+        self.settings.require_free(state.name, agent)
+        if variable is not None:
+            known = CanonicalOptimizer(state.name, agent, facts, state.moves.defaults)
+            objects = optimizers_write.KerasOptimizerWriter(
+                known, variable, weights, top, scheduled=scheduled
+            )
+            self.written[state.name] = _describe_keras(objects)
+            plan = objects.plan()
+            plan = replace(plan, settings={display(top): plan.settings.get(state.name, {})})
+        else:
+            writer = optimizers_write.TorchOptimizerWriter(
+                state.name, weights, agent, facts, state.moves.defaults
+            )
+            self.written[state.name] = _describe_torch(writer)
+            plan = writer.plan(top)
+        target = "torch" if variable is None else "tensorflow"
+        notes = optimizers_write.list_epsilon_notes(agent, self.framework, target, (state.name,))
+        plan = replace(plan, kept=tuple(self._unread(agent, plan)), notes=(*plan.notes, *notes))
+        made = compose_plans(Plan(moves, consumed=tuple(state.moves.consumed)), plan)
+        assumed = (state.moves.assumed,) if state.moves.assumed else ()
+        return replace(made, assumed=(*assumed, *made.assumed))
+
+    def _named(self, agent: Tree, state: BoundOptimizer) -> Tree:  # noqa: ARG002 - for Keras
+        return agent
+
+    def _unread(self, agent: Tree, plan: Plan) -> Iterator[Path]:
+        """Yield the settings of torch's groups that none of its optimizers reads, e.g. a scheduler's."""
+        read = {*list_torch_settings(), *schema.SLOTS, "step"}
+        used = {move.source for move in plan.moves} | set(plan.consumed)
+        for path in agent if self.framework == "torch" else ():
+            own = len(path) > 1 and path[0] != _NETWORKS and path not in used
+            if own and str(path[1].value) not in read:
+                yield path
 
 
 # PyTorch's state_dicts.
 
 
-class TorchStates:
+class TorchStates(_OptimizerStates):
     """The optimizers of a PyTorch tree."""
 
     def __init__(self, tree: Tree, settings: OptimizerSettings) -> None:
-        self.tree, self.settings = tree, settings
+        super().__init__(tree, settings)
         self.tops = list_torch_optimizers(tree)
-        self.canonical: Mapping[Path, Path] = {}
-        self.written: dict[str, WrittenOptimizer] = {}
 
     def bind_states(
         self, rows: Sequence[tuple[Path, Name, Rule]]
@@ -228,40 +282,15 @@ class TorchStates:
         title = display(top)
         equal = frozenset(self._repeated(state, {source: first for source, (_, first) in twice.items()}))
         state = state._replace(moves=_drop_repeated_slots(state.moves, equal))
-        facts = self.settings.of(state.name, title)
-        variable = f"adam_{number}" if number else "adam"
-
-        def write(agent: Tree) -> Plan:
-            self.settings.require_free(state.name, agent)
-            writer = optimizers_write.KerasOptimizerWriter(
-                CanonicalOptimizer(state.name, agent, facts, state.moves.defaults), variable, weights, top
-            )
-            self.written[state.name] = _describe_keras(writer)
-            made = writer.plan()
-            extra = tuple(self._unread(agent, made, state.name))
-            epsilon_notes = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
-            own = {title: made.settings.get(state.name, {})}
-            return replace(made, kept=extra, notes=(*made.notes, *epsilon_notes), settings=own)
-
-        plan = build_state_plan(self.tree, state, self.canonical, write)
+        facts, variable = self.settings.of(state.name, title), f"adam_{number}" if number else "adam"
+        plan = self._plan(state, facts, weights, top, variable=variable)
         biases = {source: target for source, (target, _) in twice.items()}
         notes = (*self._bias_notes(title, state, biases, equal), *self._state_notes(title, state, rows))
         return replace(plan, notes=(*plan.notes, *notes))
 
     def write_torch(self, state: BoundOptimizer, weights: Sequence[Move], place: Path) -> Plan:
         """Return the plan of the optimizer's PyTorch state_dict at `place`, for parameters in that order."""
-        facts = self.settings.of(state.name, display(place))
-
-        def write(agent: Tree) -> Plan:
-            self.settings.require_free(state.name, agent)
-            writer = optimizers_write.TorchOptimizerWriter(
-                state.name, weights, agent, facts, state.moves.defaults
-            )
-            self.written[state.name] = _describe_torch(writer)
-            made = writer.plan(place)
-            return replace(made, kept=tuple(self._unread(agent, made, state.name)))
-
-        return build_state_plan(self.tree, state, self.canonical, write)
+        return self._plan(state, self.settings.of(state.name, display(place)), weights, place)
 
     def _weights(
         self, state: BoundOptimizer, rows: Sequence[tuple[Path, Name, Rule]], paths: Mapping[Name, Path]
@@ -346,31 +375,19 @@ class TorchStates:
         started = frozenset((state.moves.of or {}).values())
         return started or frozenset(state.weights)
 
-    @staticmethod
-    def _unread(agent: Tree, made: Plan, name: str) -> Iterator[Path]:
-        """Yield the param_groups settings that no PyTorch optimizer reads, e.g. those of a scheduler."""
-        known = {ours for family in FAMILIES for ours in family.torch_settings.values()}
-        used = {move.source for move in made.moves} | set(made.consumed)
-        for path in agent:
-            if path[0] == attr(name) and path not in used and len(path) > 1:
-                setting = str(path[1].value)
-                if setting not in known and setting not in schema.SLOTS and setting != "step":
-                    yield path
-
 
 # Keras's and TensorFlow's objects.
 
 
-class KerasStates:
+class KerasStates(_OptimizerStates):
     """The optimizers of a TensorFlow tree; with `root`, the tree itself is the model."""
 
+    framework = "tensorflow"
     unnamed = OPTIMIZER
     root = False
 
     def __init__(self, tree: Tree, settings: OptimizerSettings) -> None:
-        self.tree, self.settings = tree, settings
-        self.canonical: Mapping[Path, Path] = {}
-        self.written: dict[str, WrittenOptimizer] = {}
+        super().__init__(tree, settings)
         self.stored = list_keras_optimizers(tree)
         tops = self.stored
         # A wrapping optimizer (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
@@ -417,13 +434,9 @@ class KerasStates:
                     [path for path in weights if path[: len(top) - 1] == top[:-1]] if len(top) > 1 else []
                 )
                 weights = tuple(beside)
-            cls = self._class(top)
-            if cls in OTHERS:
-                notes.append(make_unconverted_note(title, str(cls)))
-                continue
-            prefix = self._prefix(top)
             entries = tuple((path, self.canonical[path], KEEP) for path in weights)
-            bound = optimizers_read.from_keras(StoredOptimizer(title, prefix, self.tree, entries))
+            stored = StoredOptimizer(title, self._prefix(top), self.tree, entries)
+            bound = optimizers_read.from_keras(stored)
             note = bound.note or _unknown_slots_note(title, slots, bound)
             if note:
                 notes.append(note)
@@ -489,7 +502,7 @@ class KerasStates:
                     "the program must do so before each step"
                 )
 
-    def _first_rate(self, state: BoundOptimizer) -> dict[str, float | bool | str | None]:
+    def _first_rate(self, state: BoundOptimizer) -> dict[str, Setting]:
         """Return the initial learning rate of a schedule in the optimizer's configuration.
 
         A velocity includes the present rate, which is another one and in no file.
@@ -513,10 +526,10 @@ class KerasStates:
                 "matching PyTorch scheduler (the file contains only the first rate)"
             )
 
-    def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
+    def _configured(self, top: Path) -> dict[str, Setting]:
         """Return the settings in the optimizer's configuration in the file."""
         state = self._configuration(top)
-        found: dict[str, float | bool | str | None] = {
+        found: dict[str, Setting] = {
             name: value
             for name, value in state.items()
             if name in _CONFIGURED and isinstance(value, bool | int | float)
@@ -538,18 +551,7 @@ class KerasStates:
         weights, more, doubled = self._weights(state, units, paths)
         facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
 
-        def write(agent: Tree) -> Plan:
-            self.settings.require_free(state.name, agent)
-            agent = self._named(agent, state)
-            writer = optimizers_write.TorchOptimizerWriter(
-                state.name, weights, agent, facts, state.moves.defaults
-            )
-            self.written[state.name] = _describe_torch(writer)
-            made = writer.plan(place)
-            epsilon_notes = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
-            return replace(made, notes=(*made.notes, *epsilon_notes))
-
-        plan = build_state_plan(self.tree, state, self.canonical, write, more)
+        plan = self._plan(state, facts, weights, place, more)
         sums = (
             f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} in addition to bias_ih, Keras "
             "trains the sum of the two biases; both get its moments, and in further training the sum "
@@ -566,21 +568,7 @@ class KerasStates:
         counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
         scheduled = counted and "learning_rate" not in facts and not has_rate(self.tree, state.top)
 
-        def write(agent: Tree) -> Plan:
-            self.settings.require_free(state.name, agent)
-            agent = self._named(agent, state)
-            writer = optimizers_write.KerasOptimizerWriter(
-                CanonicalOptimizer(state.name, agent, facts, state.moves.defaults),
-                "adam",
-                weights,
-                top,
-                scheduled=scheduled,
-            )
-            self.written[state.name] = _describe_keras(writer)
-            made = writer.plan()
-            return replace(made, settings={display(top): made.settings.get(state.name, {})})
-
-        return build_state_plan(self.tree, state, self.canonical, write)
+        return self._plan(state, facts, weights, top, variable="adam", scheduled=scheduled)
 
     def _weights(
         self, state: BoundOptimizer, units: Iterable[ConversionUnit], paths: Mapping[Name, Path]
@@ -642,7 +630,7 @@ def _drop_repeated_slots(moves: OptimizerMoves, slots: Collection[Path]) -> Opti
 def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
     """Return a note on slots that no known optimizer has, "" if there are none."""
     kinds = {str(leaf.slot) for leaf in slots}
-    if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
+    if kinds <= list_keras_kinds() and (bound.of or not slots):
         return ""
     if kinds == {"None"}:
         return (
@@ -691,16 +679,414 @@ def has_rate(tree: Tree, top: Path) -> bool:
     return bool(top) and any((*top, attr(name)) in tree for name in _RATES)
 
 
+# The optimizers of a checkpoint that fills a user's model.
+#
+# The factory creates the model and thereby the order of its parameters. The state of each optimizer is moved
+# with the layer pairs and rules of the weights that it trains, into the form that the target's framework
+# loads.
+
+_MODEL = "model"
+_VARIABLES = attr("_variables")
+_DICT = Container("dict")
+_MASK = (
+    "no file of Keras lists the variables exempt from weight decay (exclude_from_weight_decay); exempt them "
+    "in your program as well"
+)
+_Row = tuple[Path, Name, Rule]
+
+
+class ConvertedOptimizers(NamedTuple):
+    """Optimizers beside a filled model: the whole target tree, the plan of the added part, and what is left.
+
+    `prefix` is the path of the model in the tree, `written` are the optimizers by name, `order` the positions
+    of weights in the model's list `weights`, `left` the slots and settings that are not converted, and
+    `reasons` the sentences why. `parameters` is the number of the model's parameters.
+    """
+
+    tree: Tree
+    plan: Plan = Plan(())
+    prefix: Path = ()
+    written: Mapping[str, WrittenOptimizer] = {}
+    order: Mapping[Path, int] = {}
+    left: tuple[Path, ...] = ()
+    reasons: tuple[str, ...] = ()
+    weights: str = "model.weights"
+    parameters: int = 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the optimizers in the target."""
+        return frozenset(self.written)
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """How a program creates the optimizers; weights are numbers in the model, or keys of a state_dict."""
+        return [
+            {
+                "name": name,
+                "class": each.cls,
+                "arguments": dict(each.arguments),
+                "groups": [[self._weight(path) for path in group] for group in each.groups],
+            }
+            for name, each in self.written.items()
+        ]
+
+    def loading_code(self, lines: Sequence[str], form: str) -> tuple[str, ...]:
+        """Return the lines that load the model, with those that create and load its optimizers."""
+        if form == "torch" or not self.written:
+            return tuple(lines)
+        made = []
+        for name, each in self.written.items():
+            constructor = each.constructor if len(self.written) == 1 else None
+            made.append(f"{name} = {constructor or f'keras.optimizers.{each.cls}(...)'}")
+            numbers = [self.order[path] for path in each.groups[0]]
+            if each.plain:
+                plain = ", ".join(f"{self.weights}[{self.order[path]}]" for path in each.plain)
+                made.append(f"{name}.exclude_from_weight_decay([{plain}])")
+            # An optimizer of other variables than the file's loads nothing, with a warning only.
+            chosen = f"[{self.weights}[n] for n in {tuple(numbers)}]"
+            whole = len(numbers) == self.parameters
+            made.append(f"{name}.build({'model.trainable_variables' if whole else chosen})")
+        if form == "keras":
+            return (*made, f"model.compile({next(iter(self.written))})", *lines)
+        both = f"tf.train.Checkpoint(model, {', '.join(f'{name}={name}' for name in self.written)})"
+        return (*made, *(line.replace("tf.train.Checkpoint(model)", both) for line in lines))
+
+    def _weight(self, path: Path) -> int | str:
+        own = path[len(self.prefix) :]
+        return str(own[-1].value) if self.prefix else self.order[own]
+
+
+def convert_optimizers(
+    source: Tree, filling: FillResult, skeleton: Skeleton, form: str, settings: OptimizerSettings
+) -> ConvertedOptimizers:
+    """Return the filled model's tree with the source's optimizers in the target's form.
+
+    Args:
+        source: the tree that fills the model, with its optimizers.
+        filling: the moves of its weights.
+        skeleton: the model, with the order of its parameters.
+        form: the target's form ("torch", "tf" or "keras").
+        settings: settings that the checkpoint lacks.
+
+    """
+    planner = _OptimizerPlanner(source, filling, skeleton, form, settings)
+    plans, reasons = planner.plans()
+    slots = _list_slots(source)
+    if not plans:
+        return ConvertedOptimizers(filling.tree, left=tuple(slots), reasons=tuple(reasons))
+    plan = merge_plans(Plan(()), *plans)
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *plan.partly}
+    left = tuple(path for path in (*slots, *_list_settings(source)) if path not in used)
+    made = apply_plan(source, replace(plan, aliases={}))
+    tree = _beside_model(filling.tree, made, plan, planner.prefix)
+    return ConvertedOptimizers(
+        tree,
+        replace(plan, notes=(*reasons, *plan.notes)),
+        planner.prefix,
+        planner.written,
+        skeleton.order,
+        left,
+        tuple(reasons),
+        skeleton.weights,
+        sum(
+            isinstance(each := skeleton.tree[path], Leaf) and each.role == "parameter"
+            for path in skeleton.order
+        ),
+    )
+
+
+def _list_slots(tree: Tree) -> list[Path]:
+    """Return the tensors of optimizers that belong to a parameter."""
+    own = {path for paths in list_torch_optimizers(tree).values() for path in paths}
+    return [
+        path for path, leaf in tree.tensors() if leaf.role == "slot" or (path in own and leaf.shape != ())
+    ]
+
+
+def _list_settings(tree: Tree) -> list[Path]:
+    """Return the settings of PyTorch optimizers."""
+    tops = list_torch_optimizers(tree)
+    return [
+        path
+        for top, paths in tops.items()
+        for path in paths
+        if path[len(top)] == key("param_groups") and isinstance(tree[path], ValueLeaf)
+    ]
+
+
+class _OptimizerPlanner:
+    """Plans the optimizers of one source for one form of one model."""
+
+    def __init__(
+        self, source: Tree, filling: FillResult, skeleton: Skeleton, form: str, settings: OptimizerSettings
+    ) -> None:
+        self.source, self.skeleton, self.form, self.settings = source, skeleton, form, settings
+        # A PyTorch file lists the state_dicts of the model and its optimizers; objects and weights files have
+        # the optimizer beside the model's own attributes.
+        self.prefix: Path = (key(_MODEL),) if form == "torch" else ()
+        ranks = skeleton.order
+        moves = sorted(filling.moves, key=lambda move: ranks.get(move.target, len(ranks)))
+        self.written: dict[str, WrittenOptimizer] = {}
+        self.paths: dict[Name, Path] = {self._name(path): (*self.prefix, *path) for path in skeleton.tree}
+        self.rows = [(move.source, self._name(move.target), move.rule) for move in moves]
+
+    def plans(self) -> tuple[list[Plan], list[str]]:
+        """Return the plan of each optimizer, and sentences on those that cannot be converted."""
+        if list_torch_optimizers(self.source):
+            return self._from_torch(TorchStates(self.source, self.settings))
+        if list_keras_optimizers(self.source):
+            return self._from_keras(KerasStates(self.source, self.settings))
+        self.settings.require(())
+        return [], []
+
+    def _name(self, path: Path) -> Name:
+        return tuple(str(path[-1].value).split(".")) if self.form == "torch" else path_texts(path)
+
+    def _from_torch(self, states: TorchStates) -> tuple[list[Plan], list[str]]:
+        bound, notes, assumed = states.bind_states([*self.rows, *self._unfilled()])
+        self.settings.require({state.name for state in bound})
+        plans = []
+        for number, (state, top) in enumerate(self._places(bound, notes)):
+            if self.form == "torch":
+                plans.append(states.write_torch(state, self._plain_moves(state, states.canonical), top))
+            else:
+                plan = states.write_keras(state, number, self.rows, self.paths, top)
+                plans.append(_in_weights_file(plan, top) if self.form == "keras" else plan)
+            self.written[display(top)] = states.written[state.name]
+        return _with_assumptions(plans, assumed), notes
+
+    def _unfilled(self) -> Iterator[_Row]:
+        """Yield the parameters beside those that fill the model: an optimizer may train them as well."""
+        moved = {source for source, _, _ in self.rows}
+        dicts = {source[:-1] for source in moved}
+        for path, leaf in self.source.tensors():
+            if path[:-1] in dicts and path not in moved and leaf.role == "parameter":
+                yield path, ("", *path_texts(path)), KEEP
+
+    def _from_keras(self, states: KerasStates) -> tuple[list[Plan], list[str]]:
+        states.root = states.is_root([source for source, _, _ in self.rows])
+        order = trained_order(self.source)
+        places = {path: number for number, path in enumerate(self.source)}
+        rows = sorted(self.rows, key=lambda row: (order.get(row[0], -1), places[row[0]]))
+        bound, notes = states.bind_states(rows)
+        self.settings.require({state.name for state in bound})
+        plans = []
+        for state, top in self._places(bound, notes):
+            if self.form == "torch":
+                plans.append(states.write_torch(state, [self._unit()], self.paths, top))
+            else:
+                plan = states.write_keras(state, self._plain_moves(state, states.canonical), top)
+                plans.append(_in_weights_file(plan, top) if self.form == "keras" else plan)
+            self.written[display(top)] = states.written[state.name]
+            if states.written[state.name].cls == "AdamW":
+                notes.append(f"{state.name}: {_MASK}")
+        return plans, notes
+
+    def _unit(self) -> ConversionUnit:
+        """Return the filled model as one unit; second recurrent biases are added zeros."""
+        filled = {name for _, name, _ in self.rows}
+        tree = self.skeleton.tree
+        added = {
+            name: leaf
+            for path, leaf in tree.tensors()
+            if (name := self._name(path)) not in filled and name[-1].startswith("bias_hh_")
+        }
+        return ConversionUnit(tuple(self.rows), added)
+
+    def _plain_moves(self, state: BoundOptimizer, canonical: Mapping[Path, Path]) -> list[Move]:
+        trained = frozenset(state.weights)
+        return [
+            Move(canonical[source], self.paths[name], rule)
+            for source, name, rule in self.rows
+            if source in trained
+        ]
+
+    def _places(
+        self, states: Sequence[BoundOptimizer], notes: list[str]
+    ) -> Iterator[tuple[BoundOptimizer, Path]]:
+        """Yield the optimizers that train a weight of the model, each with its path in the target."""
+        filled = {source for source, _, _ in self.rows}
+        mine = [state for state in states if filled & set(state.weights)]
+        if self.form == "keras" and len(mine) > 1:
+            notes.append(f"a .weights.h5 file stores one optimizer, not {len(mine)}: use --to tf")
+            return
+        step = key if self.form == "torch" else attr
+        for state in mine:
+            title = OPTIMIZER if len(mine) == 1 else "_".join(path_texts(state.top)) or state.name
+            yield state, (step(title),)
+
+
+def _with_assumptions(plans: list[Plan], assumed: Sequence[str]) -> list[Plan]:
+    """Return the plans; assumptions about the source are the first one's."""
+    if not plans or not assumed:
+        return plans
+    return [replace(plans[0], assumed=(*assumed, *plans[0].assumed)), *plans[1:]]
+
+
+def _in_weights_file(plan: Plan, top: Path) -> Plan:
+    """Return the plan with the places of Keras's weights file: numbered variables in one group.
+
+    Source: keras/src/optimizers/base_optimizer.py, save_own_variables.
+    """
+    group = display(top)
+    labels = dict(plan.labels)
+    for path, others in plan.aliases.items():
+        numbers = [other[-1].value for other in others if other[:-1] == (*top, _VARIABLES)]
+        if numbers and path in labels:
+            labels[path] = labels[path]._replace(key=f"{group}/vars/{numbers[0]}")
+    first = next((label.name for label in labels.values() if label.role == "counter" and label.name), "adam")
+    name = first.partition("/")[0]
+    return replace(
+        plan,
+        labels=labels,
+        aliases={},
+        containers={**plan.containers, top: Container("module", name, {"group": group, "layer": name})},
+    )
+
+
+def _beside_model(model: Tree, made: Tree, plan: Plan, prefix: Path) -> Tree:
+    """Return one tree of the model and its optimizers; state that the model already has is replaced."""
+    tops = {path[:1] for path in made}
+    old = {path for path in model if not prefix and path[:1] in tops}
+    whole = model.under(prefix)
+    leaves = {path: leaf for path, leaf in whole.items() if path not in old} | dict(made.leaves)
+    aliases = {path: others for path, others in whole.aliases.items() if path in leaves}
+    for path, others in plan.aliases.items():
+        mine = tuple(alias for alias in aliases.get(path, ()) if alias.path[:1] not in tops)
+        aliases[path] = (*mine, *(Alias(other, display(other)) for other in others))
+    containers = {**whole.containers, **plan.containers}
+    if prefix:
+        containers = {(): _DICT, prefix: Container("OrderedDict"), **containers}
+    return Tree(leaves, aliases, containers)
+
+
+# Optimizers in this process: the state that a conversion would write, put into an object of the user's.
+
+
+def stage_keras_optimizer(
+    optimizer: Any, tensors: Mapping[Path, Any], made: ConvertedOptimizers
+) -> Iterator[tuple[str, Any, Leaf]]:
+    """Yield the optimizer's variables with their next values; `tensors` are the model's variables by path.
+
+    Raise UsageError for an optimizer of another class, or one without a variable that the state needs.
+    """
+    name, written = _only_optimizer(optimizer, made)
+    own = [id(_variable(each)) for each in getattr(optimizer, "_trainable_variables", ())]
+    order = [id(_variable(tensors[path])) for path in written.groups[0]]
+    if not own or not set(order) <= set(own):
+        raise UsageError(
+            "the optimizer has no variables for these weights",
+            hint="call optimizer.build(model.trainable_variables) before",
+        )
+    for path, leaf in made.tree.tensors():
+        if path[0] != attr(name):
+            continue
+        held: Any = getattr(optimizer, str(path[1].value), None)
+        if held is not None and len(path) > 2:
+            at = own.index(order[_number(path[2])])
+            held = held[at] if at < len(held) else None
+        if held is None:
+            raise UsageError(
+                "the optimizer has no such state; create it with the settings of the checkpoint",
+                path=display(path),
+                hint=written.constructor and f"restore into {written.constructor}",
+            )
+        yield display(path), held, leaf
+
+
+def _variable(held: Any) -> Any:
+    """Return TensorFlow's variable inside one of Keras 3."""
+    return getattr(held, "value", held) if hasattr(held, "_value") else held
+
+
+def build_torch_state(
+    optimizer: Any, names: Mapping[int, str], tensor: Callable[[Leaf], Any], made: ConvertedOptimizers
+) -> dict[str, Any]:
+    """Return the state_dict for a PyTorch optimizer, with its own groups of parameters.
+
+    Args:
+        optimizer: the optimizer of the filled model.
+        names: the names of the model's parameters by id.
+        tensor: creates a tensor with a value.
+        made: the optimizers of the checkpoint, converted for the model.
+
+    """
+    top, written = _only_optimizer(optimizer, made)
+    numbers: dict[str, tuple[int, int]] = {}
+    for group, paths in enumerate(written.groups):
+        for path in paths:
+            numbers[str(path[-1].value)] = (len(numbers), group)
+    held: dict[str, Any] = _nested(made.tree, key(top), tensor)
+    state: dict[int, Any] = {}
+    groups: list[dict[str, Any]] = []
+    missing = set(numbers)
+    for own in optimizer.param_groups:
+        first = sum(len(each["params"]) for each in groups)
+        called = [names.get(id(parameter), "") for parameter in own["params"]]
+        missing -= set(called)
+        mine = [held["param_groups"][numbers[name][1]] for name in called if name in numbers]
+        settings = [{k: v for k, v in each.items() if k not in ("params", "param_names")} for each in mine]
+        if any(each != settings[0] for each in settings):
+            raise UsageError(
+                f"parameter group {len(groups)} of the optimizer has parameters with different settings",
+                hint="create the optimizer with the parameter groups of the checkpoint",
+            )
+        for position, name in enumerate(called):
+            found = held["state"].get(numbers[name][0]) if name in numbers else None
+            if found is not None:
+                state[first + position] = found
+        kept = {k: v for k, v in own.items() if k != "params"}
+        params = list(range(first, first + len(called)))
+        groups.append({**kept, **(settings[0] if settings else {}), "params": params})
+    if missing:
+        raise UsageError(
+            f"the optimizer does not train {len(missing)} parameters that have state in the checkpoint",
+            path=min(missing),
+        )
+    return {"state": state, "param_groups": groups}
+
+
+def _nested(tree: Tree, top: PathStep, tensor: Callable[[Leaf], Any]) -> dict[str, Any]:
+    """Return the state_dict under a key as nested dicts, with settings as plain values."""
+    found: dict[str, Any] = {"state": {}, "param_groups": {}}
+    for path, leaf in tree.items():
+        if path[0] != top or len(path) < 4:
+            continue
+        number, name = _number(path[2]), str(path[3].value)
+        own = found[str(path[1].value)].setdefault(number, {})
+        value = tensor(leaf) if isinstance(leaf, Leaf) else leaf.value
+        own[name] = (*own.get(name, ()), value) if len(path) > 4 else value
+    return found
+
+
+def _number(step: PathStep) -> int:
+    assert isinstance(step.value, int)  # noqa: S101 - the writers number weights, groups and parameters
+    return step.value
+
+
+def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, WrittenOptimizer]:
+    """Return the only converted optimizer; raise UsageError unless it is of the given object's class."""
+    if len(made.written) != 1:
+        raise UsageError(
+            "the checkpoint has no optimizer for this model"
+            if not made.written
+            else f"the checkpoint has {len(made.written)} optimizers for this model",
+            found=next(iter(made.reasons), None),
+        )
+    ((name, written),) = made.written.items()
+    if type(optimizer).__name__ != written.cls:
+        raise UsageError(
+            "the optimizer is of another class than that of the checkpoint",
+            expected=written.cls,
+            found=type(optimizer).__name__,
+        )
+    return name, written
+
+
 # The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
 
-KERAS_ARGUMENTS = {
-    "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad", "weight_decay"),
-    "RMSprop": ("rho", "momentum", "epsilon", "centered", "weight_decay"),
-    "SGD": ("momentum", "nesterov", "weight_decay"),
-    "Adagrad": ("initial_accumulator_value", "epsilon", "weight_decay"),
-    "Adamax": ("beta_1", "beta_2", "epsilon", "weight_decay"),
-    "Adadelta": ("rho", "epsilon", "weight_decay"),
-}
+KERAS_ARGUMENTS = {family.name: (*family.arguments, "weight_decay") for family in FAMILIES}
 
 
 class OptimizerDescription(NamedTuple):
@@ -744,30 +1130,22 @@ def describe_keras_optimizer(path: str, wanted: str | None = None) -> OptimizerD
     weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
     agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
     title = display(state.top) or OPTIMIZER
-    canonical = CanonicalOptimizer(
-        state.name, agent, settings.of(state.name, title, OPTIMIZER), state.moves.defaults
-    )
-    found = _as_keras(canonical, title, state.top)
-    guessed = (state.moves.assumed,) if state.moves.assumed else ()
-    return found._replace(assumed=(*guessed, *found.assumed))
-
-
-def _as_keras(known: CanonicalOptimizer, title: str, top: Path) -> OptimizerDescription:
-    cls = known.family.name
-    arguments: dict[str, Any] = {}
-    assumed = []
-    for name in KERAS_ARGUMENTS.get(cls, ()):
-        value = known.exact(name) if known.exact(name) is not None else known.value(name)
-        if value is None or (name == "weight_decay" and not value):
-            continue
-        # Keras refuses integers.
-        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not known.has(name) and name in known.family.keras_defaults:
-            assumed.append(known.assumed(name))
-    if known.family.name in ("SGD", "RMSprop") and known.momentum_unknown:
+    stated = settings.of(state.name, title, OPTIMIZER)
+    canonical = CanonicalOptimizer(state.name, agent, stated, state.moves.defaults)
+    if canonical.momentum_unknown:
         raise UsageError(
             f"{title} has momentum, but no file records its value",
             hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
         )
-    del top
-    return OptimizerDescription(title, cls, arguments, tuple(assumed))
+    arguments: dict[str, Any] = {}
+    assumed = [state.moves.assumed] if state.moves.assumed else []
+    for name in KERAS_ARGUMENTS[canonical.family.name]:
+        exact = canonical.exact(name)
+        value = canonical.value(name) if exact is None else exact
+        if value is None or (name == "weight_decay" and not value):
+            continue
+        # Keras refuses integers.
+        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if name in canonical.defaults and not canonical.has(name) and not isinstance(value, bool):
+            assumed.append(canonical.assumed(name))
+    return OptimizerDescription(title, canonical.family.name, arguments, tuple(assumed))

@@ -17,11 +17,12 @@ from ckpttool.commands.evidence import NO_FACTS, AgentFacts, add_environment
 from ckpttool.core import plugins
 from ckpttool.core.activations import NO_IMAGE, AxisOrder
 from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.optimizers import ADAMW, FAMILIES, FLAGS, find_family, list_torch_settings
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, display, key
 from ckpttool.formats.common import Format
-from ckpttool.libraries.optimizers_read import ADAMW, FAMILIES, FLAGS, find_family, keras_class
+from ckpttool.libraries.optimizers_read import keras_class
 from ckpttool.libraries.schema import (
     JOINT,
     OPTIMIZED,
@@ -256,7 +257,7 @@ def format_framework(name: str) -> str:
 
 _COUNT = "step"
 NONE = "none"  # the value of --optimizer that leaves out every optimizer
-_SETTINGS = sorted({ours for family in FAMILIES for ours in family.torch_settings.values()} | {_COUNT})
+_SETTINGS = sorted(list_torch_settings() | {_COUNT})
 # Settings by PyTorch's names: "lr", "eps", "alpha".
 _TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
 _L2 = "--l2 'critic/**/kernel=0.01'"
@@ -419,7 +420,7 @@ def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -
         meant = suggest_choice(_TORCH.get(key, key), _SETTINGS)
         raise UsageError(f"--optimizer {text}: unknown optimizer setting {key!r}", hint=meant)
     slots = {str(move.target[1].value) for move in _optimizer_moves(binding, name)} & {*SLOTS}
-    family = find_family(frozenset(slots))
+    family = find_family(slots)
     if family is not None and key not in (known := {*family.torch_settings.values(), _COUNT}):
         raise UsageError(
             f"--optimizer {text}: {name} is {family.name}, which has no {key}",

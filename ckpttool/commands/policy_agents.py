@@ -13,9 +13,10 @@ from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
 from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
 from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.optimizers import BUFFER, FLAGS, VELOCITY, OptimizerFamily
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import BUFFER, VELOCITY, CanonicalOptimizer
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.schema import JOINT, AgentNetwork
 from ckpttool.mapping.rules import ToValue
 from ckpttool.networks import numpy_backend
@@ -48,13 +49,11 @@ INSTEAD = "use --all instead of --train-step: it compares weights, optimizer sta
 _WEIGHTS = ("kernel", "bias", "scale", "offset")
 _TEMPERATURE_PATH = (attr(schema.TEMPERATURE), attr("log_alpha"))
 _LOG_STD_PATH = (attr("actor"), attr("log_std"))
-# Settings of each family that its update uses.
-_SETTINGS = {
-    "Adam": ("learning_rate", "beta_1", "beta_2", "epsilon"),
-    "RMSprop": ("learning_rate", "rho", "epsilon"),
-    "SGD": ("learning_rate",),
-}
-_STATE = {"Adam": ("m", "v"), "RMSprop": ("rms",), "SGD": ()}
+
+
+def _list_settings(family: OptimizerFamily) -> list[str]:
+    """Return the numbers that an update without momentum uses."""
+    return [name for name in family.settings if name not in (*FLAGS, "momentum")]
 
 
 def is_gaussian(agent: Agent) -> bool:
@@ -234,15 +233,14 @@ class PolicyReader:
             raise self._refused(f"{name} has an update rule that training steps do not support", family)
         self._assume(name, known, family)
         file = self._agent.checkpoint.path
-        settings = {setting: known.common_number(setting, weights, file) for setting in _SETTINGS[family]}
+        settings = {
+            setting: known.common_number(setting, weights, file) for setting in _list_settings(known.family)
+        }
         decays, apart = known.decays(weights, file)
         if apart and decays[0]:
             settings["weight_decay"] = decays[0]
-        slots = {slot: self._slot(known, slot, weights) for slot in _STATE[family]}
-        if known.value("amsgrad") and family == "Adam":
-            slots["vhat"] = self._slot(known, "vhat", weights)
-        if known.value("centered") and family == "RMSprop":
-            slots["mg"] = self._slot(known, "mg", weights)
+        names = [s.name for s in known.family.specs if not s.setting or known.value(s.setting)]
+        slots = {slot: self._slot(known, slot, weights) for slot in names if slot != VELOCITY}
         if family != "Adam" and (momentum := known.common_number("momentum", weights, file)):
             settings["momentum"] = momentum
             settings["nesterov"] = float(bool(known.value("nesterov")))
@@ -259,7 +257,11 @@ class PolicyReader:
 
     def _assume(self, name: str, known: CanonicalOptimizer, family: str) -> None:
         if any(path[0] == attr(name) for path in self._tree):
-            missing = [each for each in _SETTINGS[family] if not known.has(each) and each in known.defaults]
+            missing = [
+                each
+                for each in _list_settings(known.family)
+                if not known.has(each) and each in known.defaults
+            ]
             self.assumed += [known.assumed(setting) for setting in missing]
         else:
             self.assumed.append(f"no {name} in the checkpoint: training starts with a new {family}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.optimizers import FAMILIES
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import archives
@@ -564,18 +566,14 @@ def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
 # trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
 
 _ROUNDS = (
-    (("m", "v"),),
-    (("m", "v"), ("vhat",)),
-    (("m", "u"),),
-    (("m",),),
-    (("rms",),),
-    (("rms",), ("momentum",)),
-    (("rms",), ("mg",)),
-    (("rms",), ("momentum",), ("mg",)),
-    (("momentum",),),
-    (("accumulator",),),
-    (("accumulator", "linear"),),
-    (("accumulated_grad", "accumulated_delta"),),
+    *((("m",),), (("accumulator", "linear"),)),  # Lion and Ftrl
+    *(
+        family.keras_kinds({*family.always, *more})
+        for family in FAMILIES
+        for count in range(len(family.specs))
+        for more in itertools.combinations({*family.keras_slots} - {*family.always}, count)
+    ),
+    *(family.keras_kinds(family.keras_slots) for family in FAMILIES),
 )
 _BY_KINDS = {frozenset(kind for kinds in rounds for kind in kinds): rounds for rounds in _ROUNDS}
 _SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ckpttool.core import text
 from ckpttool.core.checkpoint import CodeReference
 from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.optimizers import ADAM, FAMILIES, SGD, find_class
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, index
 from ckpttool.encodings import archives
@@ -734,17 +735,19 @@ def dataset_leaf(dataset: Hdf5Dataset, role: Role = "parameter", trainable: bool
 
 Round = tuple[str, ...]
 
+# Of classes that are not converted.
 _ROUNDS: dict[str, tuple[Round, ...]] = {
-    **dict.fromkeys(("Adam", "AdamW", "Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
-    "Adamax": (("m", "u"),),
-    "RMSprop": (("rms",),),
-    "Adagrad": (("accumulator",),),
-    "Adadelta": (("accumulated_grad", "accumulated_delta"),),
+    **dict.fromkeys(("Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
     "Ftrl": (("accumulator", "linear"),),
     "Lion": (("m",),),
-    "SGD": (("momentum",),),
 }
-_CLASSES = {snake_case(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossScaleOptimizer")}
+_CLASSES = {
+    snake_case(name): name
+    for name in (
+        *("AdamW", *(family.name for family in FAMILIES), *_ROUNDS),
+        *("Adafactor", "Muon", "LossScaleOptimizer"),
+    )
+}
 # Default names with other spellings (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
 _CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
 _SCALAR = "float"
@@ -783,17 +786,13 @@ def optimizer_config(found: object) -> KerasConfig:
 
 def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
     """Return the kinds of slots, round after round; None for a class with an unknown order."""
-    own = _ROUNDS.get(cls or "")
+    own, family = _ROUNDS.get(cls or ""), find_class(cls.lower() if cls else None)
+    if family is not None:
+        # A file without settings has the momentum of SGD.
+        held = {"momentum": 1.0 if family is SGD else 0.0, **settings}
+        own = family.keras_kinds([s.name for s in family.specs if not s.setting or held.get(s.setting)])
     if own is None:
         return None
-    if cls == "SGD" and settings.get("momentum") in (0, 0.0):
-        own = ()
-    if cls in ("Adam", "AdamW") and settings.get("amsgrad") is True:
-        own = (*own, ("vhat",))
-    if cls == "RMSprop":
-        momentum = settings.get("momentum")
-        own += (("momentum",),) if isinstance(momentum, int | float) and momentum > 0 else ()
-        own += (("mg",),) if settings.get("centered") is True else ()
     first: tuple[Round, ...] = (("average",),) if settings.get("use_ema") is True else ()
     if settings.get("gradient_accumulation_steps"):
         first += (("gradient",),)
@@ -935,15 +934,8 @@ def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | 
 
 # Prefixes and suffixes of slot names: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
 # `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
-_KINDS = {
-    "momentum": "m",
-    "velocity": "v",
-    "velocity_hat": "vhat",
-    "norm": "u",
-    "average_gradient": "mg",
-    "accumulated_delta_var": "accumulated_delta",
-    "gradient_accumulator": "gradient",
-}
+_KINDS = {each.ending: each.keras for family in (*FAMILIES, ADAM) for each in family.specs}
+_KINDS["gradient_accumulator"] = "gradient"
 _COUNTERS = frozenset(("iter", "iteration", "iterations"))
 
 
@@ -977,9 +969,11 @@ def named_leaves(
 
 
 def _kind(word: str, cls: str | None) -> str:
-    if cls == "RMSprop" and word in ("velocity", "momentum"):
-        return "rms" if word == "velocity" else "momentum"
-    return "momentum" if cls == "SGD" and word in ("m", "momentum") else _KINDS.get(word, word)
+    family = find_class(cls.lower() if cls else None)
+    if family is SGD and word == "m":
+        return "momentum"
+    own = {each.ending: each.keras for each in family.specs} if family is not None else {}
+    return own.get(word) or _KINDS.get(word, word)
 
 
 def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path]) -> tuple[str, Path] | None:
@@ -1005,21 +999,13 @@ def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path])
 
 _UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
 _NUMBERED = re.compile(r"(?:.*/)?([a-z_]+)_(\d+)(:0)?", re.DOTALL)
+_UNNAMED_CLASSES = ("Nadam", *(family.name for family in FAMILIES))
 # The words before the number; SGD calls its momentum `moment`, RMSprop and others theirs `accumulator`.
 _WORDS = {
     "momentum": "moment",
     "rms": "accumulator",
     "accumulated_grad": "accumulator",
     "accumulated_delta": "delta_accumulator",
-}
-_LISTS = {
-    "Adam": ("m", "v"),
-    "Nadam": ("m", "v"),
-    "Adamax": ("m", "u"),
-    "SGD": ("momentum",),
-    "RMSprop": ("rms",),
-    "Adagrad": ("accumulator",),
-    "Adadelta": ("accumulated_grad", "accumulated_delta"),
 }
 
 
@@ -1035,11 +1021,11 @@ def leaves_by_count(
     """
     settings = [each for each in datasets if not each[1].shape]
     slots = [each for each in datasets if each[1].shape]
-    kinds = _LISTS.get(config.cls or "", ())
+    amsgrad = config.settings.get("amsgrad") is True
+    rounds = slot_rounds(config.cls, {"amsgrad": amsgrad}) if config.cls in _UNNAMED_CLASSES else None
+    kinds = [kind for kinds in rounds or () for kind in kinds]
     if not kinds or not trained:
         return None
-    if config.settings.get("amsgrad") is True:
-        kinds = (*kinds, "vhat")
     wanted = [(kind, one) for kind in kinds for one in trained]
     rest = slots[len(wanted) :]
     if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):

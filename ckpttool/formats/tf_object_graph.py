@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ckpttool.core import limits, text
 from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.optimizers import KERAS_LISTS, RMSPROP_LISTS
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import protobuf
 from ckpttool.formats.tf_common import class_name, plain_facts
@@ -580,18 +581,8 @@ def module_container(data: bytes) -> Container | None:
 
 # Keras keeps one list of slot variables for each kind, in the order of `_trainable_variables`
 # (keras/src/optimizers/*.py).
-_SLOT_LISTS = {
-    "_momentums": "m",
-    "_velocities": "v",
-    "_velocity_hats": "vhat",
-    "_m": "m",
-    "_u": "u",
-    "momentums": "momentum",
-    "_accumulators": "accumulator",
+_SLOT_LISTS = KERAS_LISTS | {
     "_linears": "linear",
-    "_accumulated_grads": "accumulated_grad",
-    "_accumulated_delta_vars": "accumulated_delta",
-    "_average_gradients": "mg",
     "_model_variables_moving_average": "average",
     "_accumulated_gradients": "gradient",
     "_r": "r",
@@ -599,8 +590,6 @@ _SLOT_LISTS = {
     "_v": "v",
     "adam_velocities": "v",
 }
-# RMSprop has the same lists as Adam, with other meanings.
-_RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
 # Ends of Keras slot names: 3 writes `adam/dense_kernel_momentum`, 2.11 to 2.15 `Adam/m/dense/kernel`.
 _ENDINGS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat", "m": "m", "v": "v", "vhat": "vhat"}
 # Sonnet's optimizers are plain modules with lists of slots, one for each variable, without references to a
@@ -695,7 +684,7 @@ def _slots_in_lists(
         # An unknown list belongs to the variables one by one if it has one entry for each.
         if not (edge in _SLOT_LISTS or members.keys() <= trained.keys()):
             continue
-        kind = (_RMSPROP.get(edge) if rmsprop else None) or _SLOT_LISTS.get(edge) or edge.strip("_")
+        kind = (RMSPROP_LISTS.get(edge) if rmsprop else None) or _SLOT_LISTS.get(edge) or edge.strip("_")
         for name, variable in members.items():
             yield variable, kind, trained.get(name)
 

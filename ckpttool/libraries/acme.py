@@ -18,15 +18,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.optimizers import DefaultSetting
 from ckpttool.core.tree import Path, Tree
-from ckpttool.libraries import optimizers_read
-from ckpttool.libraries.optimizers_write import SonnetOptimizerWriter
+from ckpttool.libraries import optimizers_write
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     LEFT_OPEN,
     NETWORKS,
     AgentMetadata,
-    DefaultSetting,
     RecognizedAgent,
     list_distribution_notes,
 )
@@ -54,7 +53,6 @@ TABLE = LayoutTable(
     optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
     counters={"num_steps": "total_it", "save_counter": "save_counter"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["acme"]),
-    optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",
     branches={"_scale_layer": "std"},
@@ -137,7 +135,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         path=_layer_norm_mlp_path if normed else make_edge_path,
         notes=(f"build with {'LayerNormMLP' if normed else 'snt.nets.MLP'} and TanhToSpec",),
     )
-    return plan_object_graph(written, binding, agent, settings, SonnetOptimizerWriter, "int32")
+    return plan_object_graph(written, binding, agent, settings, optimizers_write.SONNET, "int32")
 
 
 def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, index, key
-from ckpttool.libraries import optimizers_read, sb3, schema, tf2rl
+from ckpttool.libraries import sb3, schema, tf2rl
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     AgentMetadata,
@@ -56,7 +56,6 @@ TABLE = LayoutTable(
         epsilon=1e-5,
         distribution=schema.GAUSSIAN._replace(limits=(-5.0, 2.0), limited="tanh"),
     ),
-    optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={f"0/{name}": f"actor/{name}" for name in _MAP},
 )

@@ -11,7 +11,7 @@ from typing import Any
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.sidecar import NO_ACTIVATIONS, OUTPUT_RANGE, LedgerEntry, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     CRITICS,
@@ -444,7 +444,6 @@ TABLE = LayoutTable(
     },
     counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["d3rlpy"]),
-    optimizer=optimizers_read.from_torch,
     rooted=True,
     seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ..."
     "; by 2.8.1: DQN, NFQ, discrete CQL, SAC, BC",

@@ -19,7 +19,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ckpttool.core.tree import Leaf, Tree, attr, key
-from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent, read_numbers
 from ckpttool.libraries.write import (
@@ -42,7 +41,6 @@ TABLE = LayoutTable(
     optimizers={},
     counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["elegantrl"]),
-    optimizer=optimizers_read.from_torch,
     tensors={
         **{
             f"{name}/state_{theirs}": f"normalizer/{ours}"

@@ -17,7 +17,6 @@ import re
 from dataclasses import replace
 
 from ckpttool.core.tree import Leaf, Path, Tree, attr, key
-from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -43,7 +42,6 @@ TABLE = LayoutTable(
         epsilon=1e-3,
         lacks=LEFT_OPEN["keras_rl"],
     ),
-    optimizer=optimizers_read.from_keras,
     seen="DDPG on Pendulum from a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
 )
 

@@ -1,279 +1,69 @@
-"""Optimizer state as PyTorch, Keras and TensorFlow store it."""
+"""Optimizer state as PyTorch, Keras and TensorFlow store it, bound to the canonical optimizer."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ckpttool.core import dtypes
-from ckpttool.core.errors import CkpttoolError, UnsupportedError
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
+from ckpttool.core import dtypes, optimizers
+from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError, abbreviate_list
+from ckpttool.core.optimizers import ADAGRAD, ADAM, ADAMAX, BUFFER, FAMILIES, SGD, VELOCITY, DefaultSetting
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
-from ckpttool.libraries.schema import DefaultSetting
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
 
 if TYPE_CHECKING:
     import numpy as np
 
-# Supported optimizers, one table each: slots, settings and defaults in every framework.
-#
-# Canonical slots: Adam's m, v, vhat; RMSprop's rms (mean of squares) and mg (mean of gradients, if centered);
-# Adagrad's squares (their sum); Adamax's m and u (the decaying maximum); Adadelta's mean_squares and
-# mean_deltas (running means of the squares of gradients and of its own steps). Momentum's gradient sum is
-# `buffer` if it does not include the learning rate (torch, TensorFlow 1's MomentumOptimizer), `velocity` if
-# each term was multiplied by it (Keras, TensorFlow 1's RMSPropOptimizer); Keras's SGD subtracts its gradients
-# there.
-#
-# Sources: torch/optim/{adam,rmsprop,sgd,adagrad,adamax,adadelta}.py;
-# keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad,adamax,adadelta}.py, tf_keras's of the same names and
-# legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
-
-BUFFER, VELOCITY = "buffer", "velocity"
-
-
-class KerasSlot(NamedTuple):
-    """A slot in Keras: its kind in the tree, Keras 3's list, and the end of its variable's name."""
-
-    kind: str
-    edge: str
-    ending: str
-
 
 @dataclass(frozen=True, slots=True)
-class OptimizerFamily:
-    """One update rule for weights, and the names of its parts in each framework.
+class StoredOptimizer:
+    """The data that an optimizer's binder may read.
 
-    `torch_slots` and `torch_settings` map torch's names (a slash leads into a tuple) to canonical ones,
-    in the order in which torch writes them. `keras` lists the slots in the rounds in which Keras
-    creates them; `constructed` are arguments of Keras's class that no variable holds, `legacy` those
-    that were variables up to Keras 2.10. `always` are slots that every state has. `folded` is the sign
-    of the gradients in Keras's `velocity`. `tf1` is the class of TensorFlow 1, whose slots are
-    `VARIABLE/NAME`, `VARIABLE/NAME_1`, ..., or "" for an optimizer whose slots are not read there.
-    `zeros` means that slots start at zero.
+    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in file
+    order, each with its canonical path and its rule.
     """
 
     name: str
-    torch_slots: Mapping[str, str]
-    torch_settings: Mapping[str, str]
-    torch_defaults: Mapping[str, DefaultSetting]
-    keras: tuple[tuple[str, ...], ...]
-    keras_slots: Mapping[str, KerasSlot]
-    keras_defaults: Mapping[str, DefaultSetting]
-    constructed: tuple[str, ...]
-    legacy: tuple[str, ...]
-    keras_name: str
-    tf1: str
-    always: tuple[str, ...] = ()
-    folded: int = 1
-    tf1_defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
-    counts: bool = True
-    zeros: bool = True
+    prefix: tuple[str, ...]
+    tree: Tree
+    weights: tuple[tuple[Path, Path, Rule], ...]
 
     @property
-    def uses_count(self) -> bool:
-        """Whether updates depend on their count, which corrects the bias of the moments."""
-        return "betas/0" in self.torch_settings
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """All canonical slots."""
-        return tuple(dict.fromkeys((*self.torch_slots.values(), *self.keras_slots)))
-
-    def torch_slot(self, slot: str) -> str:
-        """Return torch's name of a canonical slot."""
-        wanted = BUFFER if slot == VELOCITY else slot
-        return next(theirs for theirs, ours in self.torch_slots.items() if ours == wanted)
+    def own(self) -> dict[Name, Path]:
+        """The optimizer's own leaves by their names within it, in file order."""
+        if not self.prefix:
+            return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
+        start = "/".join(self.prefix)
+        below, cut = f"{start}/", len(self.prefix)
+        return {
+            tuple(name.split("/"))[cut:]: path
+            for path, name in self.tree.names.items()
+            if name.startswith(below) or name == start
+        }
 
 
-def _make_defaults(owner: str, **values: float | bool | None) -> Mapping[str, DefaultSetting]:
-    return MappingProxyType({name: DefaultSetting(value, owner) for name, value in values.items()})
+@dataclass(frozen=True, slots=True)
+class OptimizerMoves:
+    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
 
+    `defaults` are settings of its library if they differ from Keras's; `assumed` is a sentence on a class
+    that the checkpoint does not name.
+    """
 
-# torch/optim/optimizer.py: options that change how the step is computed, not its result.
-HOW = ("foreach", "capturable", "differentiable", "fused")
-# Settings that are not numbers, for all optimizers.
-FLAGS = frozenset((*HOW, "amsgrad", "maximize", "centered", "nesterov", "decoupled_weight_decay"))
-_COMMON = {"weight_decay": 0, "maximize": False}
-_UNSET = {"foreach": None, "differentiable": False}
-
-ADAM = OptimizerFamily(
-    name="Adam",
-    torch_slots={"exp_avg": "m", "exp_avg_sq": "v", "max_exp_avg_sq": "vhat"},
-    torch_settings={
-        "lr": "learning_rate",
-        "betas/0": "beta_1",
-        "betas/1": "beta_2",
-        "eps": "epsilon",
-        **{name: name for name in ("weight_decay", "amsgrad", "maximize", *HOW, "decoupled_weight_decay")},
-    },
-    torch_defaults=_make_defaults(
-        "torch",
-        amsgrad=False,
-        capturable=False,
-        fused=None,
-        decoupled_weight_decay=False,
-        **_COMMON,
-        **_UNSET,
-    ),
-    keras=(("m", "v"), ("vhat",)),
-    keras_slots={
-        "m": KerasSlot("m", "_momentums", "momentum"),
-        "v": KerasSlot("v", "_velocities", "velocity"),
-        "vhat": KerasSlot("vhat", "_velocity_hats", "velocity_hat"),
-    },
-    keras_defaults=_make_defaults("Keras", learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7),
-    constructed=("beta_1", "beta_2", "epsilon", "amsgrad"),
-    legacy=("learning_rate", "beta_1", "beta_2", "decay"),
-    keras_name="adam",
-    tf1="Adam",
-    always=("m", "v"),
-    tf1_defaults=_make_defaults("TensorFlow 1", epsilon=1e-8),
-)
-
-RMSPROP = OptimizerFamily(
-    name="RMSprop",
-    torch_slots={"square_avg": "rms", "momentum_buffer": BUFFER, "grad_avg": "mg"},
-    torch_settings={
-        "lr": "learning_rate",
-        "momentum": "momentum",
-        "alpha": "rho",
-        "eps": "epsilon",
-        **{name: name for name in ("centered", "weight_decay", "capturable", "foreach", "maximize")},
-        "differentiable": "differentiable",
-    },
-    torch_defaults=_make_defaults("torch", centered=False, capturable=False, **_COMMON, **_UNSET),
-    keras=(("rms",), (VELOCITY,), ("mg",)),
-    keras_slots={
-        "rms": KerasSlot("rms", "_velocities", "velocity"),
-        VELOCITY: KerasSlot("momentum", "_momentums", "momentum"),
-        "mg": KerasSlot("mg", "_average_gradients", "average_gradient"),
-    },
-    keras_defaults=_make_defaults("Keras", learning_rate=0.001, rho=0.9, momentum=0.0, epsilon=1e-7),
-    constructed=("rho", "momentum", "epsilon", "centered"),
-    legacy=("learning_rate", "rho", "momentum", "decay"),
-    keras_name="rm_sprop",
-    tf1="RMSProp",
-    always=("rms",),
-    tf1_defaults=_make_defaults("TensorFlow 1", rho=0.9, momentum=0.0, epsilon=1e-10),
-)
-
-SGD = OptimizerFamily(
-    name="SGD",
-    torch_slots={"momentum_buffer": BUFFER},
-    torch_settings={
-        "lr": "learning_rate",
-        **{name: name for name in ("momentum", "dampening", "weight_decay", "nesterov", "maximize")},
-        **{name: name for name in ("foreach", "differentiable", "fused")},
-    },
-    torch_defaults=_make_defaults("torch", dampening=0, nesterov=False, fused=None, **_COMMON, **_UNSET),
-    keras=((VELOCITY,),),
-    keras_slots={VELOCITY: KerasSlot("momentum", "momentums", "momentum")},
-    keras_defaults=_make_defaults("Keras", learning_rate=0.01, momentum=0.0),
-    constructed=("momentum", "nesterov"),
-    legacy=("learning_rate", "momentum", "decay"),
-    keras_name="sgd",
-    tf1="Momentum",
-    folded=-1,
-    counts=False,
-)
-
-ADAGRAD = OptimizerFamily(
-    name="Adagrad",
-    torch_slots={"sum": "squares"},
-    torch_settings={
-        "lr": "learning_rate",
-        "lr_decay": "lr_decay",
-        "eps": "epsilon",
-        **{name: name for name in ("weight_decay", "initial_accumulator_value", "foreach", "maximize")},
-        **{name: name for name in ("differentiable", "fused")},
-    },
-    torch_defaults=_make_defaults("torch", lr_decay=0, fused=None, **_COMMON, **_UNSET),
-    keras=(("squares",),),
-    keras_slots={"squares": KerasSlot("accumulator", "_accumulators", "accumulator")},
-    keras_defaults=_make_defaults("Keras", learning_rate=0.001, epsilon=1e-7, initial_accumulator_value=0.1),
-    constructed=("initial_accumulator_value", "epsilon"),
-    legacy=("learning_rate", "decay"),
-    keras_name="adagrad",
-    tf1="Adagrad",
-    always=("squares",),
-    tf1_defaults=_make_defaults("TensorFlow 1", epsilon=0.0),
-    zeros=False,
-)
-
-ADAMAX = OptimizerFamily(
-    name="Adamax",
-    torch_slots={"exp_avg": "m", "exp_inf": "u"},
-    torch_settings={
-        "lr": "learning_rate",
-        "betas/0": "beta_1",
-        "betas/1": "beta_2",
-        "eps": "epsilon",
-        **{name: name for name in ("weight_decay", "foreach", "maximize", "differentiable", "capturable")},
-    },
-    torch_defaults=_make_defaults("torch", capturable=False, **_COMMON, **_UNSET),
-    keras=(("m", "u"),),
-    keras_slots={"m": KerasSlot("m", "_m", "momentum"), "u": KerasSlot("u", "_u", "norm")},
-    keras_defaults=_make_defaults("Keras", learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7),
-    constructed=("beta_1", "beta_2", "epsilon"),
-    legacy=("learning_rate", "beta_1", "beta_2", "decay"),
-    keras_name="adamax",
-    tf1="",
-    always=("m", "u"),
-)
-
-ADADELTA = OptimizerFamily(
-    name="Adadelta",
-    torch_slots={"square_avg": "mean_squares", "acc_delta": "mean_deltas"},
-    torch_settings={
-        "lr": "learning_rate",
-        "rho": "rho",
-        "eps": "epsilon",
-        **{name: name for name in ("weight_decay", "maximize", "capturable", "foreach", "differentiable")},
-    },
-    torch_defaults=_make_defaults("torch", capturable=False, **_COMMON, **_UNSET),
-    keras=(("mean_squares", "mean_deltas"),),
-    keras_slots={
-        "mean_squares": KerasSlot("accumulated_grad", "_accumulated_grads", "accumulated_grad"),
-        "mean_deltas": KerasSlot("accumulated_delta", "_accumulated_delta_vars", "accumulated_delta_var"),
-    },
-    keras_defaults=_make_defaults("Keras", learning_rate=0.001, rho=0.95, epsilon=1e-7),
-    constructed=("rho", "epsilon"),
-    legacy=("learning_rate", "rho", "decay"),
-    keras_name="adadelta",
-    tf1="",
-    always=("mean_squares", "mean_deltas"),
-)
-
-FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
-# Keras's classes in lower case. AdamW is Adam with decoupled weight decay.
-CLASSES = {
-    "adamw": ADAM,
-    **{each.name.lower(): each for each in FAMILIES},
-}
-ADAMW = "adamw"
-# keras/src/optimizers/adamw.py
-ADAMW_DEFAULTS = _make_defaults("Keras's AdamW", weight_decay=0.004, decoupled_weight_decay=True)
-# Keras optimizers whose state may look like one of the above but means something else.
-OTHERS = frozenset("adafactor ftrl lamb lion muon nadam".split())  # noqa: SIM905
-# Reasons why their state is not converted, by lower-case class, for both frameworks.
-_DIFFERENCES = {
-    "adafactor": "Keras and PyTorch factor its second moment and clip its updates differently",
-    "asgd": "Keras has no averaged SGD",
-    "ftrl": "PyTorch has no FTRL",
-    "lamb": "PyTorch has no LAMB",
-    "lbfgs": "Keras has no L-BFGS",
-    "lion": "PyTorch has no Lion",
-    "muon": "Keras's Muon updates some variables with Adam, PyTorch's accepts only matrices",
-    "nadam": "its momentum schedule differs (0.96^t in Keras, 0.96^(0.004 t) by default in PyTorch)",
-    "radam": "Keras has no RAdam",
-    "rprop": "Keras has no Rprop",
-}
+    moves: tuple[Move, ...]
+    consumed: frozenset[Path] = frozenset()
+    of: Mapping[Path, Path] | None = None
+    note: str = ""
+    defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
+    assumed: str = ""
 
 
 # Suggestion in notes on optimizers without an equivalent.
@@ -282,37 +72,12 @@ WITHOUT = "use --optimizer none to convert without it"
 
 def make_unconverted_note(name: str, cls: str) -> str:
     """Return the note that the state of optimizer `name`, of class `cls`, is not converted."""
-    why = _DIFFERENCES.get(cls.lower())
+    why = optimizers.UNCONVERTED.get(cls.lower())
     reason = f": {why}" if why else ""
     return f"{name} is {cls}, whose state is not converted{reason}; {WITHOUT}"
 
 
-# Additional slots that training needs, and their PyTorch counterparts.
-MORE_SLOTS = {
-    "average": "moving averages of the weights (use_ema): PyTorch keeps these in a separate model "
-    "(torch.optim.swa_utils.AveragedModel)",
-    "gradient": "gradients of an incomplete update (gradient_accumulation_steps): PyTorch keeps these in "
-    "the parameters (grad), not in checkpoints",
-}
-# Keys of a torch param group that are only used by unsupported optimizers: torch/optim/*.py.
-TORCH_OTHERS = {
-    "momentum_decay": "NAdam",
-    "lambd": "ASGD",
-    "etas": "Rprop",
-    "max_iter": "LBFGS",
-    "ns_steps": "Muon",
-    "beta2_decay": "Adafactor",
-}
-
-
-def find_family(slots: frozenset[str]) -> OptimizerFamily | None:
-    """Return the only optimizer with these canonical slots, None if none or several match."""
-    if slots <= {BUFFER, VELOCITY}:
-        return SGD if slots else None
-    return next((family for family in FAMILIES if slots <= {*family.slots, BUFFER}), None)
-
-
-# Differences in TensorFlow 1: slots under their variables, powers of betas instead of an update count.
+# TensorFlow 1: slots under their variables, powers of betas instead of an update count.
 #
 # Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
 # squares starts at one there, and it always has a momentum slot.
@@ -327,64 +92,35 @@ _TAIL = re.compile(
 _NUMBERED = re.compile(r"beta1_power(_\d+)?")
 
 
-def is_momentum(leaf: Leaf | ValueLeaf) -> bool:
-    """Return whether the slot has the name that tf.train.MomentumOptimizer uses."""
-    return _slot_suffix(leaf) == SGD.tf1
-
-
-def _slot_suffix(leaf: Leaf | ValueLeaf | None) -> str | None:
+def _tf1_class(leaf: Leaf | ValueLeaf) -> str | None:
+    """Return the class of TensorFlow 1 after which the slot is named."""
     found = _TAIL.fullmatch(leaf.name or leaf.key) if isinstance(leaf, Leaf) else None
     return found[1] if found else None
 
 
-def is_named(slots: Mapping[Path, Path], tree: Tree) -> bool:
-    """Return whether the slots have TensorFlow 1's names."""
-    return any(_slot_suffix(tree[path]) for path in slots)
-
-
-def is_proximal(leaf: Leaf | ValueLeaf) -> bool:
-    """Whether the slot is named like one of tf.train.ProximalAdagradOptimizer, which is not Adagrad."""
-    return isinstance(leaf, Leaf) and "ProximalAdagrad" in (leaf.name or leaf.key)
-
-
-def find_tf1_family(slots: Mapping[Path, Path], tree: Tree) -> OptimizerFamily | None:
-    """Return the optimizer with these kinds of slots; None if there is none."""
+def _find_family_by_kinds(slots: Iterable[Path], tree: Tree) -> optimizers.OptimizerFamily | None:
+    """Return the optimizer with these kinds of slots; None if there are none."""
     kinds = {leaf.slot for path in slots if isinstance(leaf := tree[path], Leaf)}
-    if not kinds:
-        return None
-    if "u" in kinds or "accumulated_grad" in kinds:
-        return ADAMAX if "u" in kinds else ADADELTA
-    if kinds == {"accumulator"} and not any(leaf.slot == "linear" for _, leaf in tree.tensors()):
-        return ADAGRAD  # Ftrl also has an accumulator
-    return RMSPROP if "rms" in kinds else SGD if kinds == {"momentum"} else ADAM
+    ftrl = any(leaf.slot == "linear" for _, leaf in tree.tensors())
+    for family in FAMILIES if kinds else ():
+        sure = {family.keras_slots[slot].keras for slot in family.always}
+        able = {each.keras for each in family.specs}
+        # Ftrl also has an accumulator.
+        if sure <= kinds <= able and not (ftrl and family is ADAGRAD):
+            return family
+    return ADAM if kinds else None
 
 
-def list_slots_below_variables(
-    optimizer: StoredOptimizer, weights: Mapping[Path, object]
-) -> Iterator[tuple[Path, Path]]:
-    """Yield the slots stored under their own variables, `actor/l1/kernel/Adam`."""
-    for path, leaf in optimizer.tree.tensors():
-        owner = leaf.of
-        below = owner is not None and owner in weights and path[: len(owner)] == owner
-        if leaf.role == "slot" and owner is not None and below and _slot_suffix(leaf):
-            yield path, owner
-
-
-def find_beta_powers(
+def _find_beta_powers(
     optimizer: StoredOptimizer, mine: Mapping[Name, Path], slots: Mapping[Path, Path]
 ) -> dict[str, Path]:
     """Return the powers of the optimizer's betas: its own, or those without a scope if it has none."""
     own = {name[0]: path for name, path in mine.items() if len(name) == 1 and name[0] in POWERS}
     below = any(slots[path] == path[: len(slots[path])] for path in slots)
-    if own or not below:
-        return own
-    pairs = list(_pair_unscoped_powers(optimizer.tree))
-    if not pairs:
-        return {}
+    pairs = [] if own or not below else list(_pair_unscoped_powers(optimizer.tree))
     # TensorFlow numbers several optimizers' powers without recording which optimizer they belong to.
-    first, *others = [infer_step_count(optimizer.tree, pair) for pair in pairs]
-    if any(other != first for other in others):
-        return {}
+    if not pairs or len({infer_step_count(optimizer.tree, pair) for pair in pairs}) > 1:
+        return own
     known = list(schema.OPTIMIZERS)
     number = known.index(optimizer.name) if optimizer.name in known else 0
     return dict(zip(POWERS, pairs[min(number, len(pairs) - 1)], strict=True))
@@ -399,26 +135,21 @@ def _pair_unscoped_powers(tree: Tree) -> Iterator[tuple[Path, Path]]:
             yield path, other
 
 
-def move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tuple[Move, ...]:
+def _move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tuple[Move, ...]:
     """Return the moves of the update count computed from the beta powers, and of the betas."""
-    if found.keys() != set(POWERS):
-        return ()
-    first, second = (found[power] for power in POWERS)
-    inferred = infer_step_count(optimizer.tree, (first, second))
+    pair = tuple(found[power] for power in POWERS if power in found)
+    inferred = infer_step_count(optimizer.tree, pair)
     if inferred is None:
         return ()
     steps, betas = inferred
+    values = ((pair[0], "step", steps), (pair[0], "beta_1", betas[0]), (pair[1], "beta_2", betas[1]))
     return tuple(
         Move(path, schema.canonical_setting_path(optimizer.name, name), FixedValue(value))
-        for path, name, value in (
-            (first, "step", steps),
-            (first, "beta_1", betas[0]),
-            (second, "beta_2", betas[1]),
-        )
+        for path, name, value in values
     )
 
 
-def infer_step_count(tree: Tree, pair: tuple[Path, Path]) -> tuple[int, tuple[float, float]] | None:
+def infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float, float]] | None:
     """Return the update count implied by two powers of common betas, and the betas; None otherwise.
 
     The two scalars are read; if one cannot be read, this returns None and its own reader raises the
@@ -428,11 +159,13 @@ def infer_step_count(tree: Tree, pair: tuple[Path, Path]) -> tuple[int, tuple[fl
 
     try:
         values = [ToValue().leaf(tree[path]) for path in pair]
+    except DeadlineError:
+        raise
     except CkpttoolError:
         return None
     found = [value.value for value in values if isinstance(value, ValueLeaf)]
     numbers = [float(value) for value in found if isinstance(value, int | float)]
-    for betas in BETAS if len(numbers) == len(pair) else ():
+    for betas in BETAS if len(numbers) == len(POWERS) else ():
         steps = count_adam_steps(numbers[0], numbers[1], *betas)
         if steps is not None:
             return steps, betas
@@ -443,29 +176,12 @@ def infer_step_count(tree: Tree, pair: tuple[Path, Path]) -> tuple[int, tuple[fl
 
 # Keras 3 and 2.11+ use a leading underscore, the legacy optimizers do not.
 KERAS_SETTINGS = {
-    "_iterations": "step",
-    "iterations": "step",
-    "iter": "step",
+    **dict.fromkeys(("_iterations", "iterations", "iter"), "step"),
     "step": "step",  # Sonnet's (sonnet/src/optimizers/adam.py)
-    "_learning_rate": "learning_rate",
-    "learning_rate": "learning_rate",
-    "beta_1": "beta_1",
-    "beta_2": "beta_2",
-    "epsilon": "epsilon",
-    "rho": "rho",
-    "momentum": "momentum",
-    # Learning rate decay of the legacy optimizers; torch has no equivalent and keeps it unused.
-    "decay": "decay",
+    **dict.fromkeys(("_learning_rate", "learning_rate"), "learning_rate"),
+    # `decay` of the learning rate in the legacy optimizers: torch has no equivalent and keeps it unused.
+    **{name: name for name in ("beta_1", "beta_2", "epsilon", "rho", "momentum", "decay")},
 }
-_KNOWN = OTHERS | CLASSES.keys()
-# Variables that only one class has: keras/src/optimizers/nadam.py, tf_keras's, and its legacy/nadam.py.
-_OWN_VARIABLES = {"_u_product": "nadam", "u_product": "nadam", "_m_cache": "nadam", "momentum_cache": "nadam"}
-# Classes with the same slots, which a file may contain without naming its class.
-SAME_SLOTS = {
-    "Adam": "AdamW, Lamb and old versions of Adamax have",
-    "SGD": "Lion has",
-}
-_KINDS = frozenset(slot.kind for family in CLASSES.values() for slot in family.keras_slots.values())
 
 
 def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
@@ -475,55 +191,55 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     of the optimizer's network, and the weight's name within the moment's must confirm it. Slots of
     TensorFlow 1 may be stored under their variables.
     """
-    mine = optimizer.own
-    tree = optimizer.tree
+    mine, tree = optimizer.own, optimizer.tree
     kind = _stored_class(tree, mine)
-    if kind in OTHERS:
+    if kind in optimizers.UNCONVERTED:
         return OptimizerMoves((), note=make_unconverted_note(optimizer.name, str(kind)))
     weights: dict[Path, list[tuple[Path, Rule]]] = {}
     for source, target, rule in optimizer.weights:
         weights.setdefault(source, []).append((target, rule))
-    counted = any(len(name) == 1 and KERAS_SETTINGS.get(name[0]) == "step" for name in mine)
+    own = {name[0]: path for name, path in mine.items() if len(name) == 1 and name[0] in KERAS_SETTINGS}
+    counted = any(KERAS_SETTINGS[name] == "step" for name in own)
     found = dict(_pair_slots(optimizer, mine, weights))
-    family = CLASSES.get(kind or "") or find_tf1_family(found, tree) or ADAM
+    family = optimizers.find_class(kind) or _find_family_by_kinds(found, tree) or ADAM
     moves: list[Move] = []
     of: dict[Path, Path] = {}
     for path, owner in found.items():
         slot = _find_canonical_slot(tree[path], family, counted=counted)
         if slot is not None:
-            places = (
-                (schema.canonical_slot_path(optimizer.name, slot, t), rule) for t, rule in weights[owner]
-            )
-            moves += [Move(path, target, rule) for target, rule in places]
+            moves += [
+                Move(path, schema.canonical_slot_path(optimizer.name, slot, target), rule)
+                for target, rule in weights[owner]
+            ]
             of[path] = owner
-    for name, path in mine.items():
-        if len(name) == 1 and name[0] in KERAS_SETTINGS and isinstance(tree[path], Leaf):
-            moves.append(
-                Move(path, schema.canonical_setting_path(optimizer.name, KERAS_SETTINGS[name[0]]), KEEP)
-            )
-    powers = find_beta_powers(optimizer, mine, found) if family is ADAM else {}
+    moves += [
+        Move(path, schema.canonical_setting_path(optimizer.name, KERAS_SETTINGS[name]), KEEP)
+        for name, path in own.items()
+        if isinstance(tree[path], Leaf)
+    ]
+    powers = _find_beta_powers(optimizer, mine, found) if family is ADAM else {}
     # Entries that TensorFlow 1 computes from the update count contain no further information.
-    moves += () if counted else move_step_count(optimizer, powers)
-    consumed = frozenset(powers.values()) if any(m.target[1:] == _STEP for m in moves) else frozenset()
-    consumed |= frozenset(_placeholders(tree, mine, family))
-    named = is_named(found, tree)
-    defaults = {} if counted or not named else family.tf1_defaults
-    guessed = SAME_SLOTS.get(family.name) if kind is None and of and not named else None
+    moves += () if counted else _move_step_count(optimizer, powers)
+    stepped = any(move.target == schema.canonical_setting_path(optimizer.name, "step") for move in moves)
+    consumed = {*(powers.values() if stepped else ()), *_placeholders(tree, mine, family)}
+    named = any(_tf1_class(tree[path]) for path in found)
+    guessed = optimizers.SAME_SLOTS.get(family.name) if kind is None and of and not named else None
     assumed = (
-        ""
-        if guessed is None
-        else (
-            f"{optimizer.name} is {family.name}, by its slots: the checkpoint does not name its class, and "
-            f"{guessed} the same slots"
-        )
+        f"{optimizer.name} is {family.name}, by its slots: the checkpoint does not name its class, and "
+        f"{guessed} the same slots"
     )
-    return OptimizerMoves(tuple(moves), consumed, of, defaults=defaults, assumed=assumed)
+    return OptimizerMoves(
+        tuple(moves),
+        frozenset(consumed),
+        of,
+        defaults=family.tf1_defaults if named and not counted else {},
+        assumed=assumed if guessed else "",
+    )
 
 
-_STEP = schema.canonical_setting_path("", "step")[1:]
-
-
-def _placeholders(tree: Tree, mine: Mapping[Name, Path], family: OptimizerFamily) -> Iterator[Path]:
+def _placeholders(
+    tree: Tree, mine: Mapping[Name, Path], family: optimizers.OptimizerFamily
+) -> Iterator[Path]:
     """Yield the zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py)."""
     for path in mine.values():
         leaf, held = tree[path], tree.containers.get(path[:1])
@@ -532,16 +248,19 @@ def _placeholders(tree: Tree, mine: Mapping[Name, Path], family: OptimizerFamily
             yield path
 
 
+def _is_class(name: str | None) -> bool:
+    return name in optimizers.UNCONVERTED or optimizers.find_class(name) is not None
+
+
 def _stored_class(tree: Tree, mine: Mapping[Name, Path]) -> str | None:
     """Return the class in lower case: by the configuration, a variable of that class only, or a name."""
-    for name, path in mine.items():
-        held = tree.containers.get(path[:-1]) if len(name) == 1 else None
-        if held is not None and held.kind == "module" and held.name and held.name.lower() in _KNOWN:
+    own = {name[0]: path for name, path in mine.items() if len(name) == 1}
+    for path in own.values():
+        held = tree.containers.get(path[:-1])
+        if held is not None and held.kind == "module" and held.name and _is_class(held.name.lower()):
             return held.name.lower()
-    own = next(
-        (_OWN_VARIABLES[name[0]] for name in mine if len(name) == 1 and name[0] in _OWN_VARIABLES), None
-    )
-    return own or keras_class(tree[path] for path in mine.values())
+    only = (optimizers.OWN_VARIABLES[name] for name in own if name in optimizers.OWN_VARIABLES)
+    return next(only, None) or keras_class(tree[path] for path in mine.values())
 
 
 def keras_class(leaves: Iterable[Leaf | ValueLeaf]) -> str | None:
@@ -550,40 +269,43 @@ def keras_class(leaves: Iterable[Leaf | ValueLeaf]) -> str | None:
     Keras 3 names all variables after it (`adam_1/iteration`), 2.11 to 2.15 only the slots
     (`AdamW/m/dense/kernel`).
     """
-    found = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
+    found = [leaf for leaf in leaves if isinstance(leaf, Leaf) and leaf.name]
     found.sort(key=lambda leaf: leaf.role != "counter")
-    return next((name for leaf in found if (name := optimizer_class(leaf)) in _KNOWN), None)
-
-
-def optimizer_class(leaf: Leaf | ValueLeaf | None) -> str | None:
-    """Return the first part of a variable's name, in lower case and without its number."""
-    if not isinstance(leaf, Leaf) or not leaf.name:
-        return None
-    return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower()).replace("_", "")
+    firsts = (str(leaf.name).split("/")[0].lower() for leaf in found)
+    names = (re.sub(r"_\d+$", "", first).replace("_", "") for first in firsts)
+    return next(filter(_is_class, names), None)
 
 
 def _pair_slots(
     optimizer: StoredOptimizer, mine: Mapping[Name, Path], weights: Mapping[Path, object]
 ) -> Iterator[tuple[Path, Path]]:
     """Yield the slots with the weights that they belong to."""
+    kinds = optimizers.list_keras_kinds()
     for path in mine.values():
         leaf = optimizer.tree[path]
-        if isinstance(leaf, Leaf) and leaf.role == "slot" and leaf.slot in _KINDS:
-            if is_proximal(leaf):
-                continue
+        if isinstance(leaf, Leaf) and leaf.role == "slot" and leaf.slot in kinds:
+            if "ProximalAdagrad" in (leaf.name or leaf.key):
+                continue  # tf.train.ProximalAdagradOptimizer is not Adagrad
             owner = leaf.of if leaf.of is not None else _match_by_order(path, leaf, optimizer)
             if owner is not None and owner in weights:
                 yield path, owner
-    yield from list_slots_below_variables(optimizer, weights)
+    # Slots stored under their own variables, `actor/l1/kernel/Adam`.
+    for path, leaf in optimizer.tree.tensors():
+        owner = leaf.of
+        below = owner is not None and owner in weights and path[: len(owner)] == owner
+        if leaf.role == "slot" and owner is not None and below and _tf1_class(leaf):
+            yield path, owner
 
 
-def _find_canonical_slot(leaf: Leaf | ValueLeaf, family: OptimizerFamily, *, counted: bool) -> str | None:
+def _find_canonical_slot(
+    leaf: Leaf | ValueLeaf, family: optimizers.OptimizerFamily, *, counted: bool
+) -> str | None:
     kind = leaf.slot if isinstance(leaf, Leaf) else None
     if family is ADAMAX and kind == "v":
         kind = "u"  # the name of the maximum in tf_keras/src/optimizers/legacy/adamax.py
-    found = next((ours for ours, theirs in family.keras_slots.items() if theirs.kind == kind), None)
+    found = next((ours for ours, theirs in family.keras_slots.items() if theirs.keras == kind), None)
     # Keras counts updates in every optimizer; in TensorFlow 1 and Sonnet, momentum has no count.
-    if found == VELOCITY and family is SGD and (not counted or is_momentum(leaf)):
+    if found == VELOCITY and family is SGD and (not counted or _tf1_class(leaf) == SGD.tf1):
         return BUFFER
     return found
 
@@ -593,11 +315,9 @@ def _match_by_order(path: Path, slot: Leaf, optimizer: StoredOptimizer) -> Path 
     owners = tuple(dict.fromkeys(source for source, _, _ in optimizer.weights))
     if not isinstance(number, int) or not 0 <= number < len(owners):
         return None
-    if _is_named_after(slot, optimizer.tree[owners[number]]):
-        return owners[number]
-    # The program passed its variables in another order, so only the names identify them.
     named = [owner for owner in owners if _is_named_after(slot, optimizer.tree[owner])]
-    return named[0] if len(named) == 1 else None
+    # If the program passed its variables in another order, only the names identify them.
+    return owners[number] if owners[number] in named else named[0] if len(named) == 1 else None
 
 
 def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
@@ -606,18 +326,11 @@ def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
     return slot.name.endswith(f"/{weight.name}") or slot.name == weight.name
 
 
-def find_optimizer_class(tree: Tree, name: str) -> str | None:
-    """Return the class of an agent's canonical optimizer `name`, based on its variables' names."""
-    top = schema.canonical_setting_path(name, "step")[0]
-    return keras_class(leaf for path, leaf in tree.items() if path[0] == top)
-
-
 # Known settings of a canonical optimizer: from the agent, a sidecar, its state, or a default.
 
 Setting = float | bool | str | None
 # Entries that identify weights, and are not settings.
 PLACES = (schema.GROUP, schema.NUMBER, schema.NAMES)
-_SLOTS = frozenset(slot for family in FAMILIES for slot in family.torch_slots)
 
 
 class CanonicalOptimizer:
@@ -640,17 +353,12 @@ class CanonicalOptimizer:
         )
         names = [str(path[1].value) for path in own if path[1].value not in schema.SLOTS]
         self.settings = tuple(dict.fromkeys((*names, *(each.partition("/")[0] for each in settings))))
-        cls = find_optimizer_class(agent, name)
-        self.family = (
-            find_family(self.slots) or CLASSES.get(cls or "") or _find_family_by_settings(self.settings)
-        )
-        inferred = ADAMW_DEFAULTS if cls == ADAMW else {}
-        self.defaults = {
-            **self.family.keras_defaults,
-            **self.family.torch_defaults,
-            **inferred,
-            **defaults,
-        }
+        # The class after which the agent's variables are named.
+        cls = keras_class(leaf for path, leaf in agent.items() if path[0] == attr(name))
+        by_slots, by_class = optimizers.find_family(self.slots), optimizers.find_class(cls)
+        self.family = by_slots or by_class or optimizers.find_by_settings(self.settings)
+        inferred = optimizers.ADAMW_DEFAULTS if cls == optimizers.ADAMW else {}
+        self.defaults = {**self.family.defaults, **inferred, **defaults}
         self.certain = {"amsgrad": "vhat" in self.slots, "centered": "mg" in self.slots}
 
     def source(self, setting: str, weight: Path | None = None) -> Path | None:
@@ -774,20 +482,9 @@ class CanonicalOptimizer:
         return next((name for name in (own, setting) if name in self.stated), None)
 
 
-def _find_family_by_settings(names: tuple[str, ...]) -> OptimizerFamily:
-    # Among torch's optimizers with a rho only RMSprop has these; Keras's are distinguished by class.
-    if {"rho", "weight_decay"} <= set(names) and not {"centered", "momentum"} & set(names):
-        return ADADELTA
-    if {"rho", "centered"} & set(names):
-        return RMSPROP
-    if {"lr_decay", "initial_accumulator_value"} & set(names):
-        return ADAGRAD
-    return SGD if {"nesterov", "dampening"} & set(names) else ADAM
-
-
 def is_state(setting: str) -> bool:
     """Return whether a setting is an entry of torch's `state` without a tensor."""
-    return setting in _SLOTS
+    return setting in optimizers.list_torch_slots()
 
 
 # torch's parameter groups in a state_dict: the parameters of each, and their weights.
@@ -795,99 +492,52 @@ def is_state(setting: str) -> bool:
 # Source: torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups, in the order of
 # the groups; `param_names` are beside them if the optimizer was created with named parameters.
 
-# Limit of search states; networks with hundreds of layers in two groups need far fewer.
+Shape = tuple[int, ...]
+_Item = TypeVar("_Item")
+_Part = TypeVar("_Part")
+# Limit on the positions in several chains that are searched at once; networks with hundreds of layers in two
+# groups need far fewer.
 _MOST_STATES = 20_000
 
 
-class GroupParameter(NamedTuple):
-    """One parameter of a group: its number in `state`, the path listing it, and its name's path if any."""
+class ParameterGroup(NamedTuple):
+    """One group: its settings by torch's names (`betas/0`), and its parameters in order.
 
-    number: str
-    listed: Path
-    named: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterGroup:
-    """One group: its settings by torch's names (`betas/0`), and its parameters in order."""
+    The parameters are the numbers in `state`, with the paths that list them, and those of their names if the
+    groups have names.
+    """
 
     settings: Mapping[str, Path]
-    members: tuple[GroupParameter, ...]
+    members: Mapping[str, Path]
+    named: Mapping[str, Path]
 
 
-class NetworkParameter(NamedTuple):
-    """One network parameter: its tensor, and its canonical paths with their rules."""
-
-    source: Path
-    places: tuple[tuple[Path, Rule], ...]
-
-
-def list_network_parameters(optimizer: StoredOptimizer) -> tuple[NetworkParameter, ...]:
-    """Return the network's parameters in file order; a layer that is split in two has two paths."""
-    found: dict[Path, list[tuple[Path, Rule]]] = {}
-    for source, target, rule in optimizer.weights:
-        found.setdefault(source, []).append((target, rule))
-    return tuple(NetworkParameter(source, tuple(places)) for source, places in found.items())
+class _AmbiguousOrderError(Exception):
+    """Several orders fit, or there are too many to try."""
 
 
 def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[ParameterGroup, ...] | None:
     """Return the groups of a state_dict's leaves (by name under it); None if a parameter has no number."""
-    settings: dict[str, dict[str, Path]] = {}
-    listed: dict[str, list[Path]] = {}
-    named: dict[str, list[Path]] = {}
+    groups: dict[str, dict[str, list[tuple[str, Path]]]] = {}
     for name, path in mine.items():
-        if name[0] != "param_groups" or len(name) < 3:
-            continue
-        own = settings.setdefault(name[1], {})
-        if name[2] == "params":
-            listed.setdefault(name[1], []).append(path)
-        elif name[2] == "param_names":
-            named.setdefault(name[1], []).append(path)
-        else:
-            own["/".join(name[2:])] = path
+        if name[0] == "param_groups" and len(name) > 2:
+            kind = name[2] if name[2] in ("params", "param_names") else "settings"
+            groups.setdefault(name[1], {}).setdefault(kind, []).append(("/".join(name[2:]), path))
     found = []
-    for number, own in settings.items():
-        paths, names = listed.get(number, []), named.get(number, [])
-        values = [leaf.value for path in paths if isinstance(leaf := tree[path], ValueLeaf)]
-        if len(values) != len(paths) or not paths or len(names) not in (0, len(paths)):
+    for own in groups.values():
+        paths, names = ([path for _, path in own.get(kind, ())] for kind in ("params", "param_names"))
+        numbers = [str(leaf.value) for path in paths if isinstance(leaf := tree[path], ValueLeaf)]
+        if len({*numbers}) != len(paths) or not paths or len(names) not in (0, len(paths)):
             return None
-        marks: Sequence[Path | None] = names or [None] * len(paths)
-        members = (GroupParameter(str(v), p, n) for v, p, n in zip(values, paths, marks, strict=True))
-        found.append(ParameterGroup(own, tuple(members)))
+        named = dict(zip(numbers, names, strict=True)) if names else {}
+        members = dict(zip(numbers, paths, strict=True))
+        found.append(ParameterGroup(dict(own.get("settings", ())), members, named))
     return tuple(found)
 
 
-def match_parameters(
-    found: Sequence[ParameterGroup], mine: Mapping[Name, Path], optimizer: StoredOptimizer
-) -> dict[str, NetworkParameter] | None:
-    """Return the weight of every number; None unless counts, names or shapes determine it.
-
-    Names decide if the groups have them. Without names, one group has the network's parameters in their
-    order. Each of several groups has its parameters in that order, and only one assignment may fit the
-    moments' shapes.
-    """
-    theirs = list_network_parameters(optimizer)
-    members = [member for group in found for member in group.members]
-    if len(members) != len(theirs):
-        return None
-    shapes = _slot_shapes_by_number(mine, optimizer.tree)
-    order: Sequence[NetworkParameter] | None
-    if all(member.named for member in members):
-        order = _match_by_name(members, theirs, optimizer.tree)
-    elif len(found) == 1:
-        order = theirs
-    else:
-        order = _match_by_shape(found, theirs, shapes, optimizer.tree)
-    if order is None:
-        return None
-    pairs = {member.number: weight for member, weight in zip(members, order, strict=True)}
-    fits = all(_fits(shapes.get(number), w, optimizer.tree) for number, w in pairs.items())
-    return pairs if fits and len(pairs) == len(members) else None
-
-
-def _slot_shapes_by_number(mine: Mapping[Name, Path], tree: Tree) -> dict[str, set[tuple[int, ...]]]:
-    """Return the shapes of each number's moments, to detect another parameter order."""
-    found: dict[str, set[tuple[int, ...]]] = {}
+def slot_shapes(mine: Mapping[Name, Path], tree: Tree) -> dict[str, set[Shape]]:
+    """Return the shapes of each parameter's slots by its number, which show its place in the network."""
+    found: dict[str, set[Shape]] = {}
     for name, path in mine.items():
         leaf = tree[path]
         if name[0] == "state" and len(name) == 3 and name[2] != "step" and isinstance(leaf, Leaf):
@@ -895,68 +545,90 @@ def _slot_shapes_by_number(mine: Mapping[Name, Path], tree: Tree) -> dict[str, s
     return found
 
 
-def _fits(shapes: set[tuple[int, ...]] | None, weight: NetworkParameter, tree: Tree) -> bool:
-    leaf = tree[weight.source]
-    return not shapes or (isinstance(leaf, Leaf) and shapes == {leaf.shape})
+def _merge_chains(
+    chains: Sequence[Sequence[_Item]], place: Callable[[_Item, int], list[_Part] | None]
+) -> list[_Part] | None:
+    """Return the only merge of chains, each of which keeps its order; None if none fits.
+
+    `place` returns the parts of an item at a position in the merge, None where the item does not fit. All
+    fitting merges are followed at once, keyed by how many items of each chain are used. Raise
+    _AmbiguousOrderError if several fit.
+    """
+    ways: dict[tuple[int, ...], tuple[int, list[_Part]]] = {(0,) * len(chains): (1, [])}
+    for _ in range(sum(map(len, chains))):
+        after: dict[tuple[int, ...], tuple[int, list[_Part]]] = {}
+        for used, (count, order) in ways.items():
+            for n, chain in enumerate(chains):
+                parts = place(chain[used[n]], len(order)) if used[n] < len(chain) else None
+                if parts is not None:
+                    now = (*used[:n], used[n] + 1, *used[n + 1 :])
+                    after[now] = after.get(now, (0, order))[0] + count, [*order, *parts]
+        if len(after) > _MOST_STATES:
+            raise _AmbiguousOrderError
+        ways = after
+    for count, merged in ways.values():
+        if count > 1:
+            raise _AmbiguousOrderError
+        return merged
+    return None
+
+
+def match_parameters(
+    groups: Sequence[ParameterGroup], mine: Mapping[Name, Path], optimizer: StoredOptimizer
+) -> dict[str, Path] | None:
+    """Return the weight of every number; None unless counts, names or shapes determine it.
+
+    Names decide if the groups have them. Without names, one group has the network's parameters in their
+    order. Each of several groups has its parameters in that order, and only one assignment may fit the
+    moments' shapes.
+    """
+    tree = optimizer.tree
+    weights = tuple(dict.fromkeys(source for source, _, _ in optimizer.weights))
+    numbers = [number for group in groups for number in group.members]
+    shapes = slot_shapes(mine, tree)
+
+    def fits(number: str, weight: Path) -> bool:
+        leaf = tree[weight]
+        return not shapes.get(number) or (isinstance(leaf, Leaf) and shapes[number] == {leaf.shape})
+
+    if len(numbers) != len(weights):
+        return None
+    pairs: dict[str, Path] | None
+    if all(group.named for group in groups):
+        pairs = _match_by_name(groups, weights, tree)
+    elif len(groups) == 1:
+        pairs = dict(zip(numbers, weights, strict=True))
+    else:
+        try:
+            order = _merge_chains(
+                [list(group.members) for group in groups],
+                lambda number, at: [number] if fits(number, weights[at]) else None,
+            )
+        except _AmbiguousOrderError:
+            order = None
+        owners = dict(zip(order, weights, strict=True)) if order is not None else {}
+        pairs = {number: owners[number] for number in numbers if number in owners}
+    if pairs is None or len(pairs) != len(weights):
+        return None
+    return pairs if all(fits(number, weight) for number, weight in pairs.items()) else None
 
 
 def _match_by_name(
-    members: Sequence[GroupParameter], theirs: Sequence[NetworkParameter], tree: Tree
-) -> list[NetworkParameter] | None:
-    places = {tree.names[weight.source]: weight for weight in theirs}
-    found = []
-    for member in members:
-        leaf = tree[member.named] if member.named is not None else None
+    groups: Sequence[ParameterGroup], weights: Sequence[Path], tree: Tree
+) -> dict[str, Path] | None:
+    left = {tree.names[weight]: weight for weight in weights}
+    found = {}
+    for number, path in (each for group in groups for each in group.named.items()):
+        leaf = tree[path]
         name = str(leaf.value).replace(".", "/") if isinstance(leaf, ValueLeaf) else ""
-        fits = [each for each in places if each == name or each.endswith(f"/{name}")]
+        fits = [each for each in left if each == name or each.endswith(f"/{name}")]
         if len(fits) != 1:
             return None
-        found.append(places.pop(fits[0]))
+        found[number] = left.pop(fits[0])
     return found
 
 
-def _match_by_shape(
-    found: Sequence[ParameterGroup],
-    theirs: Sequence[NetworkParameter],
-    shapes: Mapping[str, set[tuple[int, ...]]],
-    tree: Tree,
-) -> list[NetworkParameter] | None:
-    """Return the only order in which the groups can divide the weights among them, None if there is none.
-
-    Each weight in turn is the next parameter of one of the groups: all fitting assignments are followed
-    at once, keyed by how many parameters of each group are used.
-    """
-    start = (0,) * len(found)
-    ways: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {start: (1, ())}
-    for weight in theirs:
-        after: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
-        for taken, (count, way) in ways.items():
-            for n in _open_groups(found, taken):
-                if not _fits(shapes.get(found[n].members[taken[n]].number), weight, tree):
-                    continue
-                now = (*taken[:n], taken[n] + 1, *taken[n + 1 :])
-                before = after.get(now, (0, ()))[0]
-                after[now] = (before + count, (*way, n))
-        if not after or len(after) > _MOST_STATES:
-            return None
-        ways = after
-    ((count, way),) = ways.values()
-    if count != 1:
-        return None
-    shared: list[list[NetworkParameter]] = [[] for _ in found]
-    for n, weight in zip(way, theirs, strict=True):
-        shared[n].append(weight)
-    return [weight for each in shared for weight in each]
-
-
-def _open_groups(found: Sequence[ParameterGroup], taken: Sequence[int]) -> Iterator[int]:
-    return (n for n, group in enumerate(found) if taken[n] < len(group.members))
-
-
 # Bind a torch optimizer state_dict to the canonical optimizer.
-
-# Settings of torch/optim/adam.py that RAdam, Adamax and SparseAdam lack while having the newer ones.
-_AMSGRAD, _YOUNGER = "amsgrad", frozenset(("foreach", "maximize"))
 
 
 def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
@@ -965,37 +637,47 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     Where groups differ in a setting, every weight has its own: `NAME_optimizer/SETTING/WEIGHT`. An
     unknown optimizer, or one whose parameters are ambiguous, stays unmapped, with a note.
     """
-    mine = optimizer.own
-    found = read_parameter_groups(mine, optimizer.tree) if mine else ()
-    keys = {name.partition("/")[0] for group in found or () for name in group.settings}
+    mine, tree = optimizer.own, optimizer.tree
+    groups = read_parameter_groups(mine, tree) or ()
+    keys = {name.partition("/")[0] for group in groups for name in group.settings}
     slots = {name[2] for name in mine if name[0] == "state" and len(name) == 3}
-    other = _find_foreign_class(keys, slots)
+    other = optimizers.find_unconverted(keys, slots)
     if other:
-        note = make_unconverted_note(optimizer.name, other)
-        return OptimizerMoves((), note=note)
-    order = match_parameters(found, mine, optimizer) if found else None
-    if order is None or found is None:
-        note = (
-            f"{optimizer.name}: its parameter groups do not match the network, so no state is "
-            f"converted; {WITHOUT}"
-        )
-        return OptimizerMoves((), note=note if mine else "")
-    family = _find_torch_family(keys, slots)
-    moves, of = _move_slots(mine, order, family, optimizer)
-    steps = [
-        Move(path, schema.canonical_setting_path(optimizer.name, "step"), ToTensor("int64"))
-        for name, path in mine.items()
-        if name[:1] == ("state",) and name[2:] == ("step",)
-    ]
+        return OptimizerMoves((), note=make_unconverted_note(optimizer.name, other))
+    order = match_parameters(groups, mine, optimizer) if groups else None
+    if order is None:
+        note = f"{optimizer.name}: its parameter groups do not match the network, so no state is converted"
+        return OptimizerMoves((), note=f"{note}; {WITHOUT}" if mine else "")
+    family = optimizers.find_torch_family(keys, slots)
+    targets: dict[Path, list[tuple[Path, Rule]]] = {}
+    for source, target, rule in optimizer.weights:
+        targets.setdefault(source, []).append((target, rule))
+    moves: list[Move] = []
+    of: dict[Path, Path] = {}
+    for number, weight in order.items():
+        for theirs, slot in family.torch_slots.items():
+            path = mine.get(("state", number, theirs))
+            if path is None:
+                continue
+            # An old SGD without momentum stores None, which is read like a setting.
+            stored = isinstance(tree[path], Leaf)
+            of |= {path: weight} if stored else {}
+            moves += [
+                Move(
+                    path,
+                    schema.canonical_slot_path(optimizer.name, slot if stored else theirs, target),
+                    rule if stored else KEEP,
+                )
+                for target, rule in targets[weight]
+            ]
     # torch counts updates once per parameter; all move to one counter, which must be the same number.
-    moves += steps
-    settings = [
-        *_move_settings(found, order, family, optimizer),
-        *_move_group_settings(found, order, optimizer),
-    ]
-    listed = {member.listed for group in found for member in group.members}
-    repeated = {path for group in found for path in group.settings.values()} - {m.source for m in settings}
-    consumed = frozenset((*listed, *repeated, *(step.source for step in steps[1:])))
+    steps = [path for name, path in mine.items() if name[:1] == ("state",) and name[2:] == ("step",)]
+    count = schema.canonical_setting_path(optimizer.name, "step")
+    moves += [Move(path, count, ToTensor("int64")) for path in steps]
+    settings = list(_move_settings(groups, order, family, targets, optimizer))
+    listed = {path for group in groups for path in group.members.values()}
+    repeated = {path for group in groups for path in group.settings.values()}
+    consumed = frozenset((*listed, *(repeated - {move.source for move in settings}), *steps[1:]))
     return OptimizerMoves((*moves, *settings), consumed, of)
 
 
@@ -1008,116 +690,327 @@ def is_scheduled(path: Path) -> bool:
     return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in _SCHEDULED
 
 
-def _find_foreign_class(keys: set[str], slots: set[str]) -> str | None:
-    """Return the class of an unsupported optimizer, based on its settings' names."""
-    found = next((owner for name, owner in TORCH_OTHERS.items() if name in keys), None)
-    others = "betas" in keys and _AMSGRAD not in keys and bool(keys & _YOUNGER)
-    if found is None and others and "exp_inf" not in slots:
-        return "RAdam, Adamax or SparseAdam"
-    return found
-
-
-def _find_torch_family(keys: set[str], slots: set[str]) -> OptimizerFamily:
-    if "betas" in keys:
-        return ADAMAX if "exp_inf" in slots else ADAM
-    if "alpha" in keys:
-        return RMSPROP
-    if "rho" in keys:
-        return ADADELTA
-    if "lr_decay" in keys:
-        return ADAGRAD
-    if keys & {"dampening", "nesterov"}:
-        return SGD
-    return next((family for family in FAMILIES if slots & family.torch_slots.keys()), ADAM)
-
-
-def _move_slots(
-    mine: Mapping[Name, Path],
-    order: Mapping[str, NetworkParameter],
-    family: OptimizerFamily,
-    optimizer: StoredOptimizer,
-) -> tuple[list[Move], dict[Path, Path]]:
-    moves: list[Move] = []
-    of: dict[Path, Path] = {}
-    places: Iterator[tuple[Path, Rule]]
-    for number, weight in order.items():
-        for theirs, slot in family.torch_slots.items():
-            path = mine.get(("state", number, theirs))
-            if path is None:
-                continue
-            if isinstance(optimizer.tree[path], ValueLeaf):
-                # An old SGD without momentum stores None, which is read like a setting.
-                places = (
-                    (schema.canonical_slot_path(optimizer.name, theirs, t), KEEP) for t, _ in weight.places
-                )
-            else:
-                places = (
-                    (schema.canonical_slot_path(optimizer.name, slot, t), rule) for t, rule in weight.places
-                )
-                of[path] = weight.source
-            moves += [Move(path, target, rule) for target, rule in places]
-    return moves, of
-
-
 def _move_settings(
-    found: Sequence[ParameterGroup],
-    order: Mapping[str, NetworkParameter],
-    family: OptimizerFamily,
+    groups: Sequence[ParameterGroup],
+    order: Mapping[str, Path],
+    family: optimizers.OptimizerFamily,
+    targets: Mapping[Path, Sequence[tuple[Path, Rule]]],
     optimizer: StoredOptimizer,
 ) -> Iterator[Move]:
-    """Yield the settings: one for all where the groups agree, else one per weight."""
-    names = dict.fromkeys(name for group in found for name in group.settings)
-    for theirs in names:
+    """Yield the settings, one for all where the groups agree, else one per weight, and weights' identities.
+
+    These are names, groups, and numbers if the order differs.
+    """
+
+    def move_each(path: Path, numbers: Iterable[str], entry: str, rule: Rule = KEEP) -> Iterator[Move]:
+        for target in (target for number in numbers for target, _ in targets[order[number]]):
+            yield Move(path, schema.canonical_slot_path(optimizer.name, entry, target), rule)
+
+    for theirs in dict.fromkeys(each for group in groups for each in group.settings):
         ours = family.torch_settings.get(theirs, theirs)
-        paths = [group.settings.get(theirs) for group in found]
+        paths = [group.settings.get(theirs) for group in groups]
         if paths[0] is not None and _values_agree(paths, optimizer.tree):
             yield Move(paths[0], schema.canonical_setting_path(optimizer.name, ours), KEEP)
             continue
-        for path, group in zip(paths, found, strict=True):
-            for member in group.members if path is not None else ():
-                for target, _ in order[member.number].places:
-                    assert path is not None  # noqa: S101  # the loop's own condition
-                    yield Move(path, schema.canonical_slot_path(optimizer.name, ours, target), KEEP)
+        for path, group in zip(paths, groups, strict=True):
+            yield from move_each(path, group.members, ours) if path is not None else ()
+    ranks = {weight: n for n, weight in enumerate(targets)}
+    for position, group in enumerate(groups):
+        inside = [ranks[order[number]] for number in group.members]
+        for number, listed in group.members.items():
+            identity: list[tuple[Path, str, Rule]] = []
+            identity += [(group.named[number], schema.NAMES, KEEP)] if number in group.named else []
+            identity += [(listed, schema.GROUP, FixedValue(position))] if len(groups) > 1 else []
+            identity += [(listed, schema.NUMBER, KEEP)] if inside != sorted(inside) else []
+            for path, entry, rule in identity:
+                yield from move_each(path, [number], entry, rule)
 
 
 def _values_agree(paths: Sequence[Path | None], tree: Tree) -> bool:
-    if len(paths) == 1:
-        return True
-    values = [tree[path] if path is not None else None for path in paths]
-    first = values[0]
-    return isinstance(first, ValueLeaf) and all(
-        isinstance(each, ValueLeaf) and repr(each.value) == repr(first.value) for each in values
+    leaves = [tree[path] if path is not None else None for path in paths]
+    values = {repr(leaf.value) if isinstance(leaf, ValueLeaf) else None for leaf in leaves}
+    return len(paths) == 1 or (len(values) == 1 and None not in values)
+
+
+# The order of a PyTorch model's parameters, where a file holds them sorted by name.
+#
+# `parameters()` yields a module's own parameters, then those of its submodules, one submodule at a time
+# (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of torch.nn;
+# submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the numbers.
+
+_RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")
+_NUMBER = re.compile(r"\d+")
+
+
+def find_only_order(
+    parameters: Sequence[tuple[Sequence[str], Shape]], wanted: Sequence[Shape], *, numbered: bool
+) -> list[int] | None:
+    """Return the numbers of named parameters in the only order with these shapes, None if not unique.
+
+    With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names
+    are numbers always are.
+    """
+    # A module: its parameters' numbers by name, and its submodules by a tuple of their name.
+    root: dict[Any, Any] = {}
+    for number, (name, _) in enumerate(parameters):
+        module = root
+        for step in name[:-1]:
+            module = module.setdefault((step,), {})
+        module[name[-1]] = number
+
+    def place(item: Any, at: int) -> list[int] | None:
+        if not isinstance(item, dict):
+            return [item] if at < len(wanted) and parameters[item][1] == wanted[at] else None
+        own = {name: each for name, each in item.items() if isinstance(name, str)}
+        inner = {name[0]: each for name, each in item.items() if not isinstance(name, str)}
+        first = _merge_chains(_parameter_chains(own), lambda each, n: place(each, at + n))
+        chains = _submodule_chains(inner, numbered=numbered)
+        start = at + len(own)
+        rest = None if first is None else _merge_chains(chains, lambda each, n: place(each, start + n))
+        return None if first is None or rest is None else [*first, *rest]
+
+    try:
+        return place(root, 0) if len(parameters) == len(wanted) else None
+    except _AmbiguousOrderError:
+        return None
+
+
+def _parameter_chains(own: Mapping[str, int]) -> list[list[int]]:
+    """Return parameters in chains: weight before bias; those of a recurrent layer in a fixed order."""
+    chains: dict[str, list[tuple[tuple[int, ...], int]]] = {}
+    for name, number in own.items():
+        recurrent = _RECURRENT.fullmatch(name)
+        if recurrent is not None:
+            kind, gate, layer, reverse = recurrent.groups()
+            place = (int(layer), bool(reverse), gate == "hr", kind == "bias", gate == "hh")
+            chains.setdefault("recurrent", []).append((place, number))
+        else:
+            chains.setdefault(name.replace("bias", "weight"), []).append((("bias" in name,), number))
+    return [[number for _, number in sorted(chain)] for chain in chains.values()]
+
+
+def _submodule_chains(inner: Mapping[str, dict[Any, Any]], *, numbered: bool) -> list[list[dict[Any, Any]]]:
+    """Return submodules in chains: those whose names differ only in a number are ordered by it."""
+    chains: dict[str, list[str]] = {}
+    for name in inner:
+        chains.setdefault(_NUMBER.sub("#", name) if numbered or name.isdecimal() else name, []).append(name)
+    return [
+        [inner[name] for name in sorted(chain, key=lambda name: [*map(int, _NUMBER.findall(name))])]
+        for chain in chains.values()
+    ]
+
+
+# Find the parameters that each optimizer of a PyTorch checkpoint trains, without a layout.
+#
+# Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the
+# order of the module, which the shapes of all slots must confirm, and only one network or one choice of
+# parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
+# safetensors does, loses that order: then only one module order may fit (see above).
+
+# Words that do not distinguish one network or optimizer from another.
+_COMMON = frozenset(
+    (
+        *("optimizer", "optimizers", "optim", "opt", "state", "states", "dict", "model", "models", "net"),
+        *("nets", "network", "networks", "module", "weights", "params"),
     )
+)
+# Words for copies of a network, which no optimizer trains.
+_COPIES = frozenset(("ema", "swa", "average", "averaged", "target", "targ", "teacher", "old"))
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_MOST_TOGETHER = 4  # networks that one optimizer may train, in any order
 
 
-def _move_group_settings(
-    found: Sequence[ParameterGroup], order: Mapping[str, NetworkParameter], optimizer: StoredOptimizer
-) -> Iterator[Move]:
-    """Yield what identifies weights: names, groups, and numbers if the order differs."""
-    ranks = {weight: n for n, weight in enumerate(dict.fromkeys(s for s, _, _ in optimizer.weights))}
-    for number, group in enumerate(found):
-        inside = [ranks[order[member.number].source] for member in group.members]
-        for member in group.members:
-            for target, _ in order[member.number].places:
-                if member.named is not None:
-                    yield Move(
-                        member.named, schema.canonical_slot_path(optimizer.name, schema.NAMES, target), KEEP
-                    )
-                if len(found) > 1:
-                    place = schema.canonical_slot_path(optimizer.name, schema.GROUP, target)
-                    yield Move(member.listed, place, FixedValue(number))
-                if inside != sorted(inside):
-                    yield Move(
-                        member.listed, schema.canonical_slot_path(optimizer.name, schema.NUMBER, target), KEEP
-                    )
+class BoundOptimizer(NamedTuple):
+    """One optimizer of the source: its name, where it is, and its bound state."""
+
+    name: str
+    top: Path
+    moves: OptimizerMoves
+    weights: tuple[Path, ...]
 
 
-# Initial moments: zero tensors created when they are read.
+# A network that fits an optimizer: its name, the bound state, its trained parameters in order.
+_Fit = tuple[str, OptimizerMoves, tuple[Path, ...]]
+
+
+def list_torch_optimizers(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer's state_dict, by its path."""
+    groups_, states = key("param_groups"), key("state")
+    tops = dict.fromkeys(
+        path[: path.index(groups_)] for path in tree if groups_ in path and path[-2:-1] == (key("params"),)
+    )
+    depths = sorted({len(top) for top in tops})
+    found: dict[Path, list[Path]] = {top: [] for top in tops}
+    for path in tree:
+        for depth in depths:
+            if path[:depth] in found and path[depth : depth + 1] in ((groups_,), (states,)):
+                found[path[:depth]].append(path)
+                break
+    return found
+
+
+def bind_torch_optimizers(
+    tree: Tree,
+    tops: Iterable[Path],
+    networks: Mapping[str, tuple[Path, ...]],
+    names: Mapping[Path, Path],
+) -> tuple[list[BoundOptimizer], list[str], list[str]]:
+    """Assign each optimizer to the network that it trains; return the states, notes, and assumptions.
+
+    `networks` are the parameters of each in their order, `names` the weights' canonical paths.
+    """
+    states: list[BoundOptimizer] = []
+    notes: list[str] = []
+    assumed: list[str] = []
+    for top in tops:
+        stored = _TorchOptimizer(tree, top, names)
+        title = stored.title
+        orders = {name: stored.order(own) for name, own in networks.items()}
+        fits = list(stored.fits((name, own) for name, own in orders.items() if own is not None))
+        lost = [name for name, order in orders.items() if order is None]
+        if lost:
+            notes.append(
+                f"{title}: the file sorts the tensors of {lost[0] or 'the network'} by name, and their "
+                "shapes fit several module orders; the optimizer state is not converted: use --part "
+                f"{shlex.quote(lost[0] or '.')} to convert the network alone"
+            )
+            continue
+        sure = {name: own for name, own in networks.items() if not _is_sorted(tree, own)}
+        fits = fits or list(stored.fits(_join_networks(sure))) or list(stored.fits(stored.subsets(sure)))
+        chosen = fits[0] if len(fits) == 1 else _match_title(title, fits)
+        if chosen is None:
+            fitting = abbreviate_list([name for name, _, _ in fits], 3)
+            why = f"fit several networks ({fitting})" if fits else "match the parameters of no network"
+            notes.append(f"{title}: its param_groups {why}; its state is not converted; {WITHOUT}")
+            continue
+        name, bound, own = chosen
+        if bound.note:
+            notes.append(bound.note)
+            continue
+        network, whole = name or "the network", networks.get(name, own)
+        how = "the order of param_groups and the shapes of all slots"
+        if any(move.target[1] == attr(schema.NAMES) for move in bound.moves):
+            how = "param_names"
+        elif own != whole and len(own) == len(whole):
+            how = "the only module order that fits the shapes of all slots"
+            assumed.append(
+                f"{title}: the file sorts tensors by name; they are read in PyTorch's order: weight "
+                "before bias, numbered modules in numeric order"
+            )
+        notes.append(f"{title} trains {network}, matched by {how}")
+        if len(own) < len(whole):
+            assumed.append(
+                f"{title} trains {len(own)} of {len(whole)} parameters of {network}: "
+                "the only ones whose shapes fit its slots in this order"
+            )
+        states.append(BoundOptimizer(title, top, bound, own))
+    return states, notes, assumed
+
+
+def _match_title(title: str, fits: Sequence[_Fit]) -> _Fit | None:
+    """Return the network that the optimizer's name refers to, None if not unique."""
+    named = [fit for fit in fits if _words(fit[0]) == _words(title)]
+    trained = [fit for fit in fits if not _words(fit[0]) & _COPIES]
+    return next((found[0] for found in (named, trained) if len(found) == 1), None)
+
+
+def _words(name: str) -> frozenset[str]:
+    words = (word.lower() for word in _WORD.findall(name))
+    return frozenset(word for word in words if word not in _COMMON and word != "0")
+
+
+def _is_sorted(tree: Tree, own: tuple[Path, ...]) -> bool:
+    """Whether a plain dict contains a network's parameters sorted by name, as safetensors writes them."""
+    held = tree.containers.get(own[0][:-1]) if own else None
+    if held is not None and held.kind != "dict":
+        return False
+    by_type: dict[str, list[str]] = {}
+    for path in own:
+        leaf = tree[path]
+        if isinstance(leaf, Leaf):
+            by_type.setdefault(leaf.dtype, []).append(str(path[-1].value))
+    return len(own) > 1 and all(names == sorted(names) for names in by_type.values())
+
+
+def _join_networks(networks: Mapping[str, tuple[Path, ...]]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    """Yield the orders of networks that one optimizer may train jointly."""
+    for count in range(2, len(networks) + 1) if len(networks) <= _MOST_TOGETHER else ():
+        for order in itertools.permutations(networks, count):
+            yield " and ".join(order), tuple(path for name in order for path in networks[name])
+
+
+class _TorchOptimizer:
+    """One state_dict at `top`; `names` are the weights' canonical paths."""
+
+    def __init__(self, tree: Tree, top: Path, names: Mapping[Path, Path]) -> None:
+        self.tree, self.names, self.title = tree, names, display(top)
+        self.prefix = tuple(self.title.split("/")) if top else ()
+        mine = StoredOptimizer(self.title, self.prefix, tree, ()).own
+        self.groups = read_parameter_groups(mine, tree)
+        numbers = [number for group in self.groups or () for number in group.members]
+        shapes = slot_shapes(mine, tree)
+        self.shapes = [shapes.get(number, set()) for number in numbers]
+        # The shape of every parameter, None unless each has slots of one shape.
+        sure = bool(self.groups) and all(len(each) == 1 for each in self.shapes)
+        self.wanted = [shape for each in self.shapes for shape in each] if sure else None
+
+    def fits(self, networks: Iterable[tuple[str, tuple[Path, ...]]]) -> Iterator[_Fit]:
+        """Yield the networks whose parameters are those of the groups, with the state bound to them."""
+        for name, own in networks:
+            if self.groups is not None and len(self.shapes) == len(own):
+                weights = tuple((path, self.names[path], KEEP) for path in own)
+                bound = from_torch(StoredOptimizer(self.title, self.prefix, self.tree, weights))
+                if bound.moves or "do not match" not in bound.note:
+                    yield name, bound, own
+
+    def order(self, own: tuple[Path, ...]) -> tuple[Path, ...] | None:
+        """Return a network's parameters in PyTorch's order, None if the file does not determine it."""
+        groups = self.groups
+        if not _is_sorted(self.tree, own):
+            return own
+        if groups is None or len(self.shapes) != len(own) or all(group.named for group in groups):
+            return own  # names decide, or nothing fits
+        leaves = [leaf for path in own if isinstance(leaf := self.tree[path], Leaf)]
+        if not any(self.shapes) and len(groups) == 1:
+            return own
+        if self.wanted is not None and Counter(leaf.shape for leaf in leaves) != Counter(self.wanted):
+            return own  # nothing fits
+        if len(groups) > 1 or self.wanted is None:
+            return None
+        parameters = [
+            (tuple(str(path[-1].value).split(".")), leaf.shape)
+            for path, leaf in zip(own, leaves, strict=True)
+        ]
+        orders = (find_only_order(parameters, self.wanted, numbered=each) for each in (False, True))
+        order = next(filter(None, orders), None)
+        return None if order is None else tuple(own[number] for number in order)
+
+    def subsets(self, networks: Mapping[str, tuple[Path, ...]]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+        """Yield the networks of which an optimizer trains a subset, if only one subset of parameters fits.
+
+        Every parameter of the optimizer must have a slot with the parameter's shape.
+        """
+        if self.groups is None or len(self.groups) != 1 or not self.wanted:
+            return
+        for name, own in networks.items():
+            shapes = [(path, leaf.shape) for path in own if isinstance(leaf := self.tree[path], Leaf)]
+            # The earliest and the latest choice are only equal if there is no other.
+            first = _match_shapes(self.wanted, shapes)
+            last = _match_shapes(self.wanted[::-1], shapes[::-1])
+            if first is not None and last is not None and first == last[::-1]:
+                yield name, first
+
+
+def _match_shapes(wanted: Sequence[Shape], own: Sequence[tuple[Path, Shape]]) -> tuple[Path, ...] | None:
+    """Return the earliest parameters with these shapes in this order, None if there are none."""
+    left = iter(own)
+    found = tuple(next((path for path, other in left if other == shape), None) for shape in wanted)
+    return tuple(path for path in found if path is not None) if None not in found else None
 
 
 @dataclass(frozen=True, slots=True)
 class _ZeroSource:
-    """A source of the given number of zero bytes."""
+    """Zero bytes, created when they are read."""
 
     nbytes: int
 
@@ -1126,6 +1019,6 @@ class _ZeroSource:
 
 
 def make_zero_tensor(like: Leaf) -> Leaf:
-    """Return a zero tensor with the dtype and shape of another."""
+    """Return a zero tensor with the dtype and shape of another: an initial moment."""
     nbytes = math.prod(like.shape) * dtypes.BY_NAME[like.dtype].itemsize
     return Leaf(like.dtype, like.shape, _ZeroSource(nbytes), "")

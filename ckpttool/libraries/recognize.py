@@ -16,13 +16,13 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.sidecar import format_activation
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
+from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer, from_keras, from_torch
 from ckpttool.libraries.schema import (
     BRANCHES,
     NO_LAYOUT,
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
-    DefaultSetting,
     RecognizedAgent,
 )
 from ckpttool.mapping import wrappers
@@ -34,7 +34,6 @@ from ckpttool.mapping.rules import (
     Move,
     MoveList,
     Plan,
-    Rule,
     Settings,
     ToTensor,
     chain_rules,
@@ -287,9 +286,10 @@ class LayoutTable:
     with `matrices` a weight [out, in] without a bias is a dense layer, which elsewhere may be an
     embedding; with `late` a Q-function without its policy may receive the action after its first layer.
     `rooted` means that the agent may be an attribute of the saved object; `optimizer` binds an
-    optimizer's state; `seen` names the real files (from other people, or written by the library itself)
-    used to test the layout; it is empty if no real file was available. `statistics` names the place of the
-    observation statistics that the layout reads; it is empty if it reads none.
+    optimizer's state if that is not its framework's own; `seen` names the real files (from other people, or
+    written by the library itself) used to test the layout; it is empty if no real file was available.
+    `statistics` names the place of the observation statistics that the layout reads; it is empty if it reads
+    none.
     """
 
     name: str
@@ -299,7 +299,6 @@ class LayoutTable:
     optimizers: Mapping[str, str]
     counters: Mapping[str, str]
     facts: AgentMetadata
-    optimizer: Callable[[StoredOptimizer], OptimizerMoves]
     rooted: bool = False
     seen: str = ""
     statistics: str = ""
@@ -308,49 +307,7 @@ class LayoutTable:
     joined: bool = False
     matrices: bool = False
     late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StoredOptimizer:
-    """The data that an optimizer's binder may read.
-
-    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in file
-    order, each with its canonical path and its rule.
-    """
-
-    name: str
-    prefix: tuple[str, ...]
-    tree: Tree
-    weights: tuple[tuple[Path, Path, Rule], ...]
-
-    @property
-    def own(self) -> dict[Name, Path]:
-        """The optimizer's own leaves by their names within it, in file order."""
-        if not self.prefix:
-            return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
-        start = "/".join(self.prefix)
-        below, cut = f"{start}/", len(self.prefix)
-        return {
-            tuple(name.split("/"))[cut:]: path
-            for path, name in self.tree.names.items()
-            if name.startswith(below) or name == start
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerMoves:
-    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
-
-    `defaults` are settings of its library if they differ from Keras's; `assumed` is a sentence on a class
-    that the checkpoint does not name.
-    """
-
-    moves: tuple[Move, ...]
-    consumed: frozenset[Path] = frozenset()
-    of: Mapping[Path, Path] | None = None
-    note: str = ""
-    defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
-    assumed: str = ""
+    optimizer: Callable[[StoredOptimizer], OptimizerMoves] | None = None
 
 
 def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
@@ -610,7 +567,8 @@ def _move_optimizer(
         if schema.is_trained_by(ours, move.target) and (not head or move.target[1] == attr(head))
     )
     found = StoredOptimizer(ours, (*root, *theirs.split("/")), tree, mine)
-    return table.optimizer(found) if ours != schema.JOINT or found.own else None
+    binder = table.optimizer or (from_torch if table.framework == "torch" else from_keras)
+    return binder(found) if ours != schema.JOINT or found.own else None
 
 
 def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tuple[Move, ...]:

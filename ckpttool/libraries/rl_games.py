@@ -19,7 +19,7 @@ from dataclasses import replace
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS
 from ckpttool.core.tree import Tree, ValueLeaf, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     CATEGORICAL,
@@ -38,6 +38,7 @@ from ckpttool.libraries.write import (
     WritingTable,
     list_kernel_shapes,
     plan_torch_file,
+    require_activation,
 )
 from ckpttool.mapping.rules import Plan, Settings
 
@@ -66,7 +67,6 @@ TABLE = LayoutTable(
             "almost all settings of rl_games choose"
         ),
     ),
-    optimizer=optimizers_read.from_torch,
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
     seen="models built by rl_games 1.6.5: A2C with one network and with two, also discrete",
@@ -175,14 +175,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             found=str(sizes["value"]),
         )
     theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
-    hidden = binding.facts.activations or (binding.facts.hidden,)
-    if len({*hidden}) > 1 or not {*hidden} <= theirs.keys():
-        raise UnsupportedError(
-            "rl_games' networks have one activation, of its own list",
-            expected=", ".join(theirs),
-            found=", ".join(dict.fromkeys(hidden)),
-        )
-    activation = theirs[hidden[0]]
+    activation = theirs[require_activation(binding, "rl_games", theirs)]
     targets = (*(move.target for move in found.moves), *found.added)
     normed = any("running_mean_std" in str(path[-1].value) for path in targets)
     spread = "" if binding.facts.head == "argmax" else ", fixed_sigma: True"

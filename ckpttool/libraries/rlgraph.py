@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ckpttool.core.tree import Tree
-from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.mapping.rules import Move
@@ -32,7 +31,6 @@ TABLE = LayoutTable(
     optimizers={},
     counters={"global-timestep": "num_timesteps", "global-training-timestep": "total_it"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["rlgraph"]),
-    optimizer=optimizers_read.from_keras,
     seen="SAC built and saved by 0.5.5 under TensorFlow 1.14",
     tensors={"log_alpha": "temperature/log_alpha"},
     joined=True,

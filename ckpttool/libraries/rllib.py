@@ -22,7 +22,7 @@ from ckpttool.core.sidecar import (
 )
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
-from ckpttool.libraries import optimizers_read, schema, write
+from ckpttool.libraries import schema, write
 from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
     AgentMetadata,
@@ -110,7 +110,7 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
         "action_space/low": list(low),
         "action_space/high": list(high),
         "model_config/fcnet_hiddens": list(sizes.pop()),
-        "model_config/fcnet_activation": _activation(binding),
+        "model_config/fcnet_activation": write.require_activation(binding, _WHOSE, _ACTIVATIONS),
         **({"model_config/vf_share_layers": False} if ppo else {"model_config/twin_q": True}),
     }
     found: dict[Path, Leaf | ValueLeaf] = {}
@@ -121,16 +121,6 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
         elif isinstance(value, Record | str | bool):
             found[path] = ValueLeaf(value)
     return found
-
-
-def _activation(binding: RecognizedAgent) -> str:
-    facts = binding.facts
-    hidden = set(facts.activations or (facts.hidden,))
-    if len(hidden) != 1 or not hidden <= set(_ACTIVATIONS):
-        raise UnsupportedError(
-            f"{_WHOSE} requires the same activation in all hidden layers", found=", ".join(sorted(hidden))
-        )
-    return hidden.pop()
 
 
 # RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3, DQN), on PyTorch.
@@ -154,7 +144,6 @@ POLICY_TABLE = LayoutTable(
     optimizers={},
     counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
-    optimizer=optimizers_read.from_torch,
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
 )
 _POLICY_DQN = AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5)
@@ -444,7 +433,6 @@ TABLE = LayoutTable(
     facts=AgentMetadata(
         head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=schema.LEFT_OPEN["rllib sac"]
     ),
-    optimizer=optimizers_read.from_torch,
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
     joined=True,
 )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ckpttool.core.tree import PathStep, Tree, ValueLeaf, attr, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -57,7 +57,6 @@ TABLE = LayoutTable(
         lacks=schema.LEFT_OPEN["rsl_rl"],
         distribution=schema.GAUSSIAN._replace(limits=(math.log(1e-6), math.log(1e6))),
     ),
-    optimizer=optimizers_read.from_torch,
     tensors={
         f"{_MODEL}/std": "actor/std",
         f"{_MODEL}/log_std": "actor/log_std",

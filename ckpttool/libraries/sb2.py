@@ -14,7 +14,7 @@ from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores, unknown_fact
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import sb3, schema, write
-from ckpttool.libraries.recognize import LayoutTable, OptimizerMoves, StoredOptimizer, bind
+from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     AgentMetadata,
     AgentNetwork,
@@ -35,6 +35,7 @@ from ckpttool.libraries.write import (
     list_kernel_shapes,
     make_edge_path,
     parse_edge_path,
+    require_activation,
 )
 from ckpttool.mapping.rules import Move, Plan, Settings, ToValue
 
@@ -244,7 +245,7 @@ def _make_settings(
         limit = _observation_limit(binding)
         values |= {"observation_range/0": ValueLeaf(-limit), "observation_range/1": ValueLeaf(limit)}
     values |= {f"policy_kwargs/layers/{n}": ValueLeaf(size) for n, size in enumerate(sizes)}
-    activation = _activation(binding)
+    activation = require_activation(binding, _WHOSE, {"relu", *_ACTIVATIONS})
     if activation != "relu":
         values["policy_kwargs/act_fun"] = ValueLeaf(Record(_ACTIVATIONS[activation]))
     return {_setting(name): leaf for name, leaf in values.items()}
@@ -302,16 +303,6 @@ def _observation_limit(binding: RecognizedAgent) -> float:
     return norm.clip if plain else math.inf
 
 
-def _activation(binding: RecognizedAgent) -> str:
-    facts = binding.facts
-    hidden = set(facts.activations or (facts.hidden,))
-    if len(hidden) != 1 or not hidden <= {"relu", *_ACTIVATIONS}:
-        raise UnsupportedError(
-            f"{_WHOSE} requires the same activation in all hidden layers", found=", ".join(sorted(hidden))
-        )
-    return hidden.pop()
-
-
 # Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm; DQN; PPO2, A2C,
 # ACER, ACKTR, PPO1 and TRPO.
 #
@@ -326,10 +317,6 @@ def _activation(binding: RecognizedAgent) -> str:
 # layers of the policy came before those of the value.
 
 
-def _skip_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:  # noqa: ARG001 - the contract's
-    return OptimizerMoves(())
-
-
 TABLE = LayoutTable(
     name="stable_baselines2",
     statistics="vecnormalize.pkl; DDPG's in the file",
@@ -341,7 +328,6 @@ TABLE = LayoutTable(
     facts=AgentMetadata(
         head="affine", hidden="relu", epsilon=1e-12, lacks=schema.LEFT_OPEN["stable_baselines"]
     ),
-    optimizer=_skip_optimizer,
     # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},
     tensors={"model/log_ent_coef": "temperature/log_alpha"},

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.optimizers import ADAM, RMSPROP
 from ckpttool.core.sidecar import (
     NO_ACTIVATIONS,
     NO_BOUNDS,
@@ -63,6 +64,7 @@ from ckpttool.libraries.write import (
     is_gaussian,
     list_kernel_shapes,
     plan_torch_file,
+    require_activation,
 )
 from ckpttool.mapping.layer_kinds import kernel_permutation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTensor
@@ -1061,15 +1063,15 @@ def _make_on_policy_table(binding: RecognizedAgent, agent: Tree) -> tuple[Writin
     trained = any(path[0] == attr(schema.JOINT) for path in agent)
     family = optimizers_read.CanonicalOptimizer(schema.JOINT, agent, {}, {}).family if trained else None
     # RMSpropTFLike adds epsilon inside the square root: another library's state is not its own.
-    own = binding.layout == TABLE.name and family is optimizers_read.RMSPROP
+    own = binding.layout == TABLE.name and family is RMSPROP
     writing = WritingTable(
         _WHOSE,
         rows,
         "argmax" if discrete else "clip",
         hidden="",
         needs=("actor", "value"),
-        joint=(_OPTIMIZER,) if trained and (own or family is optimizers_read.ADAM) else None,
-        family=optimizers_read.RMSPROP if own else optimizers_read.ADAM,
+        joint=(_OPTIMIZER,) if trained and (own or family is ADAM) else None,
+        family=RMSPROP if own else ADAM,
         spaces=frozenset(("several", "starts")),
         modules=(
             "log_std",
@@ -1147,7 +1149,8 @@ def _make_settings(
     sizes = {name: _sizes(agent, parts[0]) for name, parts in heads.items()}
     if "qf" in sizes:
         _require_q_functions(sizes, [_sizes(agent, part) for part in heads["qf"]])
-    group, module = (_DATA, key("policy_kwargs")), _activation(binding)
+    group, module = (_DATA, key("policy_kwargs")), _MODULES[require_activation(binding, _WHOSE, _MODULES)]
+    module = module if "." in module else f"activation.{module}"
     inputs = next(iter(sizes.values()))[0]
     values: dict[Path, Leaf | ValueLeaf] = {
         (_DATA, key("policy_class")): ValueLeaf(Record(policy.name)),
@@ -1232,19 +1235,6 @@ def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
     return [shapes[0][0], *(shape[1] for shape in shapes)]
 
 
-def _activation(binding: RecognizedAgent) -> str:
-    facts = binding.facts
-    hidden = set(facts.activations or (facts.hidden,))
-    known: Mapping[str, str] = _MODULES
-    if len(hidden) != 1 or not hidden <= known.keys():
-        raise UnsupportedError(
-            "Stable-Baselines3 requires the same activation in all hidden layers",
-            found=", ".join(sorted(hidden)),
-        )
-    module = known[hidden.pop()]
-    return module if "." in module else f"activation.{module}"
-
-
 # Agents of Stable-Baselines3 and its contrib: TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS.
 #
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
@@ -1283,7 +1273,6 @@ TABLE = LayoutTable(
         lacks=schema.LEFT_OPEN["stable_baselines"],
         distribution=schema.LIMITED_GAUSSIAN,
     ),
-    optimizer=optimizers_read.from_torch,
     branches={"log_std": "log_std"},
     tensors={
         # gSDE's matrix of standard deviations is not a layer: it only scales noise in training.

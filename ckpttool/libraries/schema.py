@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UsageError
+from ckpttool.core.optimizers import FAMILIES, DefaultSetting
 from ckpttool.core.sidecar import (
     NO_ACTION_MAP,
     NO_ACTIVATIONS,
@@ -153,12 +154,7 @@ LOG_STD = dict.fromkeys(
 )
 # Names of a policy's further heads in files written by ckpttool: `std` precedes a softplus.
 BRANCHES = {**LOG_STD, "std": "std"}
-# Slots of Adam, Adamax, RMSprop, Adagrad, Adadelta, and momentum's gradient sums
-# (libraries/optimizers_read.py).
-SLOTS = (
-    *("m", "v", "vhat", "u", "rms", "mg", "squares", "mean_squares", "mean_deltas"),
-    *("buffer", "velocity"),
-)
+SLOTS = frozenset(slot for family in FAMILIES for slot in family.slots)
 # Optimizer entries per weight: its parameter group, its number, its name.
 GROUP, NUMBER, NAMES = "group", "number", "param_names"
 
@@ -277,13 +273,6 @@ class AgentNetwork(NamedTuple):
     def title(self) -> str:
         """The network's display name, e.g. `critic/q1`."""
         return f"{self.component}/{self.head}" if self.head else self.component
-
-
-class DefaultSetting(NamedTuple):
-    """Default of a hyperparameter missing from the other framework's checkpoints, and its library."""
-
-    value: float | bool | None
-    library: str
 
 
 class ObservationNormalizer(NamedTuple):

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf, Path, Tree, attr, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -74,7 +74,6 @@ TABLE = LayoutTable(
             assumed="the logarithm of the standard deviation is limited to -20 to 2: default of library skrl",
         ),
     ),
-    optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={"policy/log_std_parameter": "actor/log_std"},
     seen="written by skrl 1.0.0, 1.4.3 and 2.1.1: DDPG, TD3, SAC, PPO; 1.4.3: DQN, DDQN, categorical PPO",

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -40,7 +40,6 @@ TABLE = LayoutTable(
     counters={},
     # {pytorch,tf1}/sac/core.py: LOG_STD_MIN, LOG_STD_MAX.
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, distribution=schema.LIMITED_GAUSSIAN),
-    optimizer=optimizers_read.from_torch,
     branches={"log_std_layer": "log_std"},
     tensors={"pi/log_std": "actor/log_std"},
 )
@@ -55,7 +54,6 @@ _TF1 = replace(
         "target/q2": "critic_target/q2",
         "target/v": "value_target",
     },
-    optimizer=optimizers_read.from_keras,
     facts=TABLE.facts.lacking(NO_BOUNDS),
     tensors={},
 )

@@ -75,7 +75,6 @@ FASTTD3_TABLE = LayoutTable(
     optimizers={},
     counters={"global_step": "global_step"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fasttd3"]),
-    optimizer=optimizers_read.from_torch,
     branches=schema.LOG_STD,
     tensors={
         "qnet_state_dict/q_support": "critic/q_support",
@@ -286,7 +285,6 @@ FUJIMOTO_TABLE = LayoutTable(
     },
     counters={},
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fujimoto"]),
-    optimizer=optimizers_read.from_torch,
     tensors=_ACTION_MAP,
     late=True,
     seen="TD3 on HalfCheetah, two seeds from a public run; split critics on BipedalWalker and LunarLander",
@@ -414,7 +412,6 @@ TF_TABLE = LayoutTable(
         "num_timesteps": "num_timesteps",
     },
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3),
-    optimizer=optimizers_read.from_keras,
     rooted=True,
     late=True,
     branches=schema.BRANCHES,
@@ -582,7 +579,6 @@ TORCH_TABLE = LayoutTable(
     optimizers={name: name for name in schema.OPTIMIZERS},
     counters={name: name for name in _COUNTERS},
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
-    optimizer=optimizers_read.from_torch,
     branches=schema.BRANCHES,
     late=True,
     tensors={

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
-from ckpttool.libraries import optimizers_read
-from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
+from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
@@ -87,7 +86,6 @@ TABLE = LayoutTable(
     },
     counters={"save_counter": "save_counter"},
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf2rl"]),
-    optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="SAC trained and saved by 0.2.0, 1.0.0 and 1.1.5 under TensorFlow 2.21 with Keras 2",
     branches={"out_logstd": "log_std", "out_log_std": "log_std"},
@@ -138,7 +136,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     UnsupportedError for networks that its classes cannot represent.
     """
     if is_gaussian(binding):
-        return plan_object_graph(_sac(), binding, agent, settings, LegacyKerasOptimizerWriter)
+        return plan_object_graph(_sac(), binding, agent, settings, LEGACY)
     deep = [
         part.title for part in binding.parts if len(part.layers) != _DEPTH and part.component in TABLE_TD3
     ]
@@ -164,7 +162,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         kinds=KERAS,
         path=make_edge_path,
     )
-    return plan_object_graph(made, binding, agent, settings, LegacyKerasOptimizerWriter, "int32")
+    return plan_object_graph(made, binding, agent, settings, LEGACY, "int32")
 
 
 TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))

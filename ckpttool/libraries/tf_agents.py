@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from ckpttool.core.dtypes import np
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.libraries import optimizers_read
-from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
+from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
     DISCRETE_CHOICE,
@@ -271,7 +270,6 @@ TABLE = LayoutTable(
     },
     counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf_agents"]),
-    optimizer=optimizers_read.from_keras,
     rooted=True,
     seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO, DQN saved by the library, also as exported policies",
     branches={"_stddev_projection_layer": "std"},
@@ -478,4 +476,4 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         path=make_edge_path,
         notes=("the optimizers are written for tf.keras.optimizers.legacy",),
     )
-    return plan_object_graph(written, binding, agent, settings, LegacyKerasOptimizerWriter)
+    return plan_object_graph(written, binding, agent, settings, LEGACY)

@@ -16,6 +16,7 @@ from ckpttool.core import limits, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.optimizers import ADAM, RMSPROP, SGD, UNCONVERTED, OptimizerFamily, find_class
 from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
@@ -23,18 +24,7 @@ from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
 from ckpttool.formats.tf_common import VariableInfo, format_object
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
-from ckpttool.libraries.optimizers_read import (
-    ADAM,
-    CLASSES,
-    KERAS_SETTINGS,
-    OTHERS,
-    POWERS,
-    RMSPROP,
-    SGD,
-    OptimizerFamily,
-    keras_class,
-    make_zero_tensor,
-)
+from ckpttool.libraries.optimizers_read import KERAS_SETTINGS, POWERS, keras_class, make_zero_tensor
 from ckpttool.libraries.recognize import PICKLED_MODULES, PICKLED_TENSORS, TORCH_CLASSES, activation_of
 from ckpttool.libraries.schema import NO_LAYOUT, AgentLayer, AgentNetwork, RecognizedAgent
 from ckpttool.mapping.rules import (
@@ -529,10 +519,10 @@ def _list_optimizers(tree: Tree) -> Iterator[_GraphOptimizer]:
         leaves = [tree[path] for path in (*mine.values(), *moments)]
         kinds = {found.slot for path in moments if isinstance(found := tree[path], Leaf)}
         cls = keras_class(leaves)
-        if cls in OTHERS:
+        if cls in UNCONVERTED:
             continue
         for family, wanted in _KINDS:
-            if CLASSES.get(cls or "", family) is family and set(family.always) <= kinds <= set(wanted):
+            if (find_class(cls) or family) is family and set(family.always) <= kinds <= set(wanted):
                 powers = {power: mine[power] for power in POWERS if power in mine}
                 yield _GraphOptimizer(
                     family, top, moments, powers, _find_first(mine, _STEPS), _find_first(mine, _RATES)
@@ -598,7 +588,7 @@ def _make_power(tree: Tree, adam: _GraphOptimizer, power: str, settings: Setting
         beta = _find_setting(adam, settings, name)
     if isinstance(beta, float) and 0 <= beta < 1:
         return _multiply_float32(beta, steps), []
-    default = ADAM.keras_defaults[name]
+    default = ADAM.defaults[name]
     sentence = f"{adam.title} {name} = {default.value} (default of {default.library}; "
     return _multiply_float32(default.value or 0, steps), [f"{sentence}the checkpoint does not hold it)"]
 

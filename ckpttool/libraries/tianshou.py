@@ -26,7 +26,7 @@ from dataclasses import replace
 from ckpttool.core.dtypes import np
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
-from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind, list_display_names, read_pickled_module
 from ckpttool.libraries.schema import (
     NORMALIZER,
@@ -82,7 +82,6 @@ TABLE = LayoutTable(
         lacks=schema.LEFT_OPEN["tianshou"],
         distribution=schema.LIMITED_GAUSSIAN,
     ),
-    optimizer=optimizers_read.from_torch,
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1"
     " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0)",

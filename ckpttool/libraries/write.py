@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, pairwise
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import dtypes
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
+from ckpttool.core.optimizers import ADAM, DefaultSetting, OptimizerFamily
 from ckpttool.core.sidecar import Scores
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.libraries import optimizers_read, optimizers_write, schema
-from ckpttool.libraries.optimizers_read import CanonicalOptimizer, OptimizerFamily
+from ckpttool.libraries import optimizers_write, schema
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.schema import (
     NORMALIZER,
     AgentLayer,
     AgentNetwork,
-    DefaultSetting,
     ObservationNormalizer,
     RecognizedAgent,
     matches_action_map,
@@ -57,15 +57,6 @@ _FIRST = (index(0), attr("kernel"))
 _NOTE = "observation statistics are in the sidecar"
 
 
-class StatisticsPlan(NamedTuple):
-    """Moves of existing statistics, and leaves with computed ones."""
-
-    moves: tuple[Move, ...] = ()
-    added: Mapping[Path, Leaf | ValueLeaf] = {}  # a tuple's default, never modified
-    assumed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 class StatisticsRow(NamedTuple):
     """The paths of mean, var, std and count ([obs_dim] each except count), and their conversion.
 
@@ -85,17 +76,17 @@ class StatisticsRow(NamedTuple):
     owner: str = ""
     required: bool = False
 
-    def placed(self, binding: RecognizedAgent, agent: Tree, library: str) -> StatisticsPlan:
+    def placed(self, binding: RecognizedAgent, agent: Tree, library: str) -> Plan:
         """Return the plan of the agent's statistics, if it has any."""
         there = {name: agent.get(self.source(name)) for name in (*self.places, "mean", "var", "std")}
         found = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
         norm = binding.facts.norm or _make_plain_normalizer(found)
         if norm is None or (self.owner and not found):
-            return self._neutral(agent, binding) if self.required else StatisticsPlan()
+            return self._neutral(agent, binding) if self.required else Plan(())
         if self.places.keys() - {"count"} <= found.keys() and (self.owner or self._is(norm, found)):
             return self._kept(found)
         if self.owner:
-            return StatisticsPlan(notes=(f"{_NOTE}: {library} stores them differently",))
+            return Plan((), notes=(f"{_NOTE}: {library} stores them differently",))
         return self._computed(norm, found, library)
 
     def source(self, name: str) -> Path:
@@ -114,7 +105,7 @@ class StatisticsRow(NamedTuple):
         )
         return all(one.shape == two.shape and np.allclose(one, two, rtol=_SAME, atol=0) for one, two in pairs)
 
-    def _kept(self, found: Mapping[str, Leaf]) -> StatisticsPlan:
+    def _kept(self, found: Mapping[str, Leaf]) -> Plan:
         moves = []
         for name in self.places:
             if name not in found:
@@ -125,11 +116,9 @@ class StatisticsRow(NamedTuple):
             if name == "count" and leaf.dtype != self.counter:
                 rule = compose_rules(rule, Cast(self.counter))
             moves.append(Move(self.source(name), self.places[name], rule))
-        return self._counted(StatisticsPlan(tuple(moves)), found)
+        return self._counted(Plan(tuple(moves)), found)
 
-    def _computed(
-        self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str
-    ) -> StatisticsPlan:
+    def _computed(self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str) -> Plan:
         """Return numbers for which the library's own formula gives the agent's normalisation."""
         mean, wide = to_float64_row(norm.mean), compute_divisor(norm)
         std = wide - self.epsilon if self.outside else np.sqrt(np.maximum(wide**2 - self.epsilon, 0))
@@ -144,7 +133,7 @@ class StatisticsRow(NamedTuple):
                 raise UnsupportedError(
                     f"the observation statistics cannot be expressed in the formula of {library}: {why}"
                 )
-            return StatisticsPlan(notes=(f"{_NOTE}: {why}",))
+            return Plan((), notes=(f"{_NOTE}: {why}",))
         numbers = {"mean": mean, "var": std**2, "std": std}
         added: dict[Path, Leaf | ValueLeaf] = {
             self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
@@ -152,9 +141,9 @@ class StatisticsRow(NamedTuple):
         note = f"observation statistics are recomputed so that {library}'s formula gives the same result"
         count = {name: leaf for name, leaf in found.items() if name == "count"}
         made = self._kept(count)
-        return made._replace(added={**added, **made.added}, notes=(note,))
+        return replace(made, added={**added, **made.added}, notes=(note,))
 
-    def _neutral(self, agent: Tree, binding: RecognizedAgent) -> StatisticsPlan:
+    def _neutral(self, agent: Tree, binding: RecognizedAgent) -> Plan:
         """Return neutral statistics: the library has some in every network."""
         part = next(part for part in binding.parts if part.acts)
         kernel = agent[(*part.prefix, *_FIRST)]
@@ -163,14 +152,14 @@ class StatisticsRow(NamedTuple):
         added: dict[Path, Leaf | ValueLeaf] = {
             self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
         }
-        return StatisticsPlan(added=added)
+        return Plan((), added)
 
-    def _counted(self, made: StatisticsPlan, found: Mapping[str, Leaf]) -> StatisticsPlan:
+    def _counted(self, made: Plan, found: Mapping[str, Leaf]) -> Plan:
         if "count" not in self.places or "count" in found:
             return made
         zero = constant_tensor(self.counter, (), 0, role="counter")
         sentence = f"{NORMALIZER}/{self.owner}count = 0 (the source has none)"
-        return made._replace(added={self.places["count"]: zero}, assumed=(sentence,))
+        return replace(made, added={self.places["count"]: zero}, assumed=(sentence,))
 
     def _leaf(self, numbers: np.ndarray) -> Leaf:
         shape = _fill_shape(self.shape, numbers.size)
@@ -294,7 +283,7 @@ class WritingTable:
     scores: tuple[Scores, ...] = ("values",)
     spaces: frozenset[Literal["several", "starts"]] = frozenset()
     modules: tuple[str, ...] = ()
-    family: OptimizerFamily = optimizers_read.ADAM
+    family: OptimizerFamily = ADAM
 
     @property
     def held(self) -> dict[str, NetworkRow]:
@@ -433,6 +422,18 @@ def require_layers(
         )
 
 
+def require_activation(binding: RecognizedAgent, library: str, able: Collection[str]) -> str:
+    """Return the activation of all hidden layers; raise UnsupportedError for several or an unknown one."""
+    hidden = {*(binding.facts.activations or (binding.facts.hidden,))}
+    if len(hidden) > 1 or not hidden <= {*able}:
+        raise UnsupportedError(
+            f"{library} requires the same activation in all hidden layers",
+            expected=", ".join(sorted(able)),
+            found=", ".join(sorted(hidden)),
+        )
+    return hidden.pop()
+
+
 def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]:
     """Return the shapes [in, out] of a network's kernels, in order."""
     kernels = [agent.get(schema.canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
@@ -486,31 +487,21 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
 _STD, _LOG_STD = "actor/std", "actor/log_std"
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """The moves of one row, and its assumptions."""
-
-    place: str
-    moves: tuple[Move, ...]
-    added: Mapping[Path, Leaf | ValueLeaf] = field(default_factory=dict)
-    assumed: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    consumed: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
+# The place of a row ("critic/q1") and its part of a plan.
+_PlacedRow = tuple[str, Plan]
 
 
-def place_rows(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> list[RowPlan]:
-    """Return every row's moves, in table order."""
+def place_rows(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> list[_PlacedRow]:
+    """Return every row's plan, in table order."""
     parts = {part.title: part for part in binding.parts}
-    found: list[RowPlan] = []
+    found: list[_PlacedRow] = []
     for row in writing.rows:
         if isinstance(row, NetworkRow):
-            found.append(_place_network(row, parts, binding, agent, writing))
+            found.append((row.place, _place_network(row, parts, binding, agent, writing)))
         elif isinstance(row, SingleTensorRow):
-            found.append(_place_tensor(row, agent))
+            found.append((row.place, _place_tensor(row, agent)))
         else:
-            made = row.placed(binding, agent, writing.library)
-            found.append(RowPlan(schema.NORMALIZER, made.moves, made.added, made.assumed, notes=made.notes))
+            found.append((schema.NORMALIZER, row.placed(binding, agent, writing.library)))
     return found
 
 
@@ -520,7 +511,7 @@ def _place_network(
     binding: RecognizedAgent,
     agent: Tree,
     writing: WritingTable,
-) -> RowPlan:
+) -> Plan:
     online = row.place.replace("_target", "")
     part = parts.get(row.place)
     assumed: tuple[str, ...] = ()
@@ -528,9 +519,9 @@ def _place_network(
         part = parts[online]
         assumed = (f"{row.place.partition('/')[0]} is a copy of the online network: the source has none",)
     if part is None:
-        return RowPlan(row.place, (), missing=(row.place,))
+        return Plan((), missing=(row.place,))
     require_layers(part, row.names, binding, writing)
-    return RowPlan(row.place, tuple(_move_tensors(row, part, agent, writing)), assumed=assumed)
+    return Plan(tuple(_move_tensors(row, part, agent, writing)), assumed=assumed)
 
 
 def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: WritingTable) -> Iterator[Move]:
@@ -569,42 +560,42 @@ def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule,
     return ConcatPart(0 if rule == TRANSPOSE else rank - 1, start, start + width, 2 * width)
 
 
-def _place_tensor(row: SingleTensorRow, agent: Tree) -> RowPlan:
+def _place_tensor(row: SingleTensorRow, agent: Tree) -> Plan:
     source = parse_edge_path(row.place)
     found = agent.get(source)
     if isinstance(found, Leaf):
         shape = _row_shape(row, found)
         rule = KEEP if shape == found.shape else Reshape(shape)
-        return RowPlan(row.place, (Move(source, row.target, rule),))
+        return Plan((Move(source, row.target, rule),))
     if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(parse_edge_path(_STD)), Leaf):
         return _place_log_std(row, std)
     if row.default is not None:
         number = row.default.array().reshape(-1)[0].item()
         sentence = f"{row.place} = {number:g} (the source has none)"
-        return RowPlan(row.place, (), {row.target: row.default}, assumed=(sentence,))
-    return RowPlan(row.place, (), missing=() if row.optional else (display(row.target),))
+        return Plan((), {row.target: row.default}, assumed=(sentence,))
+    return Plan((), missing=() if row.optional else (display(row.target),))
 
 
-def _place_log_std(row: SingleTensorRow, std: Leaf) -> RowPlan:
+def _place_log_std(row: SingleTensorRow, std: Leaf) -> Plan:
     """Return the logarithm of a standard deviation that the agent stores directly."""
     numbers = np.log(std.array().astype("f8")).astype("f4")
     leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
     note = f"{_LOG_STD} is computed as the logarithm of {_STD}"
-    return RowPlan(row.place, (), {row.target: leaf}, consumed=(parse_edge_path(_STD),), notes=(note,))
+    return Plan((), {row.target: leaf}, consumed=(parse_edge_path(_STD),), notes=(note,))
 
 
 def _row_shape(row: SingleTensorRow, leaf: Leaf) -> tuple[int, ...]:
     return leaf.shape if row.shape is None else tuple(leaf.size if e == -1 else e for e in row.shape)
 
 
-def list_trained_moves(optimizer: str, rows: Iterable[RowPlan]) -> list[Move]:
+def list_trained_moves(optimizer: str, rows: Iterable[_PlacedRow]) -> list[Move]:
     """Return the moves of an optimizer's weights, by its canonical name ("critic_optimizer/q1")."""
     ours, _, head = optimizer.partition("/")
     trains = "/".join(filter(None, (schema.ALL_OPTIMIZED[ours], head)))
     return [
         move
-        for row in rows
-        if row.place == trains or row.place.startswith(f"{trains}/")
+        for place, row in rows
+        if place == trains or place.startswith(f"{trains}/")
         for move in row.moves
         if not schema.mapped_by_sidecar(move.source)
     ]
@@ -617,14 +608,8 @@ def list_trained_moves(optimizer: str, rows: Iterable[RowPlan]) -> list[Move]:
 
 DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
 # torch/optim/adam.py, Adam.__init__: defaults of settings that the agent lacks.
-_ADAM: Mapping[str, DefaultSetting] = {
-    "learning_rate": DefaultSetting(1e-3, "torch"),
-    "beta_1": DefaultSetting(0.9, "torch"),
-    "beta_2": DefaultSetting(0.999, "torch"),
-    "epsilon": DefaultSetting(1e-8, "torch"),
-}
-
-
+_ADAM_SETTINGS = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
+_ADAM = {name: DefaultSetting(value, "torch") for name, value in _ADAM_SETTINGS.items()}
 _OUTPUTS = "the policy's outputs are the logits of its actions' probabilities"
 
 
@@ -637,9 +622,10 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
     states = [
-        _plan_optimizer(name, place, rows, binding, agent, settings)
+        _plan_optimizer(writing, ours, list_trained_moves(name, rows), place, binding, agent, settings)
         for name, place in writing.optimizers.items()
-        if writing.fresh or any(path[0] == attr(name.partition("/")[0]) for path in agent)
+        for ours in [name.partition("/")[0]]
+        if writing.fresh or _has_state(ours, agent)
     ]
     counted = tuple(
         Move(path, place, ToValue())
@@ -647,49 +633,29 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         if (path := (attr(name),)) in agent
     )
     if writing.joint is not None:
-        held = [row for row in rows if row.place != schema.NORMALIZER]
+        held = [row for place, row in rows if place != schema.NORMALIZER]
         weights = [move for row in held for move in row.moves]
         weights += [Move(path, path, KEEP) for row in held for path in row.added]
         if writing.modules:
             weights.sort(key=lambda move: _module_position(writing.modules, move.target))
-        states.append(_plan_joint_optimizer(writing, weights, agent, settings, binding))
+        name, place = schema.JOINT, writing.joint
+        states.append(_plan_optimizer(writing, name, weights, place, binding, agent, settings))
     counts = {move.target for move in counted}
     drawn = binding.facts.distribution and binding.facts.distribution.kind
     logits = binding.facts.head != "argmax" or has_q_policy(binding) or drawn == "categorical"
     return merge_plans(
         Plan(
-            tuple(move for row in rows for move in row.moves),
-            {path: leaf for row in rows for path, leaf in row.added.items()}
-            | {path: leaf for path, leaf in writing.constants.items() if path not in counts},
-            _list_containers(writing, rows),
-            (*(() if logits else (_OUTPUTS,)), *(line for row in rows for line in row.assumed)),
-            tuple(line for row in rows for line in row.missing),
-            (*list_consumed(agent), *(path for row in rows for path in row.consumed)),
-            (*list_writing_notes(writing, binding, agent), *(line for row in rows for line in row.notes)),
+            (),
+            containers=_list_containers(writing, [row for _, row in rows]),
+            assumed=() if logits else (_OUTPUTS,),
+            consumed=list_consumed(agent),
+            notes=list_writing_notes(writing, binding, agent),
         ),
+        *(row for _, row in rows),
+        Plan((), {path: leaf for path, leaf in writing.constants.items() if path not in counts}),
         *states,
         Plan(counted),
     )
-
-
-def _plan_optimizer(
-    name: str,
-    place: Path,
-    rows: Iterable[RowPlan],
-    binding: RecognizedAgent,
-    agent: Tree,
-    settings: Settings,
-) -> Plan:
-    """Return the plan of one optimizer: Adam as torch's state_dict at `place`."""
-    ours = name.partition("/")[0]
-    weights = list_trained_moves(name, rows)
-    if not weights:
-        return Plan(())
-    if not any(path[0] == attr(ours) for path in agent):
-        return _plan_new_optimizer(ours, weights, place)
-    return optimizers_write.TorchOptimizerWriter(
-        ours, weights, agent, settings.get(ours, {}), binding.defaults
-    ).plan(place)
 
 
 def _module_position(modules: Sequence[str], target: Path) -> int:
@@ -697,40 +663,42 @@ def _module_position(modules: Sequence[str], target: Path) -> int:
     return next(number for number, module in enumerate(modules) if f"{name}.".startswith(f"{module}."))
 
 
-def _plan_joint_optimizer(
+def _plan_optimizer(
     writing: WritingTable,
+    name: str,
     weights: Sequence[Move],
+    place: Path,
+    binding: RecognizedAgent,
     agent: Tree,
     settings: Settings,
-    binding: RecognizedAgent,
 ) -> Plan:
-    """Return the plan of the joint optimizer of all networks: the agent's own, or a new one.
+    """Return the plan of one optimizer at `place`: the agent's own, or a new one that the loader requires.
 
-    The state of another class of optimizer has no meaning for the library's: it is left out, by name.
+    The state of another class of joint optimizer has no meaning for the library's: it is left out, by name.
     """
-    name, place = schema.JOINT, writing.joint
-    if not any(path[0] == attr(name) for path in agent):
-        return _plan_new_optimizer(name, weights, place)
-    own = optimizers_write.TorchOptimizerWriter(
-        name, weights, agent, settings.get(name, {}), binding.defaults
-    )
-    if own.family is writing.family:
-        return own.plan(place)
-    note = (
-        f"the state of {own.family.name} is not converted, because {writing.library} trains with "
-        f"{writing.family.name}: use --optimizer none to leave it out"
-    )
-    return replace(_plan_new_optimizer(name, weights, place), notes=(note,))
-
-
-def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path | None) -> Plan:
-    """Return the plan of a new optimizer without state, which the library's loader requires."""
+    notes: tuple[str, ...] = ()
+    if not weights and name != schema.JOINT:
+        return Plan(())
+    if _has_state(name, agent):
+        own = optimizers_write.TorchOptimizerWriter(
+            name, weights, agent, settings.get(name, {}), binding.defaults
+        )
+        if name != schema.JOINT or own.family is writing.family:
+            return own.plan(place)
+        notes = (
+            f"the state of {own.family.name} is not converted, because {writing.library} trains with "
+            f"{writing.family.name}: use --optimizer none to leave it out",
+        )
     state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
     sentence = f"{name} starts with the defaults of torch's Adam: the source has none"
-    return replace(state, assumed=(sentence,))
+    return replace(state, assumed=(sentence,), notes=notes)
 
 
-def _list_containers(writing: WritingTable, rows: Iterable[RowPlan]) -> dict[Path, Container]:
+def _has_state(name: str, agent: Tree) -> bool:
+    return any(path[0] == attr(name) for path in agent)
+
+
+def _list_containers(writing: WritingTable, rows: Iterable[Plan]) -> dict[Path, Container]:
     """Return the file's dicts: an OrderedDict for every state_dict, plain ones around them."""
     entries = {row.entry for row in writing.held.values()}
     targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
@@ -744,20 +712,12 @@ def _list_containers(writing: WritingTable, rows: Iterable[RowPlan]) -> dict[Pat
 
 def merge_plans(*plans: Plan) -> Plan:
     """Return one plan that merges several."""
-    return Plan(
-        tuple(move for plan in plans for move in plan.moves),
-        {path: leaf for plan in plans for path, leaf in plan.added.items()},
-        {path: container for plan in plans for path, container in plan.containers.items()},
-        tuple(dict.fromkeys(line for plan in plans for line in plan.assumed)),
-        tuple(line for plan in plans for line in plan.missing),
-        tuple(path for plan in plans for path in plan.consumed),
-        tuple(line for plan in plans for line in plan.notes),
-        {path: others for plan in plans for path, others in plan.aliases.items()},
-        {path: label for plan in plans for path, label in plan.labels.items()},
-        {name: settings for plan in plans for name, settings in plan.settings.items()},
-        partly=tuple(path for plan in plans for path in plan.partly),
-        kept=tuple(path for plan in plans for path in plan.kept),
-    )
+    merged: dict[str, Any] = {}
+    for name in (each.name for each in fields(Plan)):
+        values = [getattr(plan, name) for plan in plans]
+        several = isinstance(values[0], tuple)
+        merged[name] = tuple(chain(*values)) if several else dict(chain(*(each.items() for each in values)))
+    return replace(Plan(**merged), assumed=tuple(dict.fromkeys(merged["assumed"])))
 
 
 def count_critics(binding: RecognizedAgent) -> int:
@@ -814,28 +774,6 @@ SONNET: Mapping[str, LayerKind] = {
 }
 
 
-class OptimizerWriter(Protocol):
-    """One optimizer's part of a plan (see libraries/optimizers_write.py)."""
-
-    def plan(self) -> Plan:
-        """Return its moves, its labels, and its assumptions."""
-        ...
-
-
-class OptimizerWriterFactory(Protocol):
-    """Writes the state of one canonical optimizer, whose library variables are `variable/...`."""
-
-    def __call__(
-        self,
-        known: CanonicalOptimizer,
-        variable: str,
-        weights: Sequence[Move],
-        top: Path,
-    ) -> OptimizerWriter:
-        """Store a canonical optimizer, which trains the `weights`, for the object at `top`."""
-        ...
-
-
 def make_edge_path(entry: Path, layer: str, weight: str) -> Path:
     """Return a tensor's path: the entry's path, its layer's edges, and its own."""
     return (*entry, *map(attr, filter(None, layer.split("/"))), attr(weight))
@@ -858,7 +796,7 @@ def plan_object_graph(
     binding: RecognizedAgent,
     agent: Tree,
     settings: Settings,
-    form: OptimizerWriterFactory | None = None,
+    form: str | None = None,
     counted: str = "int64",
 ) -> Plan:
     """Plan a TensorFlow tree from the table.
@@ -867,25 +805,17 @@ def plan_object_graph(
     `counted`. Raise UnsupportedError as `plan_torch_file` does.
     """
     require_support(writing_, binding, agent)
-    rows = _index_lists(place_rows(writing_, binding, agent))
-    weights = tuple(move for row in rows for move in row.moves)
-    states = list(_plan_optimizers(writing_, rows, agent, settings, form)) if form is not None else []
+    placed = _index_lists(place_rows(writing_, binding, agent))
+    rows = [row for _, row in placed]
+    states = list(_plan_optimizers(writing_, placed, agent, settings, form)) if form is not None else []
     counters = tuple(_move_counters(writing_, agent, counted))
-    labels = {m.target: Label("parameter", display(m.target[1:]) or display(m.target)) for m in weights}
+    targets = [move.target for row in rows for move in row.moves]
+    labels = {path: Label("parameter", display(path[1:]) or display(path)) for path in targets}
     labels |= {path: Label("other", display(path[1:])) for row in rows for path in row.added}
     labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
-    rest = Plan(
-        (*weights, *counters),
-        {path: leaf for row in rows for path, leaf in row.added.items()},
-        labels=labels,
-        assumed=tuple(line for row in rows for line in row.assumed),
-        missing=tuple(line for row in rows for line in row.missing),
-        consumed=_list_consumed(agent, counters),
-        notes=(
-            *_list_notes(writing_, binding, agent, counters),
-            *(line for row in rows for line in row.notes),
-        ),
-    )
+    notes = _list_notes(writing_, binding, agent, counters)
+    first = Plan((), consumed=_list_consumed(agent, counters), notes=notes)
+    rest = merge_plans(first, *rows, Plan(counters, labels=labels))
     made = copy_shared_tensors(merge_plans(rest, *states), agent)
     return replace(made, notes=tuple(dict.fromkeys(made.notes)), assumed=tuple(dict.fromkeys(made.assumed)))
 
@@ -907,40 +837,41 @@ def copy_shared_tensors(plan: Plan, agent: Tree) -> Plan:
     return replace(plan, moves=tuple(moves), added=added)
 
 
-def _index_lists(rows: Sequence[RowPlan]) -> list[RowPlan]:
+def _index_lists(rows: Sequence[_PlacedRow]) -> list[_PlacedRow]:
     """Return the rows with list items numbered."""
-    targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
+    targets = [path for _, row in rows for path in (*(m.target for m in row.moves), *row.added)]
     paths = object_graph_paths(tuple(str(step.value) for step in path) for path in targets)
 
     def counted(path: Path) -> Path:
         return paths[tuple(str(step.value) for step in path)]
 
     return [
-        replace(
-            row,
-            moves=tuple(replace(move, target=counted(move.target)) for move in row.moves),
-            added={counted(path): leaf for path, leaf in row.added.items()},
+        (
+            place,
+            replace(
+                row,
+                moves=tuple(replace(move, target=counted(move.target)) for move in row.moves),
+                added={counted(path): leaf for path, leaf in row.added.items()},
+            ),
         )
-        for row in rows
+        for place, row in rows
     ]
 
 
 def _plan_optimizers(
     writing_: WritingTable,
-    rows: Iterable[RowPlan],
+    rows: Sequence[_PlacedRow],
     agent: Tree,
     settings: Settings,
-    form: OptimizerWriterFactory,
+    form: str,
 ) -> Iterable[Plan]:
-    rows = tuple(rows)
     for number, (name, top) in enumerate(writing_.optimizers.items()):
         ours, _, head = name.partition("/")
         weights = list_trained_moves(name, rows)
-        if weights and any(path[0] == attr(ours) for path in agent):
+        if weights and _has_state(ours, agent):
             called = f"adam_{number}" if number else "adam"
-            made = form(
-                CanonicalOptimizer(ours, agent, settings.get(ours, {}), {}), called, weights, top
-            ).plan()
+            known = CanonicalOptimizer(ours, agent, settings.get(ours, {}), {})
+            made = optimizers_write.KerasOptimizerWriter(known, called, weights, top, form=form).plan()
             # Two objects for one canonical optimizer have the same settings, which are stored once.
             yield made if head in ("", "q1") else replace(made, settings={}, notes=())
 

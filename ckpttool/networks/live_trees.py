@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import dtypes
 from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.optimizers import KERAS_LISTS, RMSPROP_LISTS
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import (
     Alias,
@@ -457,9 +458,6 @@ def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
 
 # Roles of live tensors: parameter or buffer, saved or not, slot variable with its parameter, counter.
 
-# Slot lists of Keras's Adam; other slots use the list's own name (keras/src/optimizers/adam.py, rmsprop.py).
-_KINDS = {"_momentums": "m", "_velocities": "v", "_velocity_hats": "vhat", "momentums": "momentum"}
-_RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
 _OWN = frozenset(("_variables", "_trainable_variables"))
 
 
@@ -537,7 +535,7 @@ def optimizer_slots(optimizer: Any) -> Slots:
     if trained is None:
         return _slots_by_name(held)
     known = {id(variable) for variable in trained}
-    names = {**_KINDS, **(_RMSPROP if type(optimizer).__name__ == "RMSprop" else {})}
+    names = KERAS_LISTS | (RMSPROP_LISTS if type(optimizer).__name__ == "RMSprop" else {})
     found: dict[int, OptimizerSlot] = {}
     for edge, members in held.items():
         if edge in _OWN or not isinstance(members, list | tuple) or len(members) != len(trained):
@@ -559,7 +557,7 @@ def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
         if edge not in _OWN and isinstance(members, list | tuple):
             for variable in members:
                 if is_variable(variable):
-                    kind, own = _KINDS.get(edge, edge.strip("_")), variable_name(variable) or ""
+                    kind, own = KERAS_LISTS.get(edge, edge.strip("_")), variable_name(variable) or ""
                     # Without the optimizer's name scope: `m/dense/kernel`.
                     parts = own.split("/", 1 if own.startswith(f"{kind}/") else 2)
                     found[id(variable)] = OptimizerSlot(kind, None, parts[-1])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.optimizers import FAMILIES
 from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
 from ckpttool.networks.policy_training import (
     AdamState,
@@ -551,13 +552,6 @@ class TorchGradientEngine:
         return [_transpose_kernel(p.detach().numpy()).copy() for p in self._parameters(title)]
 
 
-_SLOTS = {
-    "Adam": {"m": "exp_avg", "v": "exp_avg_sq", "vhat": "max_exp_avg_sq"},
-    "RMSprop": {"rms": "square_avg", "mg": "grad_avg", "buffer": "momentum_buffer"},
-    "SGD": {"buffer": "momentum_buffer"},
-}
-
-
 class _RootRMSprop(torch.optim.RMSprop):
     """RMSprop with epsilon under the root, as in Keras and Stable-Baselines3's RMSpropTFLike."""
 
@@ -585,7 +579,8 @@ class _TorchRule:
     def __init__(self, setup: OptimizerSetup, parameters: list[torch.Tensor]) -> None:
         self._setup, self._count, self._parameters = setup, setup.step, parameters
         self._optimizer = self._make(setup.settings)
-        names = _SLOTS[setup.family]
+        family = next(each for each in FAMILIES if each.name == setup.family)
+        names = {ours: theirs for theirs, ours in family.torch_slots.items()}
         for number, parameter in enumerate(parameters):
             state = {
                 names[slot]: torch.tensor(_transpose_kernel(held[number]))

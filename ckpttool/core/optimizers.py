@@ -1,0 +1,375 @@
+"""Optimizers: the state, settings and defaults of each kind in every framework. One row adds a kind.
+
+Canonical slots: Adam's m, v, vhat; RMSprop's rms (mean of squares) and mg (mean of gradients, if centered);
+Adagrad's squares (their sum); Adamax's m and u (the decaying maximum); Adadelta's mean_squares and
+mean_deltas (running means of the squares of gradients and of its own steps). Momentum's gradient sum is
+`buffer` if it does not include the learning rate (torch, TensorFlow 1's MomentumOptimizer), `velocity` if
+each term was multiplied by it (Keras, TensorFlow 1's RMSPropOptimizer); Keras's SGD subtracts its gradients
+there.
+
+Sources: torch/optim/{adam,rmsprop,sgd,adagrad,adamax,adadelta}.py;
+keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad,adamax,adadelta}.py, tf_keras's of the same names and
+legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+BUFFER, VELOCITY = "buffer", "velocity"
+
+
+class DefaultSetting(NamedTuple):
+    """Default of a hyperparameter missing from the other framework's checkpoints, and its library."""
+
+    value: float | bool | None
+    library: str
+
+
+class SlotSpec(NamedTuple):
+    """One slot: its canonical name, and its names in torch's state and in Keras.
+
+    `keras` is its kind in object graphs and trees, `edge` Keras 3's list, `ending` the end of its variable's
+    name there. It exists only with `setting`, if there is one.
+    """
+
+    name: str
+    torch: str
+    keras: str
+    edge: str
+    ending: str
+    setting: str = ""
+
+
+# Settings in the groups of torch's optimizers that have other names there; a slash leads into a tuple.
+_TORCH_NAMES = {
+    "lr": "learning_rate",
+    "betas/0": "beta_1",
+    "betas/1": "beta_2",
+    "eps": "epsilon",
+    "alpha": "rho",
+}
+# torch/optim/optimizer.py: options that change how the step is computed, not its result.
+HOW = ("foreach", "capturable", "differentiable", "fused")
+# Settings that are not numbers, for all optimizers.
+FLAGS = frozenset((*HOW, "amsgrad", "maximize", "centered", "nesterov", "decoupled_weight_decay"))
+# Defaults of all classes that have the setting, in torch if Keras has none.
+_TORCH_DEFAULTS: Mapping[str, float | bool | None] = {
+    **dict.fromkeys(FLAGS, False),
+    "foreach": None,
+    "fused": None,
+    "weight_decay": 0,
+    "dampening": 0,
+    "lr_decay": 0,
+}
+_KERAS_DEFAULTS: Mapping[str, float | bool | None] = {
+    "learning_rate": 0.001,
+    "beta_1": 0.9,
+    "beta_2": 0.999,
+    "epsilon": 1e-7,
+    "rho": 0.9,
+    "momentum": 0.0,
+    "initial_accumulator_value": 0.1,
+}
+# Settings that Keras 2 up to 2.10 stores as variables; `decay` divides the learning rate.
+_LEGACY_VARIABLES = ("beta_1", "beta_2", "rho", "momentum")
+
+
+def _own_defaults(owner: str, values: Mapping[str, float | bool | None]) -> dict[str, DefaultSetting]:
+    return {name: DefaultSetting(value, owner) for name, value in values.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerFamily:
+    """One update rule for weights, and the names of its parts in each framework: a row of the table.
+
+    `torch` lists torch's settings in the order in which torch writes them, `arguments` those of Keras's
+    class that no variable holds. `changed` are Keras's defaults that differ from those of its other classes.
+    `tf1` is the class of TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ..., or "" for an
+    optimizer whose slots are not read there; `tf1_settings` are its defaults. `snake` is Keras's name if it
+    is not the class in lower case, `folded` the sign of the gradients in Keras's `velocity`. torch `counts`
+    updates; `zeros` means that slots start at zero. `epsilon` is a clause on where the frameworks add it.
+    """
+
+    name: str
+    specs: tuple[SlotSpec, ...]
+    torch: tuple[str, ...]
+    arguments: tuple[str, ...]
+    changed: Mapping[str, float] = field(default_factory=dict)
+    tf1: str = ""
+    tf1_settings: Mapping[str, float] = field(default_factory=dict)
+    snake: str = ""
+    folded: int = 1
+    counts: bool = True
+    zeros: bool = True
+    epsilon: str = ""
+
+    @cached_property
+    def torch_settings(self) -> dict[str, str]:
+        """Torch's settings and their canonical names."""
+        return {name: _TORCH_NAMES.get(name, name) for name in self.torch}
+
+    @cached_property
+    def torch_slots(self) -> dict[str, str]:
+        """Torch's slots and their canonical names."""
+        return {each.torch: BUFFER if each.name == VELOCITY else each.name for each in self.specs}
+
+    @cached_property
+    def keras_slots(self) -> dict[str, SlotSpec]:
+        """Keras's slots by their canonical names."""
+        return {each.name: each for each in self.specs}
+
+    @cached_property
+    def keras_rounds(self) -> tuple[tuple[str, ...], ...]:
+        """Keras's slots in the rounds over the variables in which it creates them (`build`)."""
+        rounds = (self.always, *((each.name,) for each in self.specs if each.setting))
+        return tuple(filter(None, rounds))
+
+    def keras_kinds(self, slots: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        """Return the kinds of these slots in Keras's rounds."""
+        kinds = {name: each.keras for name, each in self.keras_slots.items() if name in slots}
+        rounds = (tuple(kinds[slot] for slot in own if slot in kinds) for own in self.keras_rounds)
+        return tuple(filter(None, rounds))
+
+    @cached_property
+    def always(self) -> tuple[str, ...]:
+        """The slots that every state has."""
+        return tuple(each.name for each in self.specs if not each.setting)
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """All canonical slots."""
+        return tuple(dict.fromkeys((*self.torch_slots.values(), *self.keras_slots)))
+
+    @cached_property
+    def defaults(self) -> Mapping[str, DefaultSetting]:
+        """The defaults of Keras's class, and torch's of settings that Keras lacks or that are usually off."""
+        keras = {name: value for name, value in _KERAS_DEFAULTS.items() if name in self.settings}
+        off = {name: value for name, value in _TORCH_DEFAULTS.items() if name in self.torch}
+        return {**_own_defaults("Keras", {**keras, **self.changed}), **_own_defaults("torch", off)}
+
+    @property
+    def tf1_defaults(self) -> Mapping[str, DefaultSetting]:
+        """The defaults of TensorFlow 1's class."""
+        return _own_defaults("TensorFlow 1", self.tf1_settings)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The canonical settings of Keras's class."""
+        return ("learning_rate", *self.arguments)
+
+    @property
+    def legacy_variables(self) -> tuple[str, ...]:
+        """The settings that are variables in Keras 2 up to 2.10 and its legacy optimizers."""
+        return ("learning_rate", *(each for each in self.arguments if each in _LEGACY_VARIABLES), "decay")
+
+    @property
+    def keras_name(self) -> str:
+        """The name that Keras 3 gives its variables."""
+        return self.snake or self.name.lower()
+
+    @property
+    def uses_count(self) -> bool:
+        """Whether updates depend on their count, which corrects the bias of the moments."""
+        return "beta_1" in self.arguments
+
+    def torch_slot(self, slot: str) -> str:
+        """Return torch's name of a canonical slot."""
+        wanted = BUFFER if slot == VELOCITY else slot
+        return next(theirs for theirs, ours in self.torch_slots.items() if ours == wanted)
+
+
+_MOMENTUM = SlotSpec(VELOCITY, "momentum_buffer", "momentum", "_momentums", "momentum", "momentum")
+_BETAS = ("lr", "betas/0", "betas/1", "eps", "weight_decay")
+ADAM = OptimizerFamily(
+    "Adam",
+    (
+        SlotSpec("m", "exp_avg", "m", "_momentums", "momentum"),
+        SlotSpec("v", "exp_avg_sq", "v", "_velocities", "velocity"),
+        SlotSpec("vhat", "max_exp_avg_sq", "vhat", "_velocity_hats", "velocity_hat", "amsgrad"),
+    ),
+    torch=(*_BETAS, "amsgrad", "maximize", *HOW, "decoupled_weight_decay"),
+    arguments=("beta_1", "beta_2", "epsilon", "amsgrad"),
+    tf1="Adam",
+    tf1_settings={"epsilon": 1e-8},
+    epsilon="TensorFlow adds it before the bias correction, PyTorch after it",
+)
+RMSPROP = OptimizerFamily(
+    "RMSprop",
+    (
+        SlotSpec("rms", "square_avg", "rms", "_velocities", "velocity"),
+        _MOMENTUM,
+        SlotSpec("mg", "grad_avg", "mg", "_average_gradients", "average_gradient", "centered"),
+    ),
+    torch=(
+        *("lr", "momentum", "alpha", "eps", "centered", "weight_decay", "capturable", "foreach", "maximize"),
+        "differentiable",
+    ),
+    arguments=("rho", "momentum", "epsilon", "centered"),
+    tf1="RMSProp",
+    tf1_settings={"rho": 0.9, "momentum": 0.0, "epsilon": 1e-10},
+    snake="rm_sprop",
+    epsilon="TensorFlow adds it inside the square root, PyTorch outside",
+)
+SGD = OptimizerFamily(
+    "SGD",
+    (_MOMENTUM._replace(edge="momentums"),),
+    torch=(
+        *("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach"),
+        *("differentiable", "fused"),
+    ),
+    arguments=("momentum", "nesterov"),
+    changed={"learning_rate": 0.01},
+    tf1="Momentum",
+    folded=-1,
+    counts=False,
+)
+ADAGRAD = OptimizerFamily(
+    "Adagrad",
+    (SlotSpec("squares", "sum", "accumulator", "_accumulators", "accumulator"),),
+    torch=(
+        *("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "foreach", "maximize"),
+        *("differentiable", "fused"),
+    ),
+    arguments=("initial_accumulator_value", "epsilon"),
+    tf1="Adagrad",
+    tf1_settings={"epsilon": 0.0},
+    zeros=False,
+    epsilon="TensorFlow adds it inside the square root, PyTorch outside",
+)
+ADAMAX = OptimizerFamily(
+    "Adamax",
+    (
+        SlotSpec("m", "exp_avg", "m", "_m", "momentum"),
+        SlotSpec("u", "exp_inf", "u", "_u", "norm"),
+    ),
+    torch=(*_BETAS, "foreach", "maximize", "differentiable", "capturable"),
+    arguments=("beta_1", "beta_2", "epsilon"),
+    epsilon="Keras adds it to the maximum, PyTorch to the gradient inside the maximum",
+)
+ADADELTA = OptimizerFamily(
+    "Adadelta",
+    (
+        SlotSpec("mean_squares", "square_avg", "accumulated_grad", "_accumulated_grads", "accumulated_grad"),
+        SlotSpec(
+            *("mean_deltas", "acc_delta", "accumulated_delta", "_accumulated_delta_vars"),
+            "accumulated_delta_var",
+        ),
+    ),
+    torch=("lr", "rho", "eps", "weight_decay", "maximize", "capturable", "foreach", "differentiable"),
+    arguments=("rho", "epsilon"),
+    changed={"rho": 0.95},
+)
+FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
+# Kinds of the slots in Keras's lists. RMSprop has the same lists as Adam, with other meanings.
+RMSPROP_LISTS = {each.edge: each.keras for each in RMSPROP.specs}
+_OTHER_SPECS = (each for family in FAMILIES for each in family.specs if family is not RMSPROP)
+KERAS_LISTS = RMSPROP_LISTS | {each.edge: each.keras for each in _OTHER_SPECS}
+
+# AdamW is Adam with decoupled weight decay (keras/src/optimizers/adamw.py).
+ADAMW = "adamw"
+ADAMW_DEFAULTS = _own_defaults("Keras's AdamW", {"weight_decay": 0.004, "decoupled_weight_decay": True})
+# Classes with the same slots, which a file may contain without naming its class.
+SAME_SLOTS = {"Adam": "AdamW, Lamb and old versions of Adamax have", "SGD": "Lion has"}
+# Classes in lower case, in both frameworks, whose state may look like one of the above but is not converted.
+UNCONVERTED = {
+    "adafactor": "Keras and PyTorch factor its second moment and clip its updates differently",
+    "asgd": "Keras has no averaged SGD",
+    "ftrl": "PyTorch has no FTRL",
+    "lamb": "PyTorch has no LAMB",
+    "lbfgs": "Keras has no L-BFGS",
+    "lion": "PyTorch has no Lion",
+    "muon": "Keras's Muon updates some variables with Adam, PyTorch's accepts only matrices",
+    "nadam": "its momentum schedule differs (0.96^t in Keras, 0.96^(0.004 t) by default in PyTorch)",
+    "radam": "Keras has no RAdam",
+    "rprop": "Keras has no Rprop",
+}
+# Variables that only one class of Keras has: keras/src/optimizers/nadam.py, tf_keras's, and its
+# legacy/nadam.py.
+OWN_VARIABLES = {"_u_product": "nadam", "u_product": "nadam", "_m_cache": "nadam", "momentum_cache": "nadam"}
+# Settings of torch's groups that only one unconverted class has: torch/optim/*.py.
+_OWN_SETTINGS = {
+    "momentum_decay": "NAdam",
+    "lambd": "ASGD",
+    "etas": "Rprop",
+    "max_iter": "LBFGS",
+    "ns_steps": "Muon",
+    "beta2_decay": "Adafactor",
+}
+# Additional slots that training needs, and their PyTorch counterparts.
+MORE_SLOTS = {
+    "average": "moving averages of the weights (use_ema): PyTorch keeps these in a separate model "
+    "(torch.optim.swa_utils.AveragedModel)",
+    "gradient": "gradients of an incomplete update (gradient_accumulation_steps): PyTorch keeps these in "
+    "the parameters (grad), not in checkpoints",
+}
+
+
+def find_class(cls: str | None) -> OptimizerFamily | None:
+    """Return the optimizer with this class of Keras in lower case, None if there is none."""
+    return ADAM if cls == ADAMW else next((each for each in FAMILIES if each.name.lower() == cls), None)
+
+
+def find_family(slots: Collection[str]) -> OptimizerFamily | None:
+    """Return the only optimizer with these canonical slots, None if none or several match."""
+    if {*slots} <= {BUFFER, VELOCITY}:
+        return SGD if slots else None
+    return next((family for family in FAMILIES if {*slots} <= {*family.slots, BUFFER}), None)
+
+
+def find_by_settings(names: Collection[str]) -> OptimizerFamily:
+    """Return the optimizer with these canonical settings; Adam if they do not distinguish any."""
+    # Among torch's optimizers with a rho only RMSprop has these; Keras's are distinguished by class.
+    if {"rho", "weight_decay"} <= {*names} and not {"centered", "momentum"} & {*names}:
+        return ADADELTA
+    marks = {
+        "rho": RMSPROP,
+        "centered": RMSPROP,
+        "lr_decay": ADAGRAD,
+        "initial_accumulator_value": ADAGRAD,
+        "nesterov": SGD,
+        "dampening": SGD,
+    }
+    return next((family for name, family in marks.items() if name in names), ADAM)
+
+
+def find_torch_family(keys: Collection[str], slots: Collection[str]) -> OptimizerFamily:
+    """Return the optimizer whose groups have these keys, and whose parameters these slots.
+
+    Old versions lack some keys of the class, and files of every version may have keys of the program's own.
+    """
+    own = {*keys} & {_top(name) for family in FAMILIES for name in family.torch}
+    fits = [family for family in FAMILIES if own <= {*map(_top, family.torch)}]
+    like = [family for family in fits or FAMILIES if {*slots} & family.torch_slots.keys()]
+    exact = [family for family in like if {*slots} <= {*family.torch_slots, "step"}]
+    return next(iter((*exact, *like, *fits)), ADAM)
+
+
+def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:
+    """Return the class of torch's groups if its state is not converted, by the names of their settings."""
+    found = next((owner for name, owner in _OWN_SETTINGS.items() if name in keys), None)
+    # Settings of torch/optim/adam.py that RAdam, Adamax and SparseAdam lack while having the newer ones.
+    others = "betas" in keys and "amsgrad" not in keys and bool({*keys} & {"foreach", "maximize"})
+    return "RAdam, Adamax or SparseAdam" if found is None and others and "exp_inf" not in slots else found
+
+
+def list_torch_settings() -> set[str]:
+    """Return the canonical names of all settings in torch's groups."""
+    return {ours for family in FAMILIES for ours in family.torch_settings.values()}
+
+
+def list_torch_slots() -> set[str]:
+    """Return torch's names of all slots."""
+    return {each.torch for family in FAMILIES for each in family.specs}
+
+
+def list_keras_kinds() -> set[str]:
+    """Return the kinds of all slots in Keras."""
+    return {each.keras for family in FAMILIES for each in family.specs}
+
+
+def _top(name: str) -> str:
+    return name.partition("/")[0]
