@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,12 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.network_outputs import agent_network_settings
-from ckpttool.commands.policy_agents import PolicyReader
-from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.policy_agents import make_batches
 from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.networks import (
     Activation,
-    AdamState,
     Affine,
     Clip,
     Concat,
@@ -34,13 +32,12 @@ from ckpttool.networks import (
     Node,
     Policy,
     TrainedWeights,
-    TransitionBatch,
     Worker,
     numpy_backend,
     train_learner,
     trained_arrays,
 )
-from ckpttool.networks.policy_training import PolicyBatch, PolicyLearner, train_policy
+from ckpttool.networks.policy_training import DDPG, TD3, OptimizerSetup, TrainingBatch
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.mutants import Change, Leaves, changed
@@ -88,16 +85,23 @@ def critic(generator: np.random.Generator, scale: float) -> Network:
     return chain((("obs", OBS), ("action", ACT)), layers)
 
 
-def adam(networks: list[Network], *, step: int, size: float, **facts: object) -> AdamState:
+def adam(
+    titles: tuple[str, ...], networks: dict[str, Network], *, step: int, size: float, **facts: Any
+) -> OptimizerSetup:
     """Moments as gradients of that size leave them; zeros before the first update."""
     generator = np.random.default_rng(step)
-    shapes = [array.shape for network in networks for array in trained_arrays(network)]
-
+    arrays = [array for title in titles for array in trained_arrays(networks[title])]
+    shapes = [array.shape for array in arrays]
     # As gradients of that size leave them: their mean changes sign, their mean square hardly varies.
     first = tuple(size * bool(step) * generator.normal(size=shape) for shape in shapes)
     second = tuple(size**2 * bool(step) * generator.uniform(0.5, 1.5, size=shape) for shape in shapes)
-    made = AdamState(1e-3, 0.9, 0.999, 1e-7, True, step, first, second, l2=(0.0,) * len(shapes))
-    return replace(made, **facts)  # type: ignore[arg-type]
+    slots = {"m": first, "v": second}
+    if facts.get("amsgrad"):
+        slots["vhat"] = tuple(2 * each for each in second)
+    settings = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+    settings["weight_decay"] = facts.get("decoupled", 0.0)
+    l2 = tuple(facts.get("kernel", 0.0) * (each.ndim == 2) for each in arrays)
+    return OptimizerSetup("Adam", titles, settings, step, slots, l2, facts.get("corrected", True))
 
 
 def learner(
@@ -110,24 +114,21 @@ def learner(
     slow = {
         title: title.replace("actor", "actor_target").replace("critic", "critic_target") for title in online
     }
-    networks = online | {slow[title]: made for title, made in online.items()}
-    judges = [network for title, network in online.items() if title != "actor"]
+    titles = tuple(title for title in online if title != "actor")
+    state: dict[str, Any] = {"step": step, "size": size, "corrected": corrected}
     return Learner(
-        networks,
-        tuple(title for title in online if title != "actor"),
+        TD3 if critics > 1 else DDPG,
+        online | {slow[title]: made for title, made in online.items()},
+        {},
+        titles,
         slow,
-        adam([online["actor"]], step=step, size=size, corrected=corrected),
-        adam(judges, step=step, size=size, corrected=corrected, **facts),
+        {
+            "actor_optimizer": adam(("actor",), online, **state),
+            "critic_optimizer": adam(titles, online, **state, **facts),
+        },
         np.full(ACT, -2.0),
         np.full(ACT, 2.0),
-        step,
-    )
-
-
-def decays(made: Learner, kernel: float) -> tuple[float, ...]:
-    """L2 on the critics' kernels alone."""
-    return tuple(
-        kernel * (a.ndim == 2) for title in made.critics for a in trained_arrays(made.networks[title])
+        updates=step,
     )
 
 
@@ -146,11 +147,8 @@ class InProcess(Worker):
     def build(self, network: Network, device: str = "cpu") -> Policy:  # type: ignore[override]
         return numpy_backend.build(network, device)
 
-    def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
+    def train(self, learner: Learner, batches: Sequence[TrainingBatch]) -> TrainedWeights:
         return train_learner(numpy_backend.learn(learner), learner, batches)
-
-    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
-        return train_policy(numpy_backend.learn_policy(learner), learner, batches)
 
 
 LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
@@ -159,11 +157,11 @@ LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
         100,
     ),
     "TD3 with TensorFlow's epsilon and AMSGrad, after 40 tiny updates": (
-        lambda: amsgrad(learner(step=40, size=1e-7, corrected=False)),
+        lambda: learner(step=40, size=1e-7, corrected=False, amsgrad=True),
         3,
     ),
     "DDPG with L2, well trained": (
-        lambda: learner(critics=1, step=9_000, size=1e-2, l2=decays(learner(critics=1), 1e-2)),
+        lambda: learner(critics=1, step=9_000, size=1e-2, kernel=1e-2),
         100,
     ),
     "DDPG with AdamW, after 40 tiny updates": (
@@ -171,10 +169,6 @@ LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
         3,
     ),
 }
-
-
-def amsgrad(made: Learner) -> Learner:
-    return replace(made, critic_adam=replace(made.critic_adam, vhat=tuple(2 * v for v in made.critic_adam.v)))
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +186,7 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
 def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) -> None:
     make, steps = LEARNERS[name]
     made = make()
-    found = compare_train_steps((made, made), verify.make_batches(made, steps), engines)
+    found = compare_train_steps((made, made), make_batches(made, steps), engines)
     assert found.within
     assert found.algorithm == name.partition(" ")[0]
     assert len({m.name for m in found.moved}) == 2 * (1 + len(made.critics))
@@ -206,7 +200,7 @@ def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) 
 def test_one_constant_epsilon_is_not_the_other() -> None:
     theirs = learner(step=40, size=1e-7, corrected=False)
     ours = learner(step=40, size=1e-7, corrected=True)
-    found = compare_train_steps((theirs, ours), verify.make_batches(theirs, 1), [InProcess(), InProcess()])
+    found = compare_train_steps((theirs, ours), make_batches(theirs, 1), [InProcess(), InProcess()])
     assert {m.name: m.within for m in found.moved} == {"critic/q1": False, "critic/q2": False}
     assert all(m.relative > 0.1 for m in found.moved)
 
@@ -373,21 +367,6 @@ class TestVerify:
         wrong = {each.name for each in found.training.moved if not each.within}
         assert wrong >= CRITICS
         assert any("rho of critic" in each for each in found.training.differences)
-
-    def test_both_implementations_of_td3_make_the_same_updates(self) -> None:
-        agent = restore_agent(str(TORCH_SAMPLE))
-        settings, _ = agent_network_settings(agent, agent)
-        one = verify.build_learner(agent, settings).learner.cast("float64")
-        other = PolicyReader(agent, settings).setup().learner.cast("float64")
-        assert other.updates == one.updates
-        batches = [each.cast("float64") for each in verify.make_batches(one, 4)]
-        given = [PolicyBatch({**each._asdict(), "next_noise": each.noise}) for each in batches]
-        left = train_learner(numpy_backend.learn(one), one, batches)
-        right = train_policy(numpy_backend.learn_policy(other), other, given)
-        assert left.moved == right.moved
-        for title, arrays in left.last.items():
-            for x, y in zip(arrays, right.last[title], strict=True):
-                np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-14)
 
     def test_lost_state_is_named_even_if_updates_agree(self, tmp_path: Path) -> None:
         still = changed(TORCH_SAMPLE, tmp_path / "still.pt", other_setting("lr", 0.0))

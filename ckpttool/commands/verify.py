@@ -7,7 +7,7 @@ import hashlib
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -34,7 +34,6 @@ from ckpttool.commands.network_outputs import (
     Parity,
     agent_network_settings,
     available_backend,
-    build_part_network,
     failed_parity,
     make_observations,
     measure_parity,
@@ -50,7 +49,6 @@ from ckpttool.commands.restore import (
     Agent,
     VerifiedSidecar,
     build_agent,
-    canonical_tree,
     list_not_understood,
     read_any_sidecar,
     recognize_playable_agent,
@@ -65,11 +63,9 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import format_count
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import ADAM, CanonicalOptimizer
 from ckpttool.libraries.schema import (
     NETWORKS,
     NO_LAYOUT,
@@ -78,24 +74,16 @@ from ckpttool.libraries.schema import (
     RUN,
     TEMPERATURE,
     VALUES,
-    AgentNetwork,
     RecognizedAgent,
 )
-from ckpttool.mapping.rules import Settings, ToValue
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Network
 from ckpttool.networks.policy_training import (
-    DISCOUNT,
-    AdamState,
     Dtype,
     Learner,
-    PolicyBatch,
-    PolicyLearner,
     TrainedWeights,
-    TransitionBatch,
+    TrainingBatch,
     train_learner,
-    train_policy,
 )
 from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
 
@@ -542,156 +530,11 @@ def _is_equal(one: Entry, other: Entry | None) -> bool:
     return False
 
 
-# Prepares an agent for training: its networks, targets, and optimizers as stored in its checkpoint.
-
-_WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of networks.policy_training.TRAINED
-_SETTINGS = ("learning_rate", "beta_1", "beta_2", "epsilon")
-_UPDATES = (attr("total_it"),)
-
-
-@dataclass(slots=True)
-class LearnerSetup:
-    """A learner, and sentences on what its checkpoint lacks."""
-
-    learner: Learner
-    assumed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
-    """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it.
-
-    A target network that the checkpoint lacks is a copy of its network. Raise UsageError if actor or
-    critic is missing, UnsupportedError for other training algorithms.
-    """
-    parts = {part.title: part for part in agent.binding.parts}
-    critics = tuple(title for title, part in parts.items() if part.component == "critic")
-    if critics and "actor" not in parts:
-        raise UnsupportedError(
-            "critics without an actor choose discrete actions, which training steps do not support",
-            file=agent.checkpoint.path,
-            found=", ".join(parts),
-            hint=policy_agents.INSTEAD,
-        )
-    if "actor" not in parts or not critics:
-        raise UsageError(
-            "a training step needs an actor and a critic",
-            file=agent.checkpoint.path,
-            found=", ".join(parts),
-            hint="train the networks as models: --like-a MODULE:FACTORY --like-b MODULE:FACTORY",
-        )
-    notes: list[str] = []
-    networks: dict[str, Network] = {}
-    slow: dict[str, str] = {}
-    for title in ("actor", *critics):
-        networks[title] = _trainable(agent, title, settings)
-        component, _, head = title.partition("/")
-        slow[title] = f"{component}_target" + (f"/{head}" if head else "")
-        if slow[title] in parts:
-            networks[slow[title]] = _trainable(agent, slow[title], settings)
-        else:
-            networks[slow[title]] = networks[title]
-            notes.append(f"no {slow[title]} in the checkpoint: training starts from a copy of {title}")
-    state = _OptimizerReader(agent)
-    learner = Learner(
-        networks,
-        critics,
-        slow,
-        state.adam("actor_optimizer", [parts["actor"]]),
-        state.adam("critic_optimizer", [parts[title] for title in critics]),
-        np.asarray(settings.action_low, np.float64),
-        np.asarray(settings.action_high, np.float64),
-        state.updates(),
-    )
-    return LearnerSetup(learner, state.assumed, notes)
-
-
-def _trainable(agent: Agent, title: str, settings: NetworkSettings) -> Network:
-    part = agent.runnable(title)
-    if part is None or part.branches:
-        raise UnsupportedError(
-            f"{title} is a Gaussian policy, which TD3 does not train",
-            file=agent.checkpoint.path,
-            hint=policy_agents.INSTEAD,
-        )
-    network = build_part_network(agent, part, settings)
-    if not part.acts and network.width != 1:
-        raise UnsupportedError(
-            f"{title} outputs a distribution of values, which training steps do not support",
-            file=agent.checkpoint.path,
-            hint=policy_agents.INSTEAD,
-        )
-    return network
-
-
-class _OptimizerReader:
-    """The optimizers of an agent in its canonical tree."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._tree: Tree = canonical_tree(agent.checkpoint.tree, agent.binding.moves)
-        self._told: Settings = options.sidecar_settings(agent.sidecar)
-        self._corrected = options.epsilon_placement(agent.sidecar, agent.binding.layout) == options.CORRECTED
-        self.assumed: list[str] = []
-
-    def updates(self) -> int:
-        """Return the number of updates, which controls TD3's delayed actor."""
-        count = ToValue().leaf(self._tree[_UPDATES]) if _UPDATES in self._tree else None
-        value = count.value if isinstance(count, ValueLeaf) else None
-        return value if isinstance(value, int) else 0
-
-    def adam(self, name: str, parts: Sequence[AgentNetwork]) -> AdamState:
-        """Return an optimizer's state for all weights of these networks; a new one if there is none."""
-        weights = [path for part in parts for path in _weights(self._agent.tree, part)]
-        known = CanonicalOptimizer(name, self._tree, self._told.get(name, {}), self._agent.binding.defaults)
-        if known.family is not ADAM or known.value("maximize") or known.number("decay"):
-            raise self._refused(f"{name} is not Adam as TD3 uses it", known.family.name)
-        self._assume(name, known)
-        file = self._agent.checkpoint.path
-        decays, apart = known.decays(weights, file)
-        rate, beta_1, beta_2, epsilon = (known.common_number(each, weights, file) for each in _SETTINGS)
-        return AdamState(
-            rate,
-            beta_1,
-            beta_2,
-            epsilon,
-            corrected=self._corrected,
-            step=int(known.number("step") or 0),
-            m=known.slot_arrays("m", weights, file),
-            v=known.slot_arrays("v", weights, file),
-            vhat=known.slot_arrays("vhat", weights, file) if known.value("amsgrad") else (),
-            l2=tuple(0.0 if apart else decay for decay in decays),
-            decoupled=decays[0] if apart else 0.0,
-        )
-
-    def _assume(self, name: str, known: CanonicalOptimizer) -> None:
-        if any(path[0] == attr(name) for path in self._tree):
-            self.assumed += [known.assumed(setting) for setting in _SETTINGS if not known.has(setting)]
-        else:
-            self.assumed.append(
-                f"no {name} in the checkpoint: training starts with a new Adam with Keras's defaults"
-            )
-
-    def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
-        return UnsupportedError(
-            reason, file=self._agent.checkpoint.path, found=found, hint=policy_agents.INSTEAD
-        )
-
-
-def _weights(tree: Tree, part: AgentNetwork) -> Iterator[Path]:
-    for position in range(len(part.layers)):
-        for name in _WEIGHTS:
-            path = schema.canonical_weight_path(part, position, name)
-            if path in tree:
-                yield path
-
-
 # Verifies optimizer state: both checkpoints continue training on the same batches, and stay together.
 #
 # Compared are the changes of the weights, not their values: an update is small relative to a weight.
 
 STEPS = 100
-BATCH = 100
 # Relative to the length of A's own update, pooled over a network.
 BOUNDS: Mapping[Dtype, float] = {"float32": 1e-4, "float64": 1e-10}
 # A's own rounding may exceed that bound: B may then be OWN_ERROR times as far off as A, but at most a hundred
@@ -751,7 +594,7 @@ class TrainStepComparison:
         return {
             "algorithm": self.algorithm,
             "steps": self.steps,
-            "batch": BATCH,
+            "batch": policy_agents.BATCH,
             "bounds": dict(BOUNDS),
             "updates": [each.document() for each in self.moved],
             "differences": list(self.differences),
@@ -760,67 +603,35 @@ class TrainStepComparison:
 
 
 def compare_train_steps(
-    learners: tuple[Learner, Learner], batches: Sequence[TransitionBatch], workers: Sequence[Worker]
+    learners: tuple[Learner, Learner], batches: Sequence[TrainingBatch], workers: Sequence[Worker]
 ) -> TrainStepComparison:
     """Train both sides on the batches, each in its worker and both float types, and A in float64."""
-
-    def run(place: int, dtype: Dtype) -> TrainedWeights:
-        return workers[place].train(learners[place].cast(dtype), [each.cast(dtype) for each in batches])
-
     first = learners[0]
-    moved = _compare_runs(learners, _reference(first, batches), run)
-    name, different = "TD3" if len(first.critics) > 1 else "DDPG", policy_agents.compare_states(*learners)
-    return TrainStepComparison(name, len(batches), moved, differences=different)
-
-
-def compare_policy_steps(
-    learners: tuple[PolicyLearner, PolicyLearner], batches: Sequence[PolicyBatch], workers: Sequence[Worker]
-) -> TrainStepComparison:
-    """Train both Gaussian policies on the batches, as `compare_train_steps` does."""
-
-    def run(place: int, dtype: Dtype) -> TrainedWeights:
-        given = [each.cast(dtype) for each in batches]
-        return workers[place].train_policy(learners[place].cast(dtype), given)
-
-    double = learners[0].cast("float64")
-    engine = numpy_backend.learn_policy(double)
-    exact = train_policy(engine, double, [each.cast("float64") for each in batches])
-    different = policy_agents.compare_states(*learners)
-    moved = _compare_runs(learners, exact, run)
-    return TrainStepComparison(learners[0].algorithm, len(batches), moved, differences=different)
-
-
-def _compare_runs(
-    learners: Sequence[Learner | PolicyLearner],
-    reference: TrainedWeights,
-    run: Callable[[int, Dtype], TrainedWeights],
-) -> tuple[UpdateComparison, ...]:
-    """Return the comparison of both sides' runs in each float type; `run` takes the side's place."""
-    exact = _updates(learners[0], reference)
-    found: list[UpdateComparison] = []
+    double = first.cast("float64")
+    reference = train_learner(numpy_backend.learn(double), double, [each.cast("float64") for each in batches])
+    exact = _updates(first, reference)
+    moved: list[UpdateComparison] = []
     for dtype, bound in BOUNDS.items():
-        a, b = (_updates(learner, run(place, dtype)) for place, learner in enumerate(learners))
-        found += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
-    slow = {*learners[0].slow.values()}
+        given = [each.cast(dtype) for each in batches]
+        sides = zip(learners, workers, strict=True)
+        a, b = (_updates(each, worker.train(each.cast(dtype), given)) for each, worker in sides)
+        moved += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
+    slow = {*first.slow.values()}
     trained = [array for (title, _), arrays in exact.items() if title not in slow for array in arrays]
-    if all(each.within for each in found) and not any(each.any() for each in trained):
+    if all(each.within for each in moved) and not any(each.any() for each in trained):
         raise UsageError(
             "the optimizers of A and B move no weight, so that their training steps show nothing",
             hint="compare checkpoints from before the learning rate reached 0",
         )
-    return tuple(found)
+    different = policy_agents.compare_states(*learners)
+    return TrainStepComparison(first.algorithm, len(batches), tuple(moved), differences=different)
 
 
 # By title and training step: how far each tensor of the network had moved, in float64.
 _Updates = dict[tuple[str, int], list[np.ndarray]]
 
 
-def _reference(learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
-    double = learner.cast("float64")
-    return train_learner(numpy_backend.learn(double), double, [batch.cast("float64") for batch in batches])
-
-
-def _updates(learner: Learner | PolicyLearner, after: TrainedWeights) -> _Updates:
+def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
     found: _Updates = {}
     for title, step in after.moved.items():
         start = learner.arrays(title)
@@ -856,39 +667,6 @@ def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray])
         for arrays in ([x - y for x, y in zip(right, other, strict=True)], right)
     )
     return apart / length if length else (np.inf if apart else 0.0)
-
-
-def make_batches(
-    learner: Learner, steps: int = STEPS, statistics: Mapping[str, Any] | None = None
-) -> list[TransitionBatch]:
-    """Return fixed transitions, always the same for an agent: float32, at the scale that it expects.
-
-    Observations are normal, with the mean and variance of its statistics if it has any; actions are
-    uniform within the bounds. Rewards are normal, scaled so that their discounted sum matches its first
-    critic's values: errors, and so gradients, are as small as those of an agent with small values.
-    """
-    generator = np.random.default_rng(0)
-    obs_dim, act_dim = learner.networks["actor"].input_shapes["obs"][0], len(learner.low)
-    mean, deviation = np.zeros(obs_dim), np.ones(obs_dim)
-    if statistics is not None:
-        mean, deviation = np.asarray(statistics["mean"]), np.sqrt(np.asarray(statistics["var"]))
-
-    def draw() -> TransitionBatch:
-        obs, next_obs = (mean + deviation * generator.standard_normal((BATCH, obs_dim)) for _ in range(2))
-        return TransitionBatch(
-            obs,
-            generator.uniform(learner.low, learner.high, (BATCH, act_dim)),
-            next_obs,
-            generator.standard_normal((BATCH, 1)),
-            (generator.random((BATCH, 1)) < 0.95).astype(np.float64),
-            generator.standard_normal((BATCH, act_dim)),
-        )
-
-    drawn = [draw() for _ in range(steps)]
-    double = learner.cast("float64")
-    values = numpy_backend.learn(double).forward(learner.critics[0], drawn[0].obs, drawn[0].action)
-    scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0
-    return [batch._replace(reward=batch.reward * scale).cast("float32") for batch in drawn]
 
 
 # `verify`: two checkpoints of one agent give the same outputs, each in its own framework.
@@ -1298,28 +1076,10 @@ def _compare_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
     """Train both sides; return results and notes, and add assumptions to `assumed`."""
-    if any(policy_agents.is_gaussian(agent) or not policy_agents.uses_adam(agent) for agent in (a, b)):
-        return _compare_policy_training(a, b, steps, workers, assumed)
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
-        made = build_learner(agent, settings)
-        prepared.append(made.learner)
-        assumed += [f"{side}: {sentence}" for sentence in made.assumed]
-        notes += [f"{side}: {note}" for note in made.notes]
-        notes += _epsilon_notes(side, agent)
-    given = make_batches(prepared[0], steps, a.known.obs_norm)
-    return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
-
-
-def _compare_policy_training(
-    a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
-) -> tuple[TrainStepComparison, list[str]]:
-    """Train both agents with optimizers of any kind, as `_compare_training` does."""
-    prepared, notes = [], []
-    for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
-        settings, _ = agent_network_settings(agent, other)
-        made = policy_agents.PolicyReader(agent, settings).setup()
+        made = policy_agents.LearnerReader(agent, settings).setup()
         prepared.append(made.learner)
         assumed += [f"{side}: {sentence}" for sentence in made.assumed]
         notes += [f"{side}: {note}" for note in made.notes]
@@ -1332,8 +1092,8 @@ def _compare_policy_training(
             expected=prepared[0].algorithm,
             found=prepared[1].algorithm,
         )
-    given = policy_agents.make_policy_batches(prepared[0], steps, a.known.obs_norm)
-    return compare_policy_steps((prepared[0], prepared[1]), given, workers), notes
+    given = policy_agents.make_batches(prepared[0], steps, a.known.obs_norm)
+    return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
 
 
 def _epsilon_notes(side: str, agent: Agent) -> Iterator[str]:

@@ -66,10 +66,8 @@ if TYPE_CHECKING:
     )
     from ckpttool.networks.numpy_backend import backpropagate, forward_values
     from ckpttool.networks.policy_training import (
-        AdamState,
         Learner,
         TrainedWeights,
-        TransitionBatch,
         train_learner,
         trained_arrays,
     )
@@ -81,7 +79,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NOISE",
     "Activation",
-    "AdamState",
     "Add",
     "Affine",
     "ArgMax",
@@ -116,7 +113,6 @@ __all__ = [
     "TorchPolicy",
     "Trace",
     "TrainedWeights",
-    "TransitionBatch",
     "Transpose",
     "Worker",
     "add_gru",
@@ -154,7 +150,6 @@ __all__ = [
 _HOMES = {
     "NOISE": "network",
     "Activation": "network",
-    "AdamState": "policy_training",
     "Add": "network",
     "Affine": "network",
     "ArgMax": "network",
@@ -189,7 +184,6 @@ _HOMES = {
     "TorchPolicy": "torch_backend",
     "Trace": "tracing",
     "TrainedWeights": "policy_training",
-    "TransitionBatch": "policy_training",
     "Transpose": "network",
     "Worker": "worker",
     "add_gru": "build",

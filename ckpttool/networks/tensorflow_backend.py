@@ -41,7 +41,7 @@ from ckpttool.networks.network import (
     assemble,
     look_up,
 )
-from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLearner, TrainingEngine
+from ckpttool.networks.policy_training import GradientEngine, Learner
 
 NAME = "tensorflow"
 
@@ -97,15 +97,7 @@ def quiet_start() -> Iterator[None]:
             os.close(stderr)
 
 
-def learn(learner: Learner) -> TrainingEngine:
-    """Return the learner for training on the CPU: gradients by a tape, steps by Keras's optimizer."""
-    with quiet_start():
-        from ckpttool.networks.tensorflow_training import TensorFlowEngine
-
-        return TensorFlowEngine(learner)
-
-
-def learn_policy(learner: PolicyLearner) -> GradientEngine:
+def learn(learner: Learner) -> GradientEngine:
     """Return a Gaussian policy's learner for training on the CPU."""
     with quiet_start():
         from ckpttool.networks.tensorflow_training import TensorFlowGradientEngine

@@ -16,10 +16,8 @@ import torch
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
 from ckpttool.networks.policy_training import (
-    AdamState,
     Learner,
     OptimizerSetup,
-    PolicyLearner,
     clip_factor,
     layer_arrays,
     without_values,
@@ -340,44 +338,7 @@ def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) 
     torch._C._cuda_releasePool(index, pool)
 
 
-# Training in PyTorch: gradients by autograd, steps by torch.optim.Adam, starting from a given state.
-
-
-class TorchEngine:
-    """A learner as PyTorch parameters on the CPU."""
-
-    def __init__(self, learner: Learner) -> None:
-        self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
-        self._actor_adam = _TorchAdam(learner.actor_adam, [*self._nets["actor"].parameters()])
-        critics = chain.from_iterable(self._nets[title].parameters() for title in learner.critics)
-        self._critic_adam = _TorchAdam(learner.critic_adam, list(critics))
-
-    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
-        """Return a network's output [batch, n]."""
-        with torch.no_grad():
-            found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
-        return found
-
-    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Update the critics once on the sum of their mean squared errors."""
-        given, wanted = [torch.from_numpy(array) for array in inputs], torch.from_numpy(target)
-        losses = [torch.nn.functional.mse_loss(self._nets[title](*given), wanted) for title in critics]
-        self._critic_adam.step(torch.stack(losses).sum())
-
-    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Update the actor once towards actions of higher value."""
-        given = torch.from_numpy(obs)
-        self._actor_adam.step(-self._nets[critic](given, self._nets[actor](given)).mean())
-
-    @torch.no_grad()
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        for kept, value in zip(self._nets[slow].parameters(), self._nets[fast].parameters(), strict=True):
-            kept.lerp_(value, tau)
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return copies of a network's trained arrays, kernels [in, out]."""
-        return [_transpose_kernel(p.detach().numpy()).copy() for p in self._nets[title].parameters()]
+# Training in PyTorch: gradients by autograd, steps by torch.optim, starting from a given state.
 
 
 class NetworkModule(torch.nn.Module):
@@ -460,47 +421,10 @@ class _LayerModule(torch.nn.Module):
         return type(self._layer).__name__
 
 
-class _TorchAdam:
-    """One torch.optim.Adam, with one parameter group per weight decay."""
-
-    def __init__(self, adam: AdamState, parameters: Sequence[torch.Tensor]) -> None:
-        self._adam = adam
-        self._count = adam.step
-        groups = [
-            {"params": [p for p, l2 in zip(parameters, adam.l2, strict=True) if l2 == decay]}
-            | {"weight_decay": decay or adam.decoupled}
-            for decay in dict.fromkeys(adam.l2)
-        ]
-        kind = torch.optim.AdamW if adam.decoupled else torch.optim.Adam
-        self._optimizer = kind(
-            groups,
-            lr=adam.learning_rate,
-            betas=(adam.beta_1, adam.beta_2),
-            eps=adam.epsilon,
-            amsgrad=bool(adam.vhat),
-        )
-        moments = {"exp_avg": adam.m, "exp_avg_sq": adam.v, "max_exp_avg_sq": adam.vhat}
-        for number, parameter in enumerate(parameters):
-            state = {
-                name: torch.tensor(_transpose_kernel(held[number])) for name, held in moments.items() if held
-            }
-            self._optimizer.state[parameter] = {"step": torch.tensor(float(adam.step)), **state}
-
-    def step(self, loss: torch.Tensor) -> None:
-        """Make one update against the gradient of the loss."""
-        self._count += 1
-        for group in self._optimizer.param_groups:
-            # torch adds one constant at every step; another convention needs a different one each time.
-            group["eps"] = self._adam.epsilon_at(self._count, corrected=True)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
-        self._optimizer.step()
-
-
 class TorchGradientEngine:
     """A Gaussian policy's learner as PyTorch parameters on the CPU."""
 
-    def __init__(self, learner: PolicyLearner) -> None:
+    def __init__(self, learner: Learner) -> None:
         self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
         self._vectors = {
             title: torch.tensor(array, requires_grad=True) for title, array in learner.vectors.items()
