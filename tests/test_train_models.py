@@ -739,18 +739,19 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
     asked = []
 
     class Process:
+        side = model_comparison.ModelSide("A", "x.keras")
+
         def request(self, do: str, **_: Any) -> dict[str, Any]:
             asked.append(do)
             if do == "optimizer_config":
                 return {"config": config}
             return {"tensors": [], "assumed": [], "notes": [], "optimizer": None, "found": False}
 
-    model = training_comparison._TrainedModel("A", Process(), "keras", None)  # type: ignore[arg-type]
-    file = training_comparison.TrainedFile("x.keras", "keras")
+    model = training_comparison._TrainedModel(Process(), "torch", None)  # type: ignore[arg-type]  # which has no description
     if rate["class_name"] == "CosineDecay":
-        model.restore(file, None)
+        model.restore()
         assert asked == ["optimizer_config", "optimizer"]
     else:
         with pytest.raises(UnsupportedError):
-            model.restore(file, None)
+            model.restore()
         assert asked == ["optimizer_config"]

@@ -18,7 +18,6 @@ from ckpttool.core import UsageError
 from ckpttool.networks import (
     Activation,
     Concat,
-    Dense,
     Learner,
     Network,
     Node,
@@ -39,17 +38,12 @@ from ckpttool.networks.policy_training import (
     OptimizerSetup,
     TrainingBatch,
 )
-from tests.test_train_step import InProcess, engines
+from tests.test_train_step import InProcess, dense, engines
 
 __all__ = ["engines"]  # the fixture
 
 OBS, ACT, HIDDEN = 3, 2, 8
 ADAM = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
-
-
-def dense(generator: np.random.Generator, n_in: int, n_out: int) -> Dense:
-    kernel = generator.normal(size=(n_in, n_out)) / np.sqrt(n_in)
-    return Dense(kernel.astype(np.float32), (generator.normal(size=n_out) / 10).astype(np.float32))
 
 
 def network(generator: np.random.Generator, *, action: bool, width: int) -> Network:

@@ -151,23 +151,13 @@ class InProcess(Worker):
         return train_learner(numpy_backend.learn(learner), learner, batches)
 
 
-LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
-    "TD3 with TensorFlow's epsilon, fresh, tiny gradients": (
-        lambda: learner(size=1e-7, corrected=False),
-        100,
+LEARNERS: dict[str, Callable[[], Learner]] = {
+    "TD3 with TensorFlow's epsilon, fresh, tiny gradients": lambda: learner(size=1e-7, corrected=False),
+    "TD3 with TensorFlow's epsilon and AMSGrad, after 40 tiny updates": lambda: learner(
+        step=40, size=1e-7, corrected=False, amsgrad=True
     ),
-    "TD3 with TensorFlow's epsilon and AMSGrad, after 40 tiny updates": (
-        lambda: learner(step=40, size=1e-7, corrected=False, amsgrad=True),
-        3,
-    ),
-    "DDPG with L2, well trained": (
-        lambda: learner(critics=1, step=9_000, size=1e-2, kernel=1e-2),
-        100,
-    ),
-    "DDPG with AdamW, after 40 tiny updates": (
-        lambda: learner(critics=1, step=40, size=1e-7, decoupled=1e-2),
-        3,
-    ),
+    "DDPG with L2, well trained": lambda: learner(critics=1, step=9_000, size=1e-2, kernel=1e-2),
+    "DDPG with AdamW, after 40 tiny updates": lambda: learner(critics=1, step=40, size=1e-7, decoupled=1e-2),
 }
 
 
@@ -182,10 +172,12 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", LEARNERS)
-def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) -> None:
-    make, steps = LEARNERS[name]
-    made = make()
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [(name, 3) for name in LEARNERS] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in LEARNERS],
+)
+def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str, steps: int) -> None:
+    made = LEARNERS[name]()
     found = compare_train_steps((made, made), make_batches(made, steps), engines)
     assert found.within
     assert found.algorithm == name.partition(" ")[0]

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, permutations
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from ckpttool.mapping.rules import merge_parts
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.model_runner import ROOT
 from ckpttool.networks.network import Activation
+
+if TYPE_CHECKING:
+    from ckpttool.commands.model_comparison import RunnerProcess
 
 # Layers and their families, whatever the framework calls them.
 
@@ -300,16 +303,9 @@ class LayerComparison:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "class_a": self.classes[0],
-            "class_b": self.classes[1],
-            "by": self.by,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "within": self.within,
-        }
+        names = ("a", "b", "by", "inputs", "outputs", "within")
+        classes = {"class_a": self.classes[0], "class_b": self.classes[1]}
+        return {**classes, **{name: getattr(self, name) for name in names}}
 
 
 LAYER, BETWEEN = "layer", "between"
@@ -444,25 +440,6 @@ def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
 # Causes of a difference in one layer: a change of one side's layer that makes the difference disappear.
 
 
-class LayerProgram(Protocol):
-    """A model's process, as far as the search for causes needs it."""
-
-    def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
-        """Return the tensors of one layer, on request with those of its parts as `part/name`."""
-        ...
-
-    def repeat(
-        self,
-        call: tuple[str, int],
-        tensors: Mapping[str, np.ndarray],
-        settings: Mapping[str, Any],
-        *,
-        exact: bool,
-    ) -> tuple[np.ndarray, ...]:
-        """Return the outputs of a captured call with other tensors or settings; nothing if it fails."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Cause:
     """A cause, and an option or change that mends it; `confirmed` by a test of it alone."""
@@ -518,7 +495,7 @@ class LayerCauses:
         self,
         pair: LayerCallPair,
         calls: tuple[CapturedCall, CapturedCall],
-        sides: tuple[LayerProgram, LayerProgram],
+        sides: tuple[RunnerProcess, RunnerProcess],
         bound: float,
         *,
         exact: bool,

@@ -63,7 +63,6 @@ from ckpttool.commands.restore import recognize_playable_agent, restore_agent
 from ckpttool.commands.training_comparison import (
     ModelTraining,
     OutputTarget,
-    TrainedFile,
     TrainingOptions,
     compare_training,
 )
@@ -817,11 +816,8 @@ def _train(
         for each in main.names
         if main.made[0][each.a].dtype.kind == "f"
     ]
-    files = [
-        TrainedFile(side.side.path, str(row.get("framework", "agent")))
-        for side, row in zip(session.sides, opened, strict=True)
-    ]
-    return compare_training(session.sides, files, targets, chosen)
+    frameworks = [str(row.get("framework", "agent")) for row in opened]
+    return compare_training(session.sides, frameworks, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:
@@ -1126,8 +1122,9 @@ class _LayerFinder:
                 for held, path, place in zip(tensors, (one, other), (other, one), strict=True)
                 for name, array in held.items()
             }
-            b.capture([(ROOT, 0)], exact=self._exact)
-            made = b.repeat((ROOT, 0), right, {}, exact=self._exact)
+            whole = (ROOT, 0)
+            called = whole in b.capture([whole], exact=self._exact)  # a graph is no layer of itself
+            made = b.repeat(whole, right, {}, exact=self._exact) if called else ()
             if not made:
                 return named[one, other], None
             if align_arrays(outputs[0], made[0])[0] <= self._bound:

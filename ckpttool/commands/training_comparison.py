@@ -16,7 +16,6 @@ from ckpttool.commands.model_causes import Cause
 from ckpttool.commands.network_outputs import OWN_ERROR
 from ckpttool.commands.optimizer_states import (
     KERAS_ARGUMENTS,
-    OptimizerDescription,
     describe_keras_optimizer,
 )
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
@@ -342,14 +341,6 @@ class OutputTarget(NamedTuple):
     to_b: Callable[[np.ndarray], np.ndarray]
 
 
-class TrainedFile(NamedTuple):
-    """One side's checkpoint, the framework of its model, and the name of its optimizer if chosen."""
-
-    path: str
-    framework: str
-    optimizer: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class TensorUpdate:
     """How differently one pair of tensors moved: |update of A - update of B| / |update of A|.
@@ -476,25 +467,32 @@ _Arrays = dict[str, np.ndarray]
 class _TrainedModel:
     """One side: its process, its optimizer, and the names of its trained tensors."""
 
-    def __init__(self, word: str, process: RunnerProcess, framework: str, loss: str | None) -> None:
-        self.word, self.process, self.framework, self._loss = word, process, framework, loss
+    def __init__(
+        self, process: RunnerProcess, framework: str, loss: str | None, chosen: str | None = None
+    ) -> None:
+        self.process, self.framework, self._loss, self._chosen = process, framework, loss, chosen
+        self.word, self.path = process.side.word, process.side.path
         self.optimizer: OptimizerState | None = None
         self.tensors: list[str] = []
         self.outputs: list[str] = []
         self.assumed: list[str] = []
         self.notes: list[str] = []
 
-    def restore(self, file: TrainedFile, spec: OptimizerDescription | None) -> bool:
-        """Restore the file's optimizer; return whether there is one."""
-        document = None if spec is None else spec.document()
+    def restore(self) -> bool:
+        """Restore the file's optimizer by the framework's own loader; return whether there is one."""
+        file = os.path.abspath(self.path)
+        _require_plain(self.process.request("optimizer_config", file=file)["config"], self.path)
+        found = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
+        spec = (
+            None if found or self.framework == "torch" else describe_keras_optimizer(self.path, self._chosen)
+        )
         if spec is not None:
             self.assumed += spec.assumed
-        # A description is already that of the wanted one.
-        values = {"file": os.path.abspath(file.path), "spec": document, "wanted": file.optimizer}
-        if spec is None:
-            config = self.process.request("optimizer_config", file=values["file"])["config"]
-            _require_plain(config, file.path)
-        return self._prepare(self.process.request("optimizer", **values))
+            document = spec.document()
+            found = self._prepare(
+                self.process.request("optimizer", file=file, spec=document, wanted=self._chosen)
+            )
+        return found
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
         """Create an optimizer without state."""
@@ -565,33 +563,35 @@ class _TrainedModel:
 
 def compare_training(
     processes: Sequence[RunnerProcess],
-    files: Sequence[TrainedFile],
+    frameworks: Sequence[str],
     targets: Sequence[OutputTarget],
-    chosen: TrainingOptions,
+    options: TrainingOptions,
 ) -> ModelTraining:
     """Train both models with the optimizers of their checkpoints, and compare the updates.
 
     Args:
         processes: both sides, with the same inputs.
-        files: each side's checkpoint.
+        frameworks: that of each side's model, "agent" for a recognised agent.
         targets: the outputs that the quadratic loss uses.
-        chosen: steps, losses and optimizers.
+        options: steps, losses and optimizers.
 
     """
-    for word, file in zip("AB", files, strict=True):
-        if file.framework == "agent":
+    rows = zip(
+        processes,
+        frameworks,
+        (options.loss_a, options.loss_b),
+        (options.optimizer_a, options.optimizer_b),
+        strict=True,
+    )
+    a, b = (_TrainedModel(*row) for row in rows)
+    for model in (a, b):
+        if model.framework == "agent":
             raise UsageError(
-                f"{word} is an agent, which training steps compare with another agent only", file=file.path
+                f"{model.word} is an agent, which training steps compare with another agent only",
+                file=model.path,
             )
-    losses = (chosen.loss_a, chosen.loss_b)
-    wanted = (chosen.optimizer_a, chosen.optimizer_b)
-    files = [file._replace(optimizer=name) for file, name in zip(files, wanted, strict=True)]
-    models = [
-        _TrainedModel(word, process, file.framework, loss)
-        for word, process, file, loss in zip("AB", processes, files, losses, strict=True)
-    ]
-    comparison = _TrainingComparison(models[0], models[1], chosen.steps)
-    comparison.prepare(files, targets)
+    comparison = _TrainingComparison(a, b, options.steps)
+    comparison.prepare(targets)
     return comparison.run()
 
 
@@ -632,19 +632,12 @@ class _TrainingComparison:
     tiny: dict[str, Any] = field(default_factory=dict)
     placement: str | None = None
 
-    def prepare(self, files: Sequence[TrainedFile], outputs: Sequence[OutputTarget]) -> None:
+    def prepare(self, outputs: Sequence[OutputTarget]) -> None:
         """Restore the optimizers, pair the tensors and write the targets."""
-        found = []
-        for model, file in zip((self.a, self.b), files, strict=True):
-            known = model.restore(file, None)
-            if not known and file.framework != "torch":
-                spec = describe_keras_optimizer(file.path, file.optimizer)
-                known = spec is not None and model.restore(file, spec)
-            found.append(known)
-        self._complete(found)
-        for model, file in zip((self.a, self.b), files, strict=True):
+        self._complete([model.restore() for model in (self.a, self.b)])
+        for model in (self.a, self.b):
             if not model.tensors:
-                raise UsageError(f"{model.word} has no trained tensors", file=file.path)
+                raise UsageError(f"{model.word} has no trained tensors", file=model.path)
         self.pairs = TensorMatcher(self.a.weights(), self.b.weights()).match()
         if self.pairs.by_order:
             named = abbreviate_list(list(self.pairs.by_order), 3)

@@ -562,16 +562,7 @@ class UpdateComparison:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "step": self.step,
-            "relative": self.relative,
-            "error_a": self.error_a,
-            "error_b": self.error_b,
-            "tensors": list(self.tensors),
-            "within": self.within,
-        }
+        return {**{name: getattr(self, name) for name in self.__slots__}, "tensors": list(self.tensors)}
 
 
 @dataclass(frozen=True, slots=True)
