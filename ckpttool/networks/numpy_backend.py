@@ -47,7 +47,6 @@ from ckpttool.networks.policy_training import (
     GradientEngine,
     Learner,
     NumpyOptimizer,
-    clip_factor,
     layer_arrays,
     trained_arrays,
 )
@@ -140,7 +139,7 @@ def build(network: Network, device: str = "cpu") -> NumpyPolicy:
 
 
 def learn(learner: Learner) -> GradientEngine:
-    """Return a Gaussian policy's learner for training on the CPU."""
+    """Return the learner for training on the CPU."""
     return NumpyGradientEngine(learner)
 
 
@@ -486,45 +485,31 @@ BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back
 # Training in numpy: the float64 reference of `verify --train-step`.
 
 
-class NumpyGradientEngine:
-    """A Gaussian policy's learner as numpy arrays."""
+class NumpyGradientEngine(GradientEngine):
+    """A learner as numpy arrays."""
 
     def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
         self._nets, self._vectors = dict(learner.networks), dict(learner.vectors)
-        self._setups = learner.optimizers
         self._rules = {name: NumpyOptimizer(setup) for name, setup in learner.optimizers.items()}
-        self._sums: dict[str, list[np.ndarray]] = {}
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
         net = self._nets[title]
         return forward_values(net, inputs)[net.output]
 
-    def backward(
-        self, title: str, inputs: Values, gradient: np.ndarray, *, train: bool = True
-    ) -> list[np.ndarray]:
-        """Return the gradients of the inputs; with `train`, add those of the weights."""
+    def differentiate(
+        self, title: str, inputs: Values, gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays."""
         net = self._nets[title]
-        of_inputs, found = backpropagate(net, forward_values(net, inputs), gradient)
-        if train:
-            self._add(title, found)
-        return of_inputs
+        return backpropagate(net, forward_values(net, inputs), gradient)
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        self._add(vector, [gradient])
-
-    def _add(self, title: str, found: list[np.ndarray]) -> None:
-        kept = self._sums.get(title)
-        self._sums[title] = found if kept is None else [x + y for x, y in zip(kept, found, strict=True)]
-
-    def step(self, optimizer: str, limit: float | None) -> None:
-        """Update the weights by the sums of gradients, and clear them."""
-        titles = self._setups[optimizer].titles
-        found = [each for title in titles for each in self._sums.pop(title)]
-        factor = clip_factor(found, limit)
+    def apply(self, optimizer: str, gradients: Values) -> None:
+        """Make one update of an optimizer's arrays."""
+        titles = self._optimizers[optimizer].titles
         weights = [each for title in titles for each in self.weights(title)]
-        stepped = self._rules[optimizer].step(weights, [each * factor for each in found])
+        stepped = self._rules[optimizer].step(weights, gradients)
         for title in titles:
             count = len(self.weights(title))
             if title in self._vectors:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -149,34 +149,58 @@ class TrainingBatch(NamedTuple):
         return TrainingBatch({name: array.astype(dtype) for name, array in self.arrays.items()})
 
 
-class GradientEngine(Protocol):
-    """A learner on a backend; arrays are exchanged in the learner's float type."""
+class GradientEngine:
+    """A learner on a backend; arrays are exchanged in the learner's float type, kernels [in, out]."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._optimizers, self._dtype = learner.optimizers, learner.low.dtype
+        self._sums: dict[str, list[np.ndarray]] = {}
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
-        ...
+        raise NotImplementedError
+
+    def differentiate(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays, for one of its output."""
+        raise NotImplementedError
+
+    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update of an optimizer's arrays."""
+        raise NotImplementedError
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
+        raise NotImplementedError
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return copies of the trained arrays of a network or vector."""
+        raise NotImplementedError
 
     def backward(
         self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
     ) -> list[np.ndarray]:
         """Return the gradients of the inputs; with `train`, add those of the weights to the network's."""
-        ...
+        of_inputs, of_weights = self.differentiate(title, inputs, gradient)
+        if train:
+            self.push(title, *of_weights)
+        return of_inputs
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        ...
+    def push(self, title: str, *gradients: np.ndarray) -> None:
+        """Add to the gradients of a network or vector."""
+        kept = self._sums.get(title, [0.0] * len(gradients))
+        pairs = zip(kept, gradients, strict=True)
+        self._sums[title] = [np.asarray(x + y, self._dtype) for x, y in pairs]
 
     def step(self, optimizer: str, limit: float | None) -> None:
         """Update the weights by the sums of gradients, whose norm `limit` bounds, and clear them."""
-        ...
-
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        ...
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return the trained arrays of a network or vector, kernels [in, out]."""
-        ...
+        setup, number = self._optimizers[optimizer], self._dtype.type
+        found = [each for title in setup.titles for each in self._sums.pop(title)]
+        weights = [each for title in setup.titles for each in self.weights(title)]
+        factor = number(clip_factor(found, limit))
+        rows = zip(found, weights, setup.l2, strict=True)
+        self.apply(optimizer, [g * factor + number(decay) * weight for g, weight, decay in rows])
 
 
 # The algorithms: losses and their gradients for the networks' outputs, the same on every backend.
@@ -386,9 +410,8 @@ class NumpyOptimizer:
         self._count += 1
         rule = _RULES[self._setup.family]
         made = []
-        for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+        for number, (weight, g) in enumerate(zip(weights, gradients, strict=True)):
             held = {name: arrays[number] for name, arrays in self._slots.items()}
-            g = gradient + self._setup.l2[number] * weight
             made.append(weight - rule(self._setup, self._count, g, weight, held))
             for name, array in held.items():
                 self._slots[name][number] = array

@@ -14,9 +14,9 @@ import tensorflow as tf
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Layer, Network, dtype_of, look_up
 from ckpttool.networks.policy_training import (
+    GradientEngine,
     Learner,
     OptimizerSetup,
-    clip_factor,
     layer_arrays,
     without_values,
 )
@@ -114,10 +114,11 @@ def _move(slow: NetworkModel, fast: NetworkModel, tau: float) -> None:
         target.value.assign_add(tau * (online.value - target.value))
 
 
-class TensorFlowGradientEngine:
-    """A Gaussian policy's learner as Keras variables on the CPU."""
+class TensorFlowGradientEngine(GradientEngine):
+    """A learner as Keras variables on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
         require_keras("training steps")
         with tf.device("cpu:0"):
             self._nets = {title: NetworkModel(network) for title, network in learner.networks.items()}
@@ -129,7 +130,6 @@ class TensorFlowGradientEngine:
                 name: _KerasRule(setup, [each for title in setup.titles for each in self._variables(title)])
                 for name, setup in learner.optimizers.items()
             }
-        self._titles = {name: setup.titles for name, setup in learner.optimizers.items()}
         self._forward = {
             title: tf.function(partial(_run_on_cpu, net), autograph=False)
             for title, net in self._nets.items()
@@ -138,7 +138,6 @@ class TensorFlowGradientEngine:
             title: tf.function(partial(_differentiate, net), autograph=False)
             for title, net in self._nets.items()
         }
-        self._sums: dict[str, list[np.ndarray]] = {}
 
     def _variables(self, title: str) -> list[Tensor]:
         return [self._vectors[title]] if title in self._vectors else self._nets[title].trainable_variables
@@ -148,28 +147,17 @@ class TensorFlowGradientEngine:
         found: np.ndarray = self._forward[title](*map(tf.constant, inputs)).numpy()
         return found
 
-    def backward(
-        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
-    ) -> list[np.ndarray]:
-        """Return the gradients of the inputs; with `train`, add those of the weights."""
+    def differentiate(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays."""
         made = self._backward[title](tf.constant(gradient), *map(tf.constant, inputs))
         found = [each.numpy() for each in made]
-        if train:
-            self._add(title, found[len(inputs) :])
-        return found[: len(inputs)]
+        return found[: len(inputs)], found[len(inputs) :]
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        self._add(vector, [gradient.astype(self._vectors[vector].dtype)])
-
-    def _add(self, title: str, found: list[np.ndarray]) -> None:
-        kept = self._sums.get(title)
-        self._sums[title] = found if kept is None else [x + y for x, y in zip(kept, found, strict=True)]
-
-    def step(self, optimizer: str, limit: float | None) -> None:
-        """Update the weights by the sums of gradients, and clear them."""
-        found = [each for title in self._titles[optimizer] for each in self._sums.pop(title)]
-        self._rules[optimizer].step(found, clip_factor(found, limit))
+    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update of an optimizer's arrays."""
+        self._rules[optimizer].step(gradients)
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""
@@ -246,19 +234,15 @@ class _KerasRule:
             given["nesterov"] = bool(known.get("nesterov"))
         return getattr(keras.optimizers, family)(known["learning_rate"], **given)
 
-    def step(self, gradients: Sequence[np.ndarray], factor: float) -> None:
+    def step(self, gradients: Sequence[np.ndarray]) -> None:
         """Make one update."""
         self._count += 1
         self._epsilon.assign(self._setup.epsilon_at(self._count, corrected=False))
-        self._apply(*[tf.constant(each * each.dtype.type(factor)) for each in gradients])
+        self._apply(*map(tf.constant, gradients))
 
     def _update(self, *gradients: Tensor) -> None:
         with tf.device("cpu:0"):
-            found = [
-                gradient + decay * variable.value if decay else gradient
-                for gradient, decay, variable in zip(gradients, self._setup.l2, self._variables, strict=True)
-            ]
-            self._optimizer.apply(found, self._variables)
+            self._optimizer.apply(list(gradients), self._variables)
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import torch
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
 from ckpttool.networks.policy_training import (
+    GradientEngine,
     Learner,
     OptimizerSetup,
-    clip_factor,
     layer_arrays,
     without_values,
 )
@@ -421,15 +421,16 @@ class _LayerModule(torch.nn.Module):
         return type(self._layer).__name__
 
 
-class TorchGradientEngine:
-    """A Gaussian policy's learner as PyTorch parameters on the CPU."""
+class TorchGradientEngine(GradientEngine):
+    """A learner as PyTorch parameters on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
         self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
         self._vectors = {
             title: torch.tensor(array, requires_grad=True) for title, array in learner.vectors.items()
         }
-        self._optimizers = {
+        self._rules = {
             name: _TorchRule(setup, [each for title in setup.titles for each in self._parameters(title)])
             for name, setup in learner.optimizers.items()
         }
@@ -443,26 +444,20 @@ class TorchGradientEngine:
             found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
         return found
 
-    def backward(
-        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
-    ) -> list[np.ndarray]:
-        """Return the gradients of the inputs; with `train`, add those of the weights."""
+    def differentiate(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays."""
         given = [torch.tensor(array, requires_grad=True) for array in inputs]
-        parameters = self._parameters(title) if train else []
-        found = torch.autograd.grad(
-            self._nets[title](*given), [*given, *parameters], torch.tensor(gradient), materialize_grads=True
-        )
-        for parameter, each in zip(parameters, found[len(given) :], strict=True):
-            parameter.grad = each if parameter.grad is None else parameter.grad + each
-        return [each.numpy() for each in found[: len(given)]]
+        wanted = [*given, *self._parameters(title)]
+        output = self._nets[title](*given)
+        made = torch.autograd.grad(output, wanted, torch.tensor(gradient), materialize_grads=True)
+        found = [each.numpy() for each in made]
+        return found[: len(given)], [_transpose_kernel(each) for each in found[len(given) :]]
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        self._vectors[vector].grad = torch.tensor(gradient, dtype=self._vectors[vector].dtype)
-
-    def step(self, optimizer: str, limit: float | None) -> None:
-        """Update the weights by the sums of gradients, and clear them."""
-        self._optimizers[optimizer].step(limit)
+    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update of an optimizer's arrays."""
+        self._rules[optimizer].step(gradients)
 
     @torch.no_grad()
     def follow(self, slow: str, fast: str, tau: float) -> None:
@@ -541,18 +536,15 @@ class _TorchRule:
             amsgrad="vhat" in self._setup.slots,
         )
 
-    def step(self, limit: float | None) -> None:
-        """Make one update, and clear the gradients."""
+    def step(self, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update."""
         self._count += 1
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        factor = clip_factor([each.numpy() for each in gradients], limit)
-        for parameter, gradient, l2 in zip(self._parameters, gradients, self._setup.l2, strict=True):
-            parameter.grad = gradient * factor + l2 * parameter.detach()
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = torch.tensor(_transpose_kernel(gradient))
         for group in self._optimizer.param_groups:
             if "eps" in group:
                 group["eps"] = self._setup.epsilon_at(self._count, corrected=True)
         self._optimizer.step()
-        self._optimizer.zero_grad()
 
 
 def _transpose_kernel(array: np.ndarray) -> np.ndarray:
