@@ -697,15 +697,14 @@ def _as_text(value: Any) -> str:
 
 def _as_settings(title: str, value: Any, tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
     """Yield the values that a setting of A may have in B's framework."""
-    yield value
     if title == "padding":
         kernel = next((each for each in tensors.values() if each.ndim > 2), None)
         rank = 2 if kernel is None else kernel.ndim - 2
-        for width in range(4):
-            yield [width] * rank
-        yield "same"
-        yield "valid"
-    elif isinstance(value, list) and len({*value}) == 1:
+        yield from ([width] * rank for width in range(4))
+        yield from (value, "same", "valid")
+        return
+    yield value
+    if isinstance(value, list) and len({*value}) == 1:
         yield value[0]
     elif isinstance(value, int):
         kernel = next((each for each in tensors.values() if each.ndim > 2), None)

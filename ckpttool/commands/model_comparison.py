@@ -1102,7 +1102,10 @@ class _LayerFinder:
         for other in [each for each in later if at_b[each.b.key] < at_b[failed.b.key]]:
             given = self._session.sides[1].capture([other.b.key], exact=self._exact)[other.b.key].given
             if call.given and given and model_causes.input_error(call.given[0], given[0]) <= self._bound:
-                text = f"B calls {other.b.path} in the place of A's {failed.a.path}, and that one later"
+                text = (
+                    f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
+                    f"A's {other.a.path}"
+                )
                 return failed, Cause(text, confirmed=True)
         return None
 
