@@ -544,11 +544,12 @@ class LayerCauses:
             for value in values if padding or _as_plain(one) != _as_plain(b[own]) else ():
                 if _as_plain(value) == _as_plain(b[own]):
                     continue
-                shown = _as_plain(value) if padding else one
+                held, shown = (_as_plain(b[own]), _as_plain(one)) if padding else (b[own], one)
+                if padding and (isinstance(shown, str | None) or shown == held):
+                    shown = _as_plain(value)  # A's own is outside of the layer, or no number
                 fix = f"set {own}={_as_text(shown)} in {self._pair.b.path} of B"
                 if padding and isinstance(b[own], str):
                     fix = f"pad the input of {self._pair.b.path} in B by {_as_text(shown)}"
-                held = _as_plain(b[own]) if padding else b[own]
                 text = f"{title} is {_as_text(shown)} in A and {_as_text(held)} in B"
                 yield _Hypothesis(Cause(text, fix), settings={own: value})
 
