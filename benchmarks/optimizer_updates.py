@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttool.commands.policy_agents import make_policy_batches
+from ckpttool.commands.policy_agents import make_batches
 from ckpttool.commands.verify import compare_train_steps
-from ckpttool.networks import Activation, Dense, Network, Node, Worker
-from ckpttool.networks.policy_training import A2C, OptimizerSetup, PolicyLearner
+from ckpttool.networks import Activation, Dense, Learner, Network, Node, Worker
+from ckpttool.networks.policy_training import A2C, OptimizerSetup
 
 OBS, ACT, HIDDEN, STEPS, COUNT = 6, 2, 32, 100, 40
 ADAM = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
@@ -50,13 +50,13 @@ def network(generator: np.random.Generator, width: int) -> Network:
     return Network((("obs", OBS),), tuple(Node(layer, (n,)) for n, layer in enumerate(layers)), len(layers))
 
 
-def learner(kind: Kind) -> PolicyLearner:
+def learner(kind: Kind) -> Learner:
     """Return a policy with one optimizer that has made COUNT updates."""
     family, settings, names, l2, corrected = kind
     generator = np.random.default_rng(3)
     networks = {"actor": network(generator, 2 * ACT), "value": network(generator, 1)}
     bounds = np.zeros(ACT)
-    made = PolicyLearner(A2C, networks, {}, (), {}, {}, bounds, bounds)
+    made = Learner(A2C, networks, {}, (), {}, {}, bounds, bounds)
     arrays = [array for title in networks for array in made.arrays(title)]
     slots = {
         name: tuple(
@@ -77,7 +77,7 @@ def rows(workers: list[Worker]) -> list[str]:
     found = []
     for name, kind in KINDS.items():
         made = learner(kind)
-        moved = compare_train_steps((made, made), make_policy_batches(made, STEPS), workers).moved
+        moved = compare_train_steps((made, made), make_batches(made, STEPS), workers).moved
         cells = []
         for dtype in ("float64", "float32"):
             for step in (1, STEPS):

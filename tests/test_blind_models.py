@@ -107,7 +107,7 @@ def test_calls_of_one_layer_are_paired_by_their_inputs(tmp_path: Path, here: Non
     assert first_of("Twins", tmp_path, {}, {"reverse": True}) is None
     found = first_of("Twins", tmp_path, {}, {"reverse": True, "wrong": True})
     assert found is not None
-    assert (found.b, found.confirmed) == ("out", True)
+    assert (found.b, found.cause) == ("out", None)  # what is computed between layers is not searched
 
 
 @pytest.mark.torch

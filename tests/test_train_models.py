@@ -110,7 +110,7 @@ FAULTS = {
     "learning rate": TrainingFault("learning_rate", _group(lr=0.02)),
     "beta": TrainingFault("beta_2", _group(betas=(0.9, 0.99))),
     "epsilon": TrainingFault("epsilon", _group(eps=1e-3)),
-    "decay": TrainingFault("weight decay", _group(weight_decay=0.1)),
+    "decay": TrainingFault("weight_decay", _group(weight_decay=0.1)),
     "count": TrainingFault("number of updates", _state("step", lambda step: step * 0)),
     "first moment": TrainingFault("m, a moment", _state("exp_avg", lambda m: m * 2)),
     "second moment": TrainingFault("v, a moment", _state("exp_avg_sq", lambda v: v * 2)),
@@ -211,10 +211,10 @@ STATE_FAULTS = {
     "right centered": StateFault(_made("RMSprop", centered=True, momentum=0.5)),
     "right adagrad": StateFault(_made("Adagrad")),
     "rate of a group": StateFault(
-        _grouped, _second_group(lr=2e-3), "learning rate of 2.weight", confirmed=False
+        _grouped, _second_group(lr=2e-3), "learning_rate of 2.weight", confirmed=False
     ),
     "mask of the decay": StateFault(
-        _grouped, _second_group(weight_decay=0.1), "weight decay of 2.weight", confirmed=False
+        _grouped, _second_group(weight_decay=0.1), "weight_decay of 2.weight", confirmed=False
     ),
     "right tensors as settings": StateFault(_with_tensors),
     "right flags": StateFault(_made("Adam"), _group(fused=True, capturable=True)),
@@ -739,18 +739,19 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
     asked = []
 
     class Process:
+        side = model_comparison.ModelSide("A", "x.keras")
+
         def request(self, do: str, **_: Any) -> dict[str, Any]:
             asked.append(do)
             if do == "optimizer_config":
                 return {"config": config}
             return {"tensors": [], "assumed": [], "notes": [], "optimizer": None, "found": False}
 
-    model = training_comparison._TrainedModel("A", Process(), "keras", None)  # type: ignore[arg-type]
-    file = training_comparison.TrainedFile("x.keras", "keras")
+    model = training_comparison._TrainedModel(Process(), "torch", None)  # type: ignore[arg-type]  # which has no description
     if rate["class_name"] == "CosineDecay":
-        model.restore(file, None)
+        model.restore()
         assert asked == ["optimizer_config", "optimizer"]
     else:
         with pytest.raises(UnsupportedError):
-            model.restore(file, None)
+            model.restore()
         assert asked == ["optimizer_config"]

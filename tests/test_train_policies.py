@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,19 @@ import numpy as np
 import pytest
 
 from ckpttool.commands import verify
-from ckpttool.commands.policy_agents import make_policy_batches
+from ckpttool.commands.policy_agents import make_batches
 from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import UsageError
 from ckpttool.networks import (
     Activation,
     Concat,
-    Dense,
+    Learner,
     Network,
     Node,
-    Policy,
-    TrainedWeights,
     Worker,
     numpy_backend,
     policy_training,
+    train_learner,
     trained_arrays,
 )
 from ckpttool.networks.policy_training import (
@@ -38,18 +36,14 @@ from ckpttool.networks.policy_training import (
     TD3,
     TEMPERATURE,
     OptimizerSetup,
-    PolicyBatch,
-    PolicyLearner,
-    train_policy,
+    TrainingBatch,
 )
+from tests.test_train_step import InProcess, dense, engines
+
+__all__ = ["engines"]  # the fixture
 
 OBS, ACT, HIDDEN = 3, 2, 8
 ADAM = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
-
-
-def dense(generator: np.random.Generator, n_in: int, n_out: int) -> Dense:
-    kernel = generator.normal(size=(n_in, n_out)) / np.sqrt(n_in)
-    return Dense(kernel.astype(np.float32), (generator.normal(size=n_out) / 10).astype(np.float32))
 
 
 def network(generator: np.random.Generator, *, action: bool, width: int) -> Network:
@@ -67,7 +61,7 @@ def network(generator: np.random.Generator, *, action: bool, width: int) -> Netw
 def setup(
     family: str,
     titles: tuple[str, ...],
-    held: PolicyLearner,
+    held: Learner,
     settings: dict[str, float],
     *names: str,
     **more: Any,
@@ -88,7 +82,7 @@ def setup(
     return OptimizerSetup(family, titles, settings, 40, slots, (0.0,) * len(shapes), **more)
 
 
-def sac() -> PolicyLearner:
+def sac() -> Learner:
     generator = np.random.default_rng(1)
     networks = {"actor": network(generator, action=False, width=2 * ACT)}
     critics = ("critic/q1", "critic/q2")
@@ -98,7 +92,7 @@ def sac() -> PolicyLearner:
         slow[title] = title.replace("critic", "critic_target")
         networks[slow[title]] = network(generator, action=True, width=1)
     low, high = np.full(ACT, -2.0), np.full(ACT, 1.0)
-    made = PolicyLearner(SAC, networks, {TEMPERATURE: np.array([-1.0])}, critics, slow, {}, low, high)
+    made = Learner(SAC, networks, {TEMPERATURE: np.array([-1.0])}, critics, slow, {}, low, high)
     decays = tuple(0.01 * (each.ndim == 2) for title in critics for each in made.arrays(title))
     optimizers = {
         "actor_optimizer": setup(
@@ -110,7 +104,7 @@ def sac() -> PolicyLearner:
     return replace(made, optimizers=optimizers)
 
 
-def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> PolicyLearner:
+def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> Learner:
     generator = np.random.default_rng(2)
     apart = algorithm == PPO
     networks = {
@@ -118,12 +112,12 @@ def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: s
         "value": network(generator, action=False, width=1),
     }
     vectors = {LOG_STD: np.full(ACT, -0.5)} if apart else {}
-    made = PolicyLearner(algorithm, networks, vectors, (), {}, {}, np.zeros(ACT), np.zeros(ACT))
+    made = Learner(algorithm, networks, vectors, (), {}, {}, np.zeros(ACT), np.zeros(ACT))
     titles = ("actor", *vectors, "value")
     return replace(made, optimizers={"optimizer": setup(family, titles, made, settings, *slots)})
 
 
-def deterministic(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> PolicyLearner:
+def deterministic(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> Learner:
     generator = np.random.default_rng(4)
     critics = ("critic/q1", "critic/q2") if algorithm == TD3 else ("critic/q1",)
     networks, slow = {}, {}
@@ -134,7 +128,7 @@ def deterministic(algorithm: str, family: str, settings: dict[str, float], *slot
             actor = component == "actor"
             networks[each] = network(generator, action=not actor, width=ACT if actor else 1)
     low, high = np.full(ACT, -2.0), np.full(ACT, 1.0)
-    made = PolicyLearner(algorithm, networks, {}, critics, slow, {}, low, high, updates=1)
+    made = Learner(algorithm, networks, {}, critics, slow, {}, low, high, updates=1)
     optimizers = {
         "actor_optimizer": setup(family, ("actor",), made, settings, *slots),
         "critic_optimizer": setup(family, critics, made, settings, *slots),
@@ -144,7 +138,7 @@ def deterministic(algorithm: str, family: str, settings: dict[str, float], *slot
 
 _MOMENTUM = {"learning_rate": 1e-3, "momentum": 0.9}
 _ROOT = {"learning_rate": 1e-3, "rho": 0.99, "epsilon": 1e-5}
-LEARNERS: dict[str, Callable[[], PolicyLearner]] = {
+LEARNERS: dict[str, Callable[[], Learner]] = {
     "SAC, AdamW, AMSGrad with L2, SGD": sac,
     "PPO, Adam": lambda: on_policy(PPO, "Adam", ADAM, "m", "v"),
     "PPO, Nesterov": lambda: on_policy(PPO, "SGD", {**_MOMENTUM, "nesterov": 1.0}, "buffer"),
@@ -158,34 +152,6 @@ LEARNERS: dict[str, Callable[[], PolicyLearner]] = {
 }
 
 
-class InProcess(Worker):
-    """A worker that needs no process: numpy's."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.NAME = "numpy"
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def build(self, network: Network, device: str = "cpu") -> Policy:  # type: ignore[override]
-        return numpy_backend.build(network, device)
-
-    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
-        return train_policy(numpy_backend.learn_policy(learner), learner, batches)
-
-
-@pytest.fixture(scope="module")
-def engines(workers: Callable[[str], Worker]) -> list[Worker]:
-    """TensorFlow and PyTorch, each in a process that all cases share."""
-    for framework in ("torch", "tensorflow"):
-        if importlib.util.find_spec(framework) is None:
-            pytest.skip(f"{framework} is not installed")
-    return [workers("tensorflow"), workers("torch")]
-
-
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.long
@@ -195,7 +161,7 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
 )
 def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: str, steps: int) -> None:
     made = LEARNERS[name]()
-    found = compare_train_steps((made, made), make_policy_batches(made, steps), engines)
+    found = compare_train_steps((made, made), make_batches(made, steps), engines)
     assert found.algorithm == made.algorithm == name.partition(",")[0]
     assert found.within
     for moved in found.moved:
@@ -203,10 +169,10 @@ def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: 
             assert max(moved.relative, moved.error_a, moved.error_b) <= verify.BOUNDS["float64"], moved
 
 
-def _loss(learner: PolicyLearner, batch: PolicyBatch, title: str) -> Callable[[], float]:
+def _loss(learner: Learner, batch: TrainingBatch, title: str) -> Callable[[], float]:
     """Return the loss of one network as the papers write it."""
     held = batch.arrays
-    engine = numpy_backend.learn_policy(learner)
+    engine = numpy_backend.learn(learner)
 
     def normal(output: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         vector = learner.vectors.get(LOG_STD)
@@ -244,8 +210,8 @@ def _loss(learner: PolicyLearner, batch: PolicyBatch, title: str) -> Callable[[]
 class Recorder:
     """An engine that keeps the gradients of an update instead of making it."""
 
-    def __init__(self, learner: PolicyLearner) -> None:
-        self.inner: Any = numpy_backend.learn_policy(learner)
+    def __init__(self, learner: Learner) -> None:
+        self.inner: Any = numpy_backend.learn(learner)
         self.sums = self.inner._sums
 
     def __getattr__(self, name: str) -> Any:
@@ -269,7 +235,7 @@ class Recorder:
 )
 def test_gradients_are_those_of_differences(name: str, title: str) -> None:
     learner = LEARNERS[name]().cast("float64")
-    batch = make_policy_batches(learner, 1)[0].cast("float64")
+    batch = make_batches(learner, 1)[0].cast("float64")
     engine = Recorder(learner)
     policy_training.UPDATES[learner.algorithm](engine, learner, batch, 1)
     loss = _loss(learner, batch, title)
@@ -290,11 +256,11 @@ def test_gradients_are_those_of_differences(name: str, title: str) -> None:
             assert np.isclose(found.flat[at], slope, rtol=1e-5, atol=1e-7)
 
 
-def _with_optimizer(made: PolicyLearner, name: str, **changes: Any) -> PolicyLearner:
+def _with_optimizer(made: Learner, name: str, **changes: Any) -> Learner:
     return replace(made, optimizers={**made.optimizers, name: replace(made.optimizers[name], **changes)})
 
 
-def _faults() -> dict[str, tuple[PolicyLearner, PolicyLearner, set[str]]]:
+def _faults() -> dict[str, tuple[Learner, Learner, set[str]]]:
     first, second = sac(), LEARNERS["A2C, RMSprop"]()
     critic, joint = first.optimizers["critic_optimizer"], second.optimizers["optimizer"]
     faster = {**joint.settings, "learning_rate": 2e-3}
@@ -321,18 +287,18 @@ def _faults() -> dict[str, tuple[PolicyLearner, PolicyLearner, set[str]]]:
 @pytest.mark.parametrize("name", ["count", "temperature", "moment", "rate"])
 def test_a_fault_of_the_optimizer_is_found(name: str) -> None:
     a, b, expected = _faults()[name]
-    found = compare_train_steps((a, b), make_policy_batches(a, 1), [InProcess(), InProcess()])
+    found = compare_train_steps((a, b), make_batches(a, 1), [InProcess(), InProcess()])
     wrong = {each.name for each in found.moved if not each.within and each.step == 1}
     assert not found.within
     assert expected <= wrong
 
 
 @pytest.mark.parametrize("make", [sac, LEARNERS["A2C, RMSprop"]])
-def test_learning_rates_of_zero_show_nothing(make: Callable[[], PolicyLearner]) -> None:
+def test_learning_rates_of_zero_show_nothing(make: Callable[[], Learner]) -> None:
     made = make()
     for name, each in made.optimizers.items():
         made = _with_optimizer(made, name, settings={**each.settings, "learning_rate": 0.0})
-    batches = make_policy_batches(made, 1)
+    batches = make_batches(made, 1)
     with pytest.raises(UsageError):
         compare_train_steps((made, made), batches, [InProcess(), InProcess()])
     # One side that moves is a difference.
@@ -341,11 +307,11 @@ def test_learning_rates_of_zero_show_nothing(make: Callable[[], PolicyLearner]) 
 
 def test_a_learner_survives_its_way_to_a_process(tmp_path: Path) -> None:
     made = sac().cast("float64")
-    batches = make_policy_batches(made, 2)
-    document = json.loads(json.dumps(policy_training.write_policy_learner(made, batches, tmp_path)))
-    again, given = policy_training.read_policy_learner(document, tmp_path)
+    batches = make_batches(made, 2)
+    document = json.loads(json.dumps(policy_training.write_learner(made, batches, tmp_path)))
+    again, given = policy_training.read_learner(document, tmp_path)
     results = [
-        train_policy(numpy_backend.learn_policy(each), each, [b.cast("float64") for b in rows])
+        train_learner(numpy_backend.learn(each), each, [b.cast("float64") for b in rows])
         for each, rows in ((made, batches), (again, given))
     ]
     for title, arrays in results[0].last.items():

@@ -14,7 +14,7 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.policy_agents import make_policy_batches
+from ckpttool.commands.policy_agents import make_batches
 from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
@@ -27,22 +27,17 @@ from ckpttool.networks import (
     Flatten,
     Layer,
     LayerNorm,
+    Learner,
     Network,
     Node,
     Policy,
     TrainedWeights,
     Worker,
     numpy_backend,
+    train_learner,
     trained_arrays,
 )
-from ckpttool.networks.policy_training import (
-    DDPG,
-    TD3,
-    OptimizerSetup,
-    PolicyBatch,
-    PolicyLearner,
-    train_policy,
-)
+from ckpttool.networks.policy_training import DDPG, TD3, OptimizerSetup, TrainingBatch
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.mutants import Change, Leaves, changed
@@ -91,34 +86,27 @@ def critic(generator: np.random.Generator, scale: float) -> Network:
 
 
 def adam(
-    titles: tuple[str, ...],
-    networks: dict[str, Network],
-    *,
-    step: int,
-    size: float,
-    corrected: bool,
-    l2: tuple[float, ...] = (),
-    decoupled: float = 0.0,
+    titles: tuple[str, ...], networks: dict[str, Network], *, step: int, size: float, **facts: Any
 ) -> OptimizerSetup:
     """Moments as gradients of that size leave them; zeros before the first update."""
     generator = np.random.default_rng(step)
-    shapes = [array.shape for title in titles for array in trained_arrays(networks[title])]
-
+    arrays = [array for title in titles for array in trained_arrays(networks[title])]
+    shapes = [array.shape for array in arrays]
     # As gradients of that size leave them: their mean changes sign, their mean square hardly varies.
     first = tuple(size * bool(step) * generator.normal(size=shape) for shape in shapes)
     second = tuple(size**2 * bool(step) * generator.uniform(0.5, 1.5, size=shape) for shape in shapes)
-    settings = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
-    if decoupled:
-        settings["weight_decay"] = decoupled
     slots = {"m": first, "v": second}
-    return OptimizerSetup(
-        "Adam", titles, settings, step, slots, l2 or (0.0,) * len(shapes), corrected=corrected
-    )
+    if facts.get("amsgrad"):
+        slots["vhat"] = tuple(2 * each for each in second)
+    settings = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+    settings["weight_decay"] = facts.get("decoupled", 0.0)
+    l2 = tuple(facts.get("kernel", 0.0) * (each.ndim == 2) for each in arrays)
+    return OptimizerSetup("Adam", titles, settings, step, slots, l2, facts.get("corrected", True))
 
 
 def learner(
     *, critics: int = 2, step: int = 0, size: float = 1.0, corrected: bool = True, **facts: Any
-) -> PolicyLearner:
+) -> Learner:
     """An agent whose critics' values, and with them all gradients, have the given size."""
     generator = np.random.default_rng(1)
     online = {"actor": actor(generator)}
@@ -126,21 +114,21 @@ def learner(
     slow = {
         title: title.replace("actor", "actor_target").replace("critic", "critic_target") for title in online
     }
-    networks = online | {slow[title]: made for title, made in online.items()}
-    judges = tuple(title for title in online if title != "actor")
-    optimizers = {
-        "actor_optimizer": adam(("actor",), online, step=step, size=size, corrected=corrected),
-        "critic_optimizer": adam(judges, online, step=step, size=size, corrected=corrected, **facts),
-    }
-    low, high = np.full(ACT, -2.0), np.full(ACT, 2.0)
-    algorithm = TD3 if critics > 1 else DDPG
-    return PolicyLearner(algorithm, networks, {}, judges, slow, optimizers, low, high, updates=step)
-
-
-def decays(made: PolicyLearner, kernel: float) -> tuple[float, ...]:
-    """L2 on the critics' kernels alone."""
-    return tuple(
-        kernel * (a.ndim == 2) for title in made.critics for a in trained_arrays(made.networks[title])
+    titles = tuple(title for title in online if title != "actor")
+    state: dict[str, Any] = {"step": step, "size": size, "corrected": corrected}
+    return Learner(
+        TD3 if critics > 1 else DDPG,
+        online | {slow[title]: made for title, made in online.items()},
+        {},
+        titles,
+        slow,
+        {
+            "actor_optimizer": adam(("actor",), online, **state),
+            "critic_optimizer": adam(titles, online, **state, **facts),
+        },
+        np.full(ACT, -2.0),
+        np.full(ACT, 2.0),
+        updates=step,
     )
 
 
@@ -159,34 +147,18 @@ class InProcess(Worker):
     def build(self, network: Network, device: str = "cpu") -> Policy:  # type: ignore[override]
         return numpy_backend.build(network, device)
 
-    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
-        return train_policy(numpy_backend.learn_policy(learner), learner, batches)
+    def train(self, learner: Learner, batches: Sequence[TrainingBatch]) -> TrainedWeights:
+        return train_learner(numpy_backend.learn(learner), learner, batches)
 
 
-LEARNERS: dict[str, tuple[Callable[[], PolicyLearner], int]] = {
-    "TD3 with TensorFlow's epsilon, fresh, tiny gradients": (
-        lambda: learner(size=1e-7, corrected=False),
-        100,
+LEARNERS: dict[str, Callable[[], Learner]] = {
+    "TD3 with TensorFlow's epsilon, fresh, tiny gradients": lambda: learner(size=1e-7, corrected=False),
+    "TD3 with TensorFlow's epsilon and AMSGrad, after 40 tiny updates": lambda: learner(
+        step=40, size=1e-7, corrected=False, amsgrad=True
     ),
-    "TD3 with TensorFlow's epsilon and AMSGrad, after 40 tiny updates": (
-        lambda: amsgrad(learner(step=40, size=1e-7, corrected=False)),
-        3,
-    ),
-    "DDPG with L2, well trained": (
-        lambda: learner(critics=1, step=9_000, size=1e-2, l2=decays(learner(critics=1), 1e-2)),
-        100,
-    ),
-    "DDPG with AdamW, after 40 tiny updates": (
-        lambda: learner(critics=1, step=40, size=1e-7, decoupled=1e-2),
-        3,
-    ),
+    "DDPG with L2, well trained": lambda: learner(critics=1, step=9_000, size=1e-2, kernel=1e-2),
+    "DDPG with AdamW, after 40 tiny updates": lambda: learner(critics=1, step=40, size=1e-7, decoupled=1e-2),
 }
-
-
-def amsgrad(made: PolicyLearner) -> PolicyLearner:
-    critics = made.optimizers["critic_optimizer"]
-    slots = {**critics.slots, "vhat": tuple(2 * v for v in critics.slots["v"])}
-    return replace(made, optimizers={**made.optimizers, "critic_optimizer": replace(critics, slots=slots)})
 
 
 @pytest.fixture(scope="module")
@@ -200,11 +172,13 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", LEARNERS)
-def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) -> None:
-    make, steps = LEARNERS[name]
-    made = make()
-    found = compare_train_steps((made, made), make_policy_batches(made, steps), engines)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [(name, 3) for name in LEARNERS] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in LEARNERS],
+)
+def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str, steps: int) -> None:
+    made = LEARNERS[name]()
+    found = compare_train_steps((made, made), make_batches(made, steps), engines)
     assert found.within
     assert found.algorithm == name.partition(" ")[0]
     assert len({m.name for m in found.moved}) == 2 * (1 + len(made.critics))
@@ -218,7 +192,7 @@ def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) 
 def test_one_constant_epsilon_is_not_the_other() -> None:
     theirs = learner(step=40, size=1e-7, corrected=False)
     ours = learner(step=40, size=1e-7, corrected=True)
-    found = compare_train_steps((theirs, ours), make_policy_batches(theirs, 1), [InProcess(), InProcess()])
+    found = compare_train_steps((theirs, ours), make_batches(theirs, 1), [InProcess(), InProcess()])
     assert {m.name: m.within for m in found.moved} == {"critic/q1": False, "critic/q2": False}
     assert all(m.relative > 0.1 for m in found.moved)
 

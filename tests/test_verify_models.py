@@ -117,12 +117,14 @@ def test_a_planted_fault_is_found_in_its_layer(name: str, tmp_path: Path, here: 
     assert first is not None
     assert re.fullmatch(fault.layer, first.b), first
     assert first.where == fault.where, first
-    assert first.cause is not None
-    assert name in planted_faults.UNNAMED or re.search(fault.words, first.cause, re.IGNORECASE), first
-    assert first.confirmed == fault.confirmed, first
     schemas.require("verify", json.loads(render_document(found.document())))
-    shown = tables.render_verification(found, quiet=False)
-    assert first.cause in shown
+    if name in planted_faults.UNNAMED:
+        assert (first.cause, first.confirmed) == (None, False)
+        return
+    assert first.confirmed
+    assert first.cause is not None
+    assert re.search(fault.words, first.cause, re.IGNORECASE), first
+    assert first.cause in tables.render_verification(found, quiet=False)
 
 
 @pytest.mark.parametrize("model", [*SHAPES])

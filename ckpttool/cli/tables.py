@@ -391,9 +391,8 @@ def layer_lines(models: ModelComparison) -> list[str]:
     place = f"{first.a} / {first.b}" if first.a != first.b else first.a
     before = "in" if first.where == "layer" else "before"
     lines.append(wrap_sentence(f"first difference: {before} {clean(place)}"))
-    if first.cause is not None:
-        word = "cause" if first.confirmed else "suspected cause"
-        lines.append(wrap_sentence(f"{word}: {clean(first.cause)}"))
+    cause = first.cause or "unknown: no tested setting, tensor, axis or order of the layer explains it"
+    lines.append(wrap_sentence(f"cause: {clean(cause)}"))
     if first.fix is not None:
         lines.append(wrap_sentence(f"fix: {clean(first.fix)}"))
     return lines

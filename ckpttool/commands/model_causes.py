@@ -9,12 +9,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, permutations
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.commands.layer_operations import common_activations
+from ckpttool.core.errors import MappingError
+from ckpttool.core.sidecar import ACTIVATIONS, DEFAULT_SLOPE, format_activation
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf
+from ckpttool.mapping.layer_kinds import LayerFacts
+from ckpttool.mapping.layers import candidate_kinds
+from ckpttool.mapping.rules import merge_parts
+from ckpttool.networks import numpy_backend
 from ckpttool.networks.model_runner import ROOT
+from ckpttool.networks.network import Activation
+
+if TYPE_CHECKING:
+    from ckpttool.commands.model_comparison import RunnerProcess
 
 # Layers and their families, whatever the framework calls them.
 
@@ -50,7 +61,6 @@ class LayerTensor:
     shape: tuple[int, ...]
     values: str
     constant: bool
-    quantiles: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +157,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _layer_tensor(row: Mapping[str, Any]) -> LayerTensor:
-    return LayerTensor(
-        row["name"], tuple(row["shape"]), row["values"], row["constant"], tuple(row["quantiles"])
-    )
+    return LayerTensor(row["name"], tuple(row["shape"]), row["values"], row["constant"])
 
 
 # Pairs: by equal weights, then by order between paired neighbours.
@@ -295,16 +303,9 @@ class LayerComparison:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "class_a": self.classes[0],
-            "class_b": self.classes[1],
-            "by": self.by,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "within": self.within,
-        }
+        names = ("a", "b", "by", "inputs", "outputs", "within")
+        classes = {"class_a": self.classes[0], "class_b": self.classes[1]}
+        return {**classes, **{name: getattr(self, name) for name in names}}
 
 
 LAYER, BETWEEN = "layer", "between"
@@ -314,8 +315,8 @@ LAYER, BETWEEN = "layer", "between"
 class Divergence:
     """Where two models part: in a layer, or between a layer and the one before it.
 
-    `inputs` is the error of the layer's inputs, `cause` the suspected reason; it is `confirmed` if the
-    difference disappears when only that is changed. `fix` is an option or command.
+    `inputs` is the error of the layer's inputs. A `cause` is `confirmed`: the difference disappears when only
+    that is changed. `fix` is an option or command.
     """
 
     a: str
@@ -371,17 +372,10 @@ def _turned(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def input_error(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the error of two inputs, one of which may be padded already."""
-    error = align_arrays(a, b)[0]
-    return error if np.isfinite(error) or a.ndim != b.ndim or a.ndim < 3 else find_padding(a, b)[0]
-
-
-def find_padding(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[int, int]]:
-    """Return the error of two inputs inside a constant border, and its width before each side's numbers.
-
-    The widths of A and B are those on the low side; the larger array has the border.
-    """
-    best: tuple[float, tuple[int, int]] = (float("inf"), (0, 0))
+    """Return the error of two inputs; one of them may have a constant border already, e.g. a padded image."""
+    best = align_arrays(a, b)[0]
+    if np.isfinite(best) or a.ndim != b.ndim or a.ndim < 3:
+        return best
     for turned in (b, np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)):
         sizes = np.array(a.shape) - np.array(turned.shape)
         if not sizes.any() or (sizes.min() < 0 < sizes.max()):
@@ -394,10 +388,8 @@ def find_padding(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[int, int]]:
             border = np.ones(large.shape, bool)
             border[place] = False
             edge = large[border]
-            error = align_arrays(small, large[place])[0]
-            if edge.size and (edge == edge[0]).all() and error < best[0]:
-                width = int(max(low))
-                best = error, (width, 0) if large is a else (0, width)
+            if edge.size and (edge == edge[0]).all():
+                best = min(best, align_arrays(small, large[place])[0])
     return best
 
 
@@ -445,31 +437,12 @@ def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [first, first[:, -1], *made[1:]]
 
 
-# Causes of a difference in one layer: a change of B's layer that makes the difference disappear.
-
-
-class LayerProgram(Protocol):
-    """A model's process, as far as the search for causes needs it."""
-
-    def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
-        """Return the tensors of one layer, on request with those of its parts as `part/name`."""
-        ...
-
-    def repeat(
-        self,
-        call: tuple[str, int],
-        tensors: Mapping[str, np.ndarray],
-        settings: Mapping[str, Any],
-        *,
-        exact: bool,
-    ) -> tuple[np.ndarray, ...]:
-        """Return the outputs of a captured call with other tensors or settings; nothing if it fails."""
-        ...
+# Causes of a difference in one layer: a change of one side's layer that makes the difference disappear.
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A suspected cause, and an option or change that mends it."""
+    """A cause, and an option or change that mends it; `confirmed` by a test of it alone."""
 
     text: str
     fix: str | None = None
@@ -505,39 +478,6 @@ _SETTINGS = (
 )
 
 
-def padding_amounts(layer: ModelLayer, shape: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Return the padding of a convolution or pooling layer at both ends of each axis, None if unknown."""
-    held = layer.settings
-    kernel = next((held[name] for name in ("kernel_size", "pool_size") if name in held), None)
-    last = held.get("data_format") == "channels_last"
-    sizes = list(shape[1:-1] if last else shape[2:])
-    if kernel is None or layer.family not in ("convolution", "pool"):
-        return None
-    rows = [kernel]
-    for names, default in ((("stride", "strides"), 1), (("dilation", "dilation_rate"), 1), (("padding",), 0)):
-        rows.append(next((held[name] for name in names if name in held), default))
-    kernels, strides, dilations, padding = (
-        [each] * len(sizes) if isinstance(each, int) else each for each in rows
-    )
-    if isinstance(padding, str) and padding not in ("same", "valid"):
-        return None
-    if padding == "valid":
-        return [(0, 0)] * len(sizes)
-    if not all(len(each) == len(sizes) for each in (kernels, strides, dilations)):
-        return None
-    if padding != "same":
-        return [(each, each) for each in padding] if len(padding) == len(sizes) else None
-    found: list[tuple[int, int]] = []
-    for extent, width, step, dilation in zip(sizes, kernels, strides, dilations, strict=True):
-        reach = dilation * (width - 1) + 1
-        total = max((-(-extent // step) - 1) * step + reach - extent, 0)
-        if "transpose" in layer.cls.lower():
-            total = max(width - step, 0)
-        found.append((total // 2, total - total // 2))
-    return found
-
-
-_EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
 _MOST_TRANSPOSED = 1 << 24
 _ROLES = (
     ("mean", r"mean"),
@@ -555,133 +495,63 @@ class LayerCauses:
         self,
         pair: LayerCallPair,
         calls: tuple[CapturedCall, CapturedCall],
-        sides: tuple[LayerProgram, LayerProgram],
+        sides: tuple[RunnerProcess, RunnerProcess],
         bound: float,
         *,
         exact: bool,
     ) -> None:
-        self._pair, self._calls, self._program = pair, calls, sides[1]
+        self._pair, self._calls, self._sides = pair, calls, sides
         self._bound, self._exact = bound, exact
         self._a, self._b = (
             side.tensors(layer.path, parts=layer.family in _COMPOSITE)
             for side, layer in zip(sides, (pair.a, pair.b), strict=True)
         )
-        a, b = calls
-        self._extra = {"activation": "linear"} if b.before and not a.before else {}
 
     def find(self) -> Cause | None:
-        """Return the first confirmed cause, else the first suspected one."""
-        suspected = self._masks() if self._pair.b.family == "attention" else None
-        for each in self._hypotheses():
-            if self._error(each) <= self._bound or self._is_added(each):
+        """Return the first cause that is confirmed."""
+        hypotheses = itertools.chain(
+            self._different_settings(), self._different_tensors(), self._turned_tensors()
+        )
+        for each in hypotheses:
+            if self._error(1, each.tensors, each.settings) <= self._bound:
                 return replace(each.cause, confirmed=True)
-            if suspected is None and not isinstance(each, _Trial):
-                suspected = each.cause
-        return self._by_outputs() or suspected
+        return self._missing_tensors() or self._activations()
 
-    def _masks(self) -> Cause | None:
-        """Return the mask that only one side's attention receives."""
-        masks = []
-        for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True):
-            causal = any(layer.settings.get(name) is True for name in _CAUSAL)
-            masks.append(
-                "causal" if causal else next((_describe_mask(x) for x in call.given[1:] if _is_mask(x)), "")
-            )
-        if masks[0] == masks[1]:
-            return None
-        one, other = (f"a {each} mask".replace("  ", " ") if each else "no mask" for each in masks)
-        return Cause(
-            f"attention has {one} in A and {other} in B", f"pass A's mask to {self._pair.b.path} of B"
-        )
-
-    def _error(self, each: _Hypothesis) -> float:
-        """Return the error of the outputs after the change."""
-        made = self._program.repeat(
-            self._pair.b.key, each.tensors, {**self._extra, **each.settings}, exact=self._exact
-        )
-        a, b = self._calls
+    def _error(
+        self, side: int, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any] | None = None
+    ) -> float:
+        """Return the error of the outputs after the change of one side."""
+        own, other = self._calls[side], self._calls[1 - side]
+        plain = {"activation": "linear"} if own.before and not other.before else {}
+        key = (self._pair.a, self._pair.b)[side].key
+        made = self._sides[side].repeat(key, tensors, {**plain, **(settings or {})}, exact=self._exact)
         if not made:
             return float("inf")
-        before = a.before if not b.before else ()
-        return output_error(CapturedCall((), (), before or a.made), CapturedCall((), (), made))
-
-    def _is_added(self, each: _Hypothesis) -> bool:
-        """Return whether A's outputs are B's plus a bias that B's layer has no place for."""
-        bias = each.tensors.get("bias") if "bias" not in self._b and not each.settings else None
-        one, other = (call.before or call.made for call in self._calls)
-        apart = align_arrays(one[0], other[0])[1]
-        if bias is None or apart is None:
-            return False
-        apart = np.asarray(one[0], np.float64) - apart
-        allowed = self._bound * (float(np.abs(one[0]).max()) or 1.0)
-        return any(
-            apart.shape[axis] == bias.size
-            and float(np.abs(np.moveaxis(apart, axis, -1) - bias).max()) <= allowed
-            for axis in range(1, apart.ndim)
-        )
-
-    def _hypotheses(self) -> Iterator[_Hypothesis]:
-        yield from self._different_settings()
-        yield from self._different_tensors()
-        yield from self._turned_tensors()
-        yield from self._other_blocks()
-        yield from self._other_epsilons()
+        changed = CapturedCall((), (), made)
+        kept = CapturedCall((), (), other.made if own.before else other.before or other.made)
+        return output_error(kept, changed) if side else output_error(changed, kept)
 
     def _different_settings(self) -> Iterator[_Hypothesis]:
+        """Yield A's settings in the place of B's; and other paddings, which may be outside of the layer."""
         a, b = self._pair.a.settings, self._pair.b.settings
         for title, *names in _SETTINGS:
             one = next((a[name] for name in names if name in a), self._default(title))
             own = next((name for name in names if name in b), None)
-            if title == "padding" and own is not None and (amounts := self._paddings()) is not None:
-                yield from self._different_padding(own, *amounts)
+            if own is None:
                 continue
-            if title == "counting of padding" and own is None:
-                yield from self._different_counting()
-            if one is None or own is None or _as_plain(one) == _as_plain(b[own]):
-                continue
-            cause = Cause(
-                f"{title} is {_as_text(one)} in A and {_as_text(b[own])} in B",
-                f"set {own}={_as_text(one)} in {self._pair.b.path} of B",
-            )
-            for value in _as_settings(title, one, self._b):
-                yield _Hypothesis(cause, settings={own: value})
-
-    def _paddings(self) -> tuple[list[int], list[int]] | None:
-        """Return by how much each side pads, in the layer or before it; None if unknown."""
-        rows = [
-            padding_amounts(layer, call.given[0].shape) if call.given else None
-            for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True)
-        ]
-        a, b = rows
-        if a is None or b is None or len(a) != len(b):
-            return None
-        if self._calls[0].given[0].size == self._calls[1].given[0].size:
-            return list(itertools.chain(*a)), list(itertools.chain(*b))
-        _, before = find_padding(self._calls[0].given[0], self._calls[1].given[0])
-        one, other = ([low + width for low, _ in side] for side, width in zip((a, b), before, strict=True))
-        return one, other
-
-    def _different_padding(self, own: str, one: list[int], other: list[int]) -> Iterator[_Hypothesis]:
-        if one == other:
-            return
-        path, held = self._pair.b.path, self._pair.b.settings[own]
-        shown = [value[0] if len({*value}) == 1 else value for value in (one, other)]
-        fix = f"set {own}={shown[0]} in {path} of B"
-        if isinstance(held, str):
-            fix = f"pad the input of {path} in B by {shown[0]} with a layer, and set {own}='valid' there"
-        cause = Cause(f"padding is {shown[0]} in A and {shown[1]} in B", fix)
-        for value in _as_settings("padding", self._pair.a.settings.get("padding", shown[0]), self._b):
-            yield _Hypothesis(cause, settings={own: value})
-
-    def _different_counting(self) -> Iterator[_Hypothesis]:
-        """Yield that B's mean counts a border of its input, which A's layer adds and does not count."""
-        counts, amounts = self._pair.a.settings.get("count_include_pad"), self._paddings()
-        if counts is not False or amounts is None or not any(amounts[0]):
-            return
-        if self._calls[1].given[0].size > self._calls[0].given[0].size:
-            path = self._pair.b.path
-            fix = f"set padding='same' in {path} of B, without a padding layer before it"
-            yield _Hypothesis(Cause("counting of padding is False in A and True in B", fix))
+            padding = title == "padding"
+            values = [] if one is None and not padding else [*_as_settings(title, one, self._b)]
+            for value in values if padding or _as_plain(one) != _as_plain(b[own]) else ():
+                if _as_plain(value) == _as_plain(b[own]):
+                    continue
+                held, shown = (_as_plain(b[own]), _as_plain(one)) if padding else (b[own], one)
+                if padding and (isinstance(shown, str | None) or shown == held):
+                    shown = _as_plain(value)  # A's own is outside of the layer, or no number
+                fix = f"set {own}={_as_text(shown)} in {self._pair.b.path} of B"
+                if padding and isinstance(b[own], str):
+                    fix = f"pad the input of {self._pair.b.path} in B by {_as_text(shown)}"
+                text = f"{title} is {_as_text(shown)} in A and {_as_text(held)} in B"
+                yield _Hypothesis(Cause(text, fix), settings={own: value})
 
     def _default(self, title: str) -> Any:
         """Return the setting of A's layer that has no name in A's framework."""
@@ -691,56 +561,39 @@ class LayerCauses:
         return "zeros" if title == "mode" and self._pair.a.family == "convolution" else None
 
     def _different_tensors(self) -> Iterator[_Hypothesis]:
-        """Yield A's numbers in the place of each tensor of B, of all of them, and of missing ones."""
-        made = translate_tensors(self._pair.a.family, self._a, self._b)
-        if made:
-            yield _Hypothesis(self._block_cause(made), made)
-            return
+        """Yield A's numbers in the place of each tensor of B, and of all of them."""
+        whole = translate_tensors(self._a, self._b)
         every: dict[str, np.ndarray] = {}
         reasons: list[str] = []
         for name, own in self._b.items():
-            options = list(_fitting(self._a, name, own, self._pair.a.family))
-            if not options or any(np.array_equal(each, own) for _, each in options):
+            known = [(name, whole[name])] if whole else [*_fitting(self._a, name, own, self._pair.a.family)]
+            if own.dtype.kind != "f" or not known or any(np.array_equal(each, own) for _, each in known):
                 continue
-            for known, each in options:
-                cause = _tensor_cause(known, each, name, own)
-                every.setdefault(name, each)
+            every[name] = known[0][1]
+            for title, each in known:
+                cause = _tensor_cause(title, each, name, own)
                 reasons.append(cause.text)
                 yield _Hypothesis(cause, {name: each})
-        for name, own in self._b.items():
-            for known, each in self._a.items():
-                if find_role(known) == find_role(name) != "" and each.size != own.size:
-                    text = f"B's {name} has shape {list(own.shape)}, A's {known} has {list(each.shape)}"
-                    yield _Hypothesis(Cause(text))
-        for known, each in self._missing():
-            text = f"B's layer has no {known}, which A's has"
-            yield _Hypothesis(Cause(text, f"add {known} to {self._pair.b.path} of B"), {"bias": each})
         if len(every) > 1:
+            held = [
+                sorted(np.sort(each, axis=None).tobytes() for each in side)
+                for side in (every.values(), [self._b[name] for name in every])
+            ]
+            if held[0] == held[1]:
+                reasons = [f"B's {', '.join(every)} have the numbers of A in another order"]
             yield _Hypothesis(Cause("; ".join(dict.fromkeys(reasons))), every)
 
-    def _block_cause(self, right: Mapping[str, np.ndarray]) -> Cause:
-        """Return how B's blocks differ from A's numbers in B's form."""
-        family = self._pair.b.family
-        heads = self._pair.b.settings.get("num_heads", self._pair.a.settings.get("num_heads", 1))
-        one, own = (split_blocks(family, each, int(heads)) for each in (right, self._b))
-        if one and {*one} == {*own}:
-            for what, rows in _block_rows(family, one):
-                if [own[name] for name in rows] != [one[name] for name in rows] and sorted(
-                    own[name] for name in rows
-                ) == sorted(one[name] for name in rows):
-                    return Cause(f"B has the {what} in another order than A")
-        texts = [
-            _tensor_cause(name, each, name, self._b[name]).text
-            for name, each in right.items()
-            if not np.array_equal(each, self._b[name])
-        ]
-        return Cause("; ".join(dict.fromkeys(texts)))
-
-    def _missing(self) -> Iterator[tuple[str, np.ndarray]]:
-        roles = {find_role(name) for name in self._b}
-        for name, each in self._a.items():
-            if find_role(name) == "bias" and "bias" not in roles:
-                yield name, each.reshape(-1) if each.ndim > 1 else each
+    def _missing_tensors(self) -> Cause | None:
+        """Return the tensors of one side that are the difference: the other side has no such tensor."""
+        sides = (("A", self._a, "B", self._b), ("B", self._b, "A", self._a))
+        for side, (word, own, other, rest) in enumerate(sides):
+            roles = {find_role(name) for name in rest} - {""}
+            lone = [name for name in own if name not in rest and find_role(name) not in roles]
+            if lone and self._error(side, {name: np.zeros_like(own[name]) for name in lone}) <= self._bound:
+                text = f"{other}'s layer has no {', '.join(lone)}, which {word}'s has"
+                fix = f"add {', '.join(lone)} to {self._pair.b.path} of B" if word == "A" else None
+                return Cause(text, fix, confirmed=True)
+        return None
 
     def _turned_tensors(self) -> Iterator[_Hypothesis]:
         """Yield B's own matrices transposed or reversed."""
@@ -753,231 +606,74 @@ class LayerCauses:
                         cause = Cause(
                             f"B's {name} {list(own.shape)} is transposed", "convert A again with --kind"
                         )
-                        yield _Trial(cause, {name: np.swapaxes(own, one, other)})
+                        yield _Hypothesis(cause, {name: np.swapaxes(own, one, other)})
             for axis in range(own.ndim):
-                cause = Cause(f"B's {name} has axis {axis} in reverse order, e.g. BGR for RGB")
-                yield _Trial(cause, {name: np.flip(own, axis)})
+                cause = Cause(_reversed_text(f"B's {name}", axis, own))
+                yield _Hypothesis(cause, {name: np.flip(own, axis)})
 
-    def _other_blocks(self) -> Iterator[_Hypothesis]:
-        """Yield B's gates, or queries, keys and values, in other orders."""
-        family = self._pair.b.family
-        if family not in ("recurrent", "attention"):
-            return
-        what = "gates" if family == "recurrent" else "queries, keys and values"
-        for count in (4, 3):
-            blocks = {
-                name: axis for name, each in self._b.items() if (axis := _block_axis(each, count)) is not None
-            }
-            for order in permutations(range(count)):
-                if order == tuple(range(count)) or not blocks:
-                    continue
-                tensors = {
-                    name: np.concatenate([np.split(self._b[name], count, axis)[n] for n in order], axis)
-                    for name, axis in blocks.items()
-                }
-                yield _Trial(Cause(f"B has the {what} in another order than A"), tensors)
-
-    def _other_epsilons(self) -> Iterator[_Hypothesis]:
-        settings = self._pair.b.settings
-        for own in [name for name in ("eps", "epsilon") if name in settings]:
-            for value in _EPSILONS:
-                cause = Cause(
-                    f"epsilon is {value:g} in A and {_as_text(settings[own])} in B",
-                    f"set {own}={value:g} in {self._pair.b.path} of B",
-                )
-                yield _Trial(cause, settings={own: value})
-
-    def _by_outputs(self) -> Cause | None:
-        """Return what the outputs alone show: a constant, a factor, or a product of tensors of A."""
+    def _activations(self) -> Cause | None:
+        """Return the two activations that the layers are, None if they are none or equal."""
         names = [
             name_activation(call.given[0], call.made[0], self._bound) if call.given else None
             for call in self._calls
         ]
-        if all(names) and names[0] != names[1]:
-            return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
-        a, b = (each.before or each.made for each in self._calls)
-        _, other = align_arrays(a[0], b[0])
-        if other is None:
-            return None
-        extra = [name for name in self._a if find_role(name) != "bias" and "lora" in name.lower()]
-        if extra:
-            return Cause(
-                f"A's layer has tensors that B's lacks: {', '.join(extra)}", "merge them into the weight"
-            )
-        return relate_arrays(np.asarray(a[0], np.float64), other, self._bound)
+        return _different_activations(names)
 
 
-_CAUSAL = ("use_causal_mask", "is_causal")
-
-
-def _is_mask(x: np.ndarray) -> bool:
-    """Return whether an input of attention is a mask: switches, or zeros and large negative numbers."""
-    return x.dtype.kind == "b" or (
-        x.dtype.kind == "f" and x.ndim > 1 and bool(((x == 0) | (x < -1e3)).all()) and bool((x != 0).any())
-    )
-
-
-def _describe_mask(x: np.ndarray) -> str:
-    steps = x.reshape(-1, *x.shape[-2:])[0] if x.ndim > 1 else x
-    if steps.ndim == 2 and steps.shape[0] == steps.shape[1] > 1:
-        kept = steps if x.dtype.kind == "b" and steps[0, 0] else steps == 0
-        if np.array_equal(kept, np.tril(np.ones(kept.shape, bool))):
-            return "causal"
-    return f"{list(x.shape)}"
-
-
-# Layers of several matrices, in the form of either framework.
-
-_QKV = ("query", "key", "value")
+# Layers in the other framework's form, by the catalogue of layer kinds.
 
 
 def translate_tensors(
-    family: str, tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Return a layer's tensors in the other framework's form, with the names and shapes of `like`."""
-    found: dict[str, np.ndarray] = {}
-    if family == "recurrent":
-        found = _translate_recurrent(tensors, like)
-    elif family == "attention":
-        found = _translate_attention(tensors, like)
-    fits = {*found} == {*like} and all(found[name].shape == like[name].shape for name in like)
-    return found if fits else {}
-
-
-def _by_end(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return the full name of each tensor by its last part: Keras's recurrent layers have a cell."""
-    return {name.rpartition("/")[2]: name for name in tensors}
-
-
-def _turned_gates(tensor: np.ndarray, gates: int, axis: int) -> np.ndarray:
-    """Return a tensor with the gates of a GRU in the other framework's order: reset and update exchanged."""
-    parts = np.split(tensor, gates, axis)
-    return np.concatenate([parts[1], parts[0], parts[2]], axis) if gates == 3 else tensor
-
-
-def _translate_recurrent(
     tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    ends, target = _by_end(tensors), _by_end(like)
-    if "weight_hh_l0" in ends and "recurrent_kernel" in target:
-        kernels = [tensors[ends[f"weight_{each}_l0"]] for each in ("ih", "hh")]
-        gates = len(kernels[1]) // kernels[1].shape[1]
-        found = {
-            target[name]: _turned_gates(each.T, gates, 1)
-            for name, each in zip(("kernel", "recurrent_kernel"), kernels, strict=True)
-        }
-        if "bias" in target and "bias_ih_l0" in ends:
-            pair = np.stack([tensors[ends[f"bias_{each}_l0"]] for each in ("ih", "hh")])
-            bias = pair if like[target["bias"]].ndim > 1 else pair.sum(0)
-            found[target["bias"]] = _turned_gates(bias, gates, -1)
-        return found
-    if "recurrent_kernel" in ends and "weight_hh_l0" in target:
-        kernels = [tensors[ends[each]] for each in ("kernel", "recurrent_kernel")]
-        gates = kernels[1].shape[1] // len(kernels[1])
-        found = {
-            target[name]: _turned_gates(each.T, gates, 0)
-            for name, each in zip(("weight_ih_l0", "weight_hh_l0"), kernels, strict=True)
-        }
-        if "bias" in ends and "bias_ih_l0" in target:
-            held = tensors[ends["bias"]]
-            pair = held if held.ndim > 1 else np.stack([held, np.zeros_like(held)])
-            for name, each in zip(("bias_ih_l0", "bias_hh_l0"), pair, strict=True):
-                found[target[name]] = _turned_gates(each, gates, 0)
-        return found
+    """Return a layer's tensors in the other framework's form, with the names and shapes of `like`.
+
+    The result is empty if the catalogue has no such pair of layers.
+    """
+    names = {_catalogue_name(name): name for name in like}
+    groups = [
+        {_catalogue_name(name): _as_leaf(array) for name, array in side.items()} for side in (tensors, like)
+    ]
+    facts = LayerFacts(wanted={name: leaf.shape for name, leaf in groups[1].items()})
+    for own, other in (("torch", "tensorflow"), ("tensorflow", "torch")):
+        kinds = itertools.product(candidate_kinds(groups[0], own), candidate_kinds(groups[1], other))
+        for source, target in kinds:
+            if source.name != target.name:
+                continue
+            try:
+                reading = source.read(groups[0], facts)
+                canonical = dict(reading.fills)
+                for stored, name, rule in reading.rows:
+                    _add_part(canonical, name, rule.leaf(groups[0][stored]))
+                writing = target.write(canonical, facts)
+                found = dict(writing.fills)
+                for stored, name, rule in writing.rows:
+                    _add_part(found, stored, rule.leaf(canonical[name]))
+            except MappingError:
+                continue
+            if {name: leaf.shape for name, leaf in found.items()} == facts.wanted:
+                return {names[name]: leaf.array() for name, leaf in found.items()}
     return {}
 
 
-def _projections(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return the full names of an attention layer's tensors in Keras by what they are: query kernel."""
-    found = {}
-    for name in tensors:
-        part, _, last = name.rpartition("/")
-        for what in (*_QKV, "output"):
-            if what in part and last in ("kernel", "bias"):
-                found[f"{what} {last}"] = name
-    return found
+def _catalogue_name(name: str) -> str:
+    """Return the name of a layer's tensor in the catalogue: without its cell, `_query_dense` as `query`."""
+    part, _, last = name.rpartition("/")
+    projection = re.fullmatch(r"_?(query|key|value|output)_dense", part)
+    if projection is not None:
+        return f"{projection[1]}/{last}"
+    return name if part == "out_proj" else last.removesuffix("_l0")
 
 
-def _translate_attention(
-    tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    target, own = _projections(like), _projections(tensors)
-    found = {}
-    if "in_proj_weight" in tensors and "query kernel" in target:
-        for what, matrix in zip(_QKV, np.split(tensors["in_proj_weight"], 3), strict=True):
-            found[f"{what} kernel"] = matrix.T
-        if "in_proj_bias" in tensors:
-            for what, bias in zip(_QKV, np.split(tensors["in_proj_bias"], 3), strict=True):
-                found[f"{what} bias"] = bias
-        found["output kernel"] = tensors["out_proj/weight"].T
-        if "out_proj/bias" in tensors:
-            found["output bias"] = tensors["out_proj/bias"]
-        known = {name: each for name, each in found.items() if name in target}
-        sizes = all(each.size == like[target[name]].size for name, each in known.items())
-        return {target[name]: each.reshape(like[target[name]].shape) for name, each in known.items() if sizes}
-    if "query kernel" in own and "in_proj_weight" in like:
-        kernels = [tensors[own[f"{what} kernel"]] for what in _QKV]
-        found["in_proj_weight"] = np.concatenate([each.reshape(len(each), -1).T for each in kernels])
-        if "in_proj_bias" in like and "query bias" in own:
-            found["in_proj_bias"] = np.concatenate([tensors[own[f"{w} bias"]].reshape(-1) for w in _QKV])
-        last = tensors[own["output kernel"]]
-        found["out_proj/weight"] = last.reshape(-1, last.shape[-1]).T
-        if "output bias" in own:
-            found["out_proj/bias"] = tensors[own["output bias"]]
-    return found
+def _as_leaf(array: np.ndarray) -> Leaf:
+    return Leaf(array.dtype.name, array.shape, Inline(np.ascontiguousarray(array).tobytes()), "")
 
 
-def split_blocks(family: str, tensors: Mapping[str, np.ndarray], heads: int) -> dict[str, bytes]:
-    """Return the numbers of each gate, or of each head of queries, keys and values, by its title."""
-    if family == "recurrent":
-        return _split_gates({name: each for name, each in tensors.items() if "bias" not in name})
-    named = _projections(tensors)
-    if "query kernel" in named:
-        rows = {what: np.moveaxis(tensors[named[f"{what} kernel"]], 0, -1) for what in _QKV}
-    elif "in_proj_weight" in tensors:
-        rows = dict(zip(_QKV, np.split(tensors["in_proj_weight"], 3), strict=True))
-    else:
-        return {}
-    blocks = {what: each.reshape(heads, -1) for what, each in rows.items()}
-    return {
-        f"{what} {place}": block.tobytes()
-        for what, each in blocks.items()
-        for place, block in enumerate(each)
-    }
-
-
-def _split_gates(matrices: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """Return the gates of a recurrent layer's matrices: the recurrent one shows how many there are."""
-    square = next((each for name, each in matrices.items() if find_role(name) == "recurrent"), None)
-    if square is None:
-        return {}
-    gates = max(square.shape) // min(square.shape)
-    axis = int(square.shape[1] > square.shape[0])
-    return {
-        f"{name} {place}": block.tobytes()
-        for name, each in matrices.items()
-        for place, block in enumerate(np.split(each, gates, axis))
-    }
-
-
-def _block_rows(family: str, blocks: Mapping[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what a set of blocks is, with the blocks that may be exchanged for each other."""
-    if family == "recurrent":
-        tensors = dict.fromkeys(name.rpartition(" ")[0] for name in blocks)
-        yield from (
-            ("gates", [name for name in blocks if name.rpartition(" ")[0] == each]) for each in tensors
-        )
-        return
-    for what in _QKV:
-        yield "heads", [name for name in blocks if name.startswith(what)]
-    places = dict.fromkeys(name.rpartition(" ")[2] for name in blocks)
-    for place in places:
-        yield "queries, keys and values", [name for name in blocks if name.rpartition(" ")[2] == place]
-    yield "queries, keys, values and heads", list(blocks)
-
-
-class _Trial(_Hypothesis):
-    """A change that nothing in the settings or tensors suggests: reported only if it is the cause."""
+def _add_part(found: dict[str, Leaf], name: str, made: Any) -> None:
+    """Add a rule's result, which may be a part of a tensor."""
+    whole = merge_parts(found[name], made) if name in found else made
+    if isinstance(whole, Leaf):
+        found[name] = whole
 
 
 def find_role(name: str) -> str:
@@ -1002,15 +698,14 @@ def _as_text(value: Any) -> str:
 
 def _as_settings(title: str, value: Any, tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
     """Yield the values that a setting of A may have in B's framework."""
-    yield value
     if title == "padding":
         kernel = next((each for each in tensors.values() if each.ndim > 2), None)
         rank = 2 if kernel is None else kernel.ndim - 2
-        for width in range(4):
-            yield [width] * rank
-        yield "same"
-        yield "valid"
-    elif isinstance(value, list) and len({*value}) == 1:
+        yield from ([width] * rank for width in range(4))
+        yield from (value, "same", "valid")
+        return
+    yield value
+    if isinstance(value, list) and len({*value}) == 1:
         yield value[0]
     elif isinstance(value, int):
         kernel = next((each for each in tensors.values() if each.ndim > 2), None)
@@ -1022,12 +717,12 @@ def _fitting(
     tensors: Mapping[str, np.ndarray], name: str, own: np.ndarray, family: str
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield A's tensors in the role of B's tensor `name`, in each order of axes that fits."""
+    if name in tensors and tensors[name].shape == own.shape:
+        yield name, tensors[name]
+        return
     role = find_role(name)
     for known, each in tensors.items():
-        if (find_role(known) != role and known != name) or each.size != own.size or each.ndim != own.ndim:
-            continue
-        if known == name and each.shape == own.shape:
-            yield known, each
+        if find_role(known) != role or each.size != own.size or each.ndim != own.ndim:
             continue
         if each.ndim < 5:
             orders = list(permutations(range(each.ndim)))
@@ -1038,16 +733,6 @@ def _fitting(
         fitting = [order for order in orders if tuple(each.shape[axis] for axis in order) == own.shape]
         for order in fitting[:2]:
             yield known, np.transpose(each, order)
-        if not fitting and family == "convolution" and each.ndim > 2:
-            yield from ((known, turned) for turned in _as_depthwise(each, own.shape))
-
-
-def _as_depthwise(kernel: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Yield a depthwise kernel with several outputs for each channel in the other framework's form."""
-    if shape[1] == 1:  # [..., channels, multiplier] to [channels * multiplier, 1, ...]
-        yield np.moveaxis(kernel.reshape(*kernel.shape[:-2], -1), -1, 0)[:, None]
-    elif kernel.shape[1] == 1 and kernel.shape[0] % shape[-2] == 0:
-        yield np.moveaxis(kernel[:, 0], 0, -1).reshape(shape)
 
 
 def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
@@ -1071,7 +756,7 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
             return Cause(f"{title} {list(b.shape)} is transposed", "convert A again with --kind")
         for axis in range(a.ndim):
             if np.array_equal(np.flip(a, axis), b):
-                return Cause(f"{title} has axis {axis} in reverse order, e.g. BGR for RGB")
+                return Cause(_reversed_text(title, axis, b))
         return Cause(
             f"{title} has the numbers of A's {known} in another order",
             "convert A again; --flatten states the image that a layer receives flattened",
@@ -1083,6 +768,11 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     if a.size > 2 and a.std() and b.std() and np.corrcoef(a.ravel(), b.ravel())[0, 1] > _CORRELATED:
         like = "; the two are similar, e.g. averaged (EMA) and raw weights"
     return Cause(f"{title} differs from A's {known} by up to {share:.1e} of its largest number{like}")
+
+
+def _reversed_text(title: str, axis: int, tensor: np.ndarray) -> str:
+    example = ", e.g. BGR for RGB" if tensor.shape[axis] == 3 else ""
+    return f"{title} has axis {axis} in reverse order{example}"
 
 
 _CORRELATED = 0.9
@@ -1100,44 +790,44 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
     return None
 
 
-def _block_axis(tensor: np.ndarray, count: int) -> int | None:
-    """Return the axis of a recurrent layer's or attention's tensor that consists of blocks."""
-    for axis in (0, tensor.ndim - 1):
-        if tensor.ndim and tensor.shape[axis] % count == 0 and tensor.shape[axis] == max(tensor.shape):
-            return axis
-    return None
-
-
 # Causes between two layers: what the inputs of the second show, whose predecessor agrees.
 
 
 _MOST_TESTED = 1 << 20
+_SLOPES = (0.01, 0.1, 0.2, 0.3)
+
+
+def _activated(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the results of the known activations by name."""
+    for name in ACTIVATIONS:
+        for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
+            title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
+            made = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
+            yield title or format_activation(name, slope), np.asarray(made, np.float64)
+    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
 
 
 def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str | None:
-    """Return the activation that maps one array to the other, None if none of the common ones does."""
+    """Return the activation that maps one array to the other, None if none of the known ones does."""
     before, after = (np.asarray(each, np.float64) for each in (before, after))
     if before.size != after.size or before.size > _MOST_TESTED:
         return None
     with np.errstate(all="ignore"):
-        for name, made in common_activations(before):
-            if align_arrays(after, made)[0] <= bound:
-                return name
-    return None
+        return next((name for name, x in _activated(before) if align_arrays(after, x)[0] <= bound), None)
+
+
+def _different_activations(names: Sequence[str | None]) -> Cause | None:
+    if not all(names) or names[0] == names[1]:
+        return None
+    return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
 
 
 def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
-    """Return a simple relation of A's numbers to B's: a constant, a factor, a scale for each feature."""
+    """Return the scale or the normalisation that only A has: its numbers are B's, scaled and shifted."""
     scale = float(np.abs(a).max()) or 1.0
-    apart = a - b
-    if float(np.abs(apart).max()) <= bound * scale:
+    if float(np.abs(a - b).max()) <= bound * scale:
         return None  # every relation fits numbers that differ so little
-    if float(apart.max() - apart.min()) <= bound * scale:
-        word = "plus" if apart.flat[0] > 0 else "minus"
-        return Cause(f"A's numbers are B's {word} {abs(apart.flat[0]):g}", confirmed=True)
-    if len(a) > 1 and float(np.abs(apart - apart[:1]).max()) <= bound * scale:
-        shape = list(apart.shape[1:])
-        return Cause(f"A adds the same numbers {shape} to every row, B does not", confirmed=True)
     length = float((b * b).sum())
     factor = float((a * b).sum()) / length if length else 0.0
     if factor and float(np.abs(a - factor * b).max()) <= bound * scale:
@@ -1167,58 +857,20 @@ def activation_cause(
         next((n for x in (*call.before, *call.made[:1]) if (n := name_activation(x, y, bound))), None)
         for call, y in zip(before, after, strict=True)
     ]
-    if not all(names) or names[0] == names[1]:
-        return None
-    return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
+    return _different_activations(names)
 
 
-def between_cause(
-    before: tuple[CapturedCall, CapturedCall] | None, after: tuple[np.ndarray, np.ndarray], bound: float
-) -> Cause | None:
-    """Return what happens between two layers: `before` are the calls that agree, `after` differs."""
+def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause | None:
+    """Return how arrays between two layers differ: by a normalisation, or in their order."""
     a, b = (np.asarray(each, np.float64) for each in after)
-    if before is not None and (cause := activation_cause(before, after, bound)) is not None:
-        return cause
     _, other = align_arrays(a, b)
+    cause = None
     if other is not None:
         x, y = (np.where(np.isfinite(each), each, 0.0) for each in (a, other))
-        found = relate_arrays(x, y, bound)
-        if found is not None:
-            return found
-    if is_reordered(a, b, bound):
-        return Cause("B has the numbers of A in another order")
-    axes = [_centred_axes(each, bound) for each in (a, b)]
-    if a.shape == b.shape and axes[0] != axes[1] and all(axes):
-        one, two = (" and ".join(map(str, each)) for each in axes)
-        return Cause(f"means over axis {one} are subtracted in A, over axis {two} in B")
-    return None
-
-
-def divided_cause(a: Sequence[np.ndarray], b: Sequence[np.ndarray], bound: float) -> Cause | None:
-    """Return how one matrix of a side differs from several of the other side, None if it does not."""
-    one, other = (np.concatenate([each.reshape(-1, each.shape[-1]) for each in side], -1) for side in (a, b))
-    if one.shape != other.shape or align_arrays(one, other)[0] <= bound:
-        return None
-    order = find_order(one, other, bound)
-    if order is None:  # a bias may have its order still
-        order = find_order(one - one.mean(0), other - other.mean(0), bound)
-        order = None if order is None or (np.diff(order) == 1).all() else order
-    count = max(len(a), len(b))
-    if order is not None:
-        whole = len(order) % count == 0 and (np.diff(order.reshape(count, -1), axis=1) == 1).all()
-        what = "whole matrices, e.g. queries and keys" if whole else "columns, e.g. heads"
-        return Cause(f"B has {what} in another order than A", confirmed=True)
-    apart = one - other
-    if float(np.abs(apart - apart[:1]).max()) <= bound * (float(np.abs(one).max()) or 1.0):
-        return Cause("A adds a bias that B does not", confirmed=True)
-    columns = np.flatnonzero(np.abs(apart).max(0) > bound * (float(np.abs(one).max()) or 1.0))
-    return Cause(f"columns {columns[0]} to {columns[-1]} of B's outputs differ from A's")
-
-
-def _centred_axes(x: np.ndarray, bound: float) -> list[int]:
-    """Return the axes, without the batch, over which every mean is zero."""
-    allowed = bound * (float(np.abs(x).max(initial=0.0)) or 1.0)
-    return [axis for axis in range(1, x.ndim) if float(np.abs(x.mean(axis)).max()) <= allowed]
+        cause = relate_arrays(x, y, bound)
+    if cause is None and is_reordered(a, b, bound):
+        cause = Cause("B has the numbers of A in another order", confirmed=True)
+    return cause
 
 
 def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:

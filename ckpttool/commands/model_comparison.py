@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpttool.commands import layer_operations, model_causes
+from ckpttool.commands import model_causes
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.layer_operations import KnownArray
 from ckpttool.commands.model_causes import (
     BETWEEN,
     LAYER,
@@ -29,7 +27,6 @@ from ckpttool.commands.model_causes import (
     LayerCallPair,
     LayerCauses,
     LayerComparison,
-    ModelLayer,
     align_arrays,
     is_inside,
 )
@@ -66,7 +63,6 @@ from ckpttool.commands.restore import recognize_playable_agent, restore_agent
 from ckpttool.commands.training_comparison import (
     ModelTraining,
     OutputTarget,
-    TrainedFile,
     TrainingOptions,
     compare_training,
 )
@@ -78,6 +74,7 @@ from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
+from ckpttool.networks.model_runner import ROOT
 from ckpttool.networks.network import Observation, Policy
 from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker
 
@@ -237,22 +234,79 @@ def _size(path: str) -> int:
     return sum(os.path.getsize(each) for each in parts if os.path.isfile(each))
 
 
-class RunnerProcess:
-    """The process that runs one side; a context manager that ends it."""
+class AgentHost:
+    """The actor of a recognised agent, with its action map, run as `verify` of two agents runs it."""
 
-    def __init__(self, side: ModelSide) -> None:
+    def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
+        agent = restore_agent(side.checkpoint, facts=facts)
+        require_facts(agent)
+        self._assumed: list[str] = []
+        self._network = build_agent_network(agent, agent, "actor", self._assumed)
+        self._worker = Worker(available_backend(agent), python=side.python, threads=1)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that both sides share."""
+        return self._worker.folder
+
+    def start(self) -> None:
+        """Start the worker."""
+        self._worker.__enter__()
+
+    def stop(self, farewell: bytes | None) -> None:
+        """End the worker."""
+        self._worker.__exit__(None if farewell else Exception, None, None)
+
+    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Answer what the process of a model answers."""
+        if do == "open":
+            inputs = [
+                {"name": name, "shape": list(shape), "dtype": "float32", "batch": None}
+                for name, shape in self._network.input_shapes.items()
+            ]
+            versions = {f"agent in {self._worker.NAME}": self._worker.versions()[self._worker.NAME]}
+            return {"inputs": inputs, "versions": versions, "channels": "", "observable": False}
+        if do == "prepare":
+            count = len(values["names"])
+            notes = ["the actor of the agent is compared, with its action map", *self._assumed]
+            return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
+        if do == "run":
+            return self._run(values["names"], exact=values["exact"])
+        return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
+
+    def _run(self, names: Sequence[str], *, exact: bool) -> dict[str, Any]:
+        """Write the action; in float64 from NumPy."""
+        arrays = [np.load(self.folder / f"input-{place}.npy") for place in range(len(names))]
+        given: Observation = dict(zip(names, arrays, strict=True)) if len(names) > 1 else arrays[0]
+        if exact:
+            policy: Policy = numpy_backend.build(self._network.cast("float64"))
+            given = to_float64(given)
+        else:
+            policy = self._worker.build(self._network)
+        np.save(self.folder / "output-0.npy", run_network(policy, given), allow_pickle=False)
+        return {"outputs": ["output"], "calls": []}
+
+
+class RunnerProcess:
+    """What runs one side; a context manager that ends it."""
+
+    def __init__(self, side: ModelSide, host: ModelHost | None = None) -> None:
         self.side = side
         self.names: list[str] = []
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process: ModelHost = side.process or ChildProcess(
-            f"process of model {side.word}",
-            _PROGRAM,
-            [_sandbox_settings(side)],
-            python=side.python,
-            timeout=MODEL_TIMEOUT_S,
-            threads=None,
+        self._process: ModelHost = (
+            host
+            or side.process
+            or ChildProcess(
+                f"process of model {side.word}",
+                _PROGRAM,
+                [_sandbox_settings(side)],
+                python=side.python,
+                timeout=MODEL_TIMEOUT_S,
+                threads=None,
+            )
         )
 
     def __enter__(self) -> RunnerProcess:
@@ -342,57 +396,6 @@ class RunnerProcess:
             "repeat", path=call[0], number=call[1], tensors=files, settings=dict(settings), exact=exact
         )
         return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
-
-
-class AgentProcess(RunnerProcess):
-    """The actor of a recognised agent, with its action map, run as `verify` of two agents runs it."""
-
-    def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
-        super().__init__(side)
-        agent = restore_agent(side.checkpoint, facts=facts)
-        require_facts(agent)
-        self._assumed: list[str] = []
-        self._network = build_agent_network(agent, agent, "actor", self._assumed)
-        self._worker = Worker(available_backend(agent), python=side.python, threads=1)
-        self._given: list[np.ndarray] = []
-
-    def __enter__(self) -> AgentProcess:
-        self._worker.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, trace: TracebackType | None) -> None:
-        self._worker.__exit__(kind, None, trace)
-
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
-        """Answer what the process of a model answers."""
-        if do == "open":
-            inputs = [
-                {"name": name, "shape": list(shape), "dtype": "float32", "batch": None}
-                for name, shape in self._network.input_shapes.items()
-            ]
-            versions = {f"agent in {self._worker.NAME}": self._worker.versions()[self._worker.NAME]}
-            return {"inputs": inputs, "versions": versions, "channels": "", "observable": False}
-        if do == "prepare":
-            count = len(values["names"])
-            notes = ["the actor of the agent is compared, with its action map", *self._assumed]
-            return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
-        return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
-
-    def give(self, arrays: Sequence[np.ndarray]) -> None:
-        """Keep the inputs."""
-        self._given = list(arrays)
-
-    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
-        """Return the action; in float64 from NumPy."""
-        del observe
-        by_name = dict(zip(self.names, self._given, strict=True))
-        given: Observation = by_name if len(by_name) > 1 else self._given[0]
-        if exact:
-            policy: Policy = numpy_backend.build(self._network.cast("float64"))
-            given = to_float64(given)
-        else:
-            policy = self._worker.build(self._network)
-        return {"output": run_network(policy, given)}, []
 
 
 # The result.
@@ -499,7 +502,7 @@ def compare_models(
             )
     with ExitStack() as stack:
         made = [
-            AgentProcess(side, options.facts) if kind == "agent" else RunnerProcess(side)
+            RunnerProcess(side, AgentHost(side, options.facts) if kind == "agent" else None)
             for side, kind in zip((first, second), kinds, strict=True)
         ]
         sides = (stack.enter_context(made[0]), stack.enter_context(made[1]))
@@ -813,11 +816,8 @@ def _train(
         for each in main.names
         if main.made[0][each.a].dtype.kind == "f"
     ]
-    files = [
-        TrainedFile(side.side.path, str(row.get("framework", "agent")))
-        for side, row in zip(session.sides, opened, strict=True)
-    ]
-    return compare_training(session.sides, files, targets, chosen)
+    frameworks = [str(row.get("framework", "agent")) for row in opened]
+    return compare_training(session.sides, frameworks, targets, chosen)
 
 
 def _engine(opened: Mapping[str, Any]) -> str:
@@ -857,7 +857,6 @@ def _exact_outputs(side: RunnerProcess, session: _Session, plain: Outputs) -> di
 
 _MOST_BYTES = 256 << 20
 _FEWEST_ROWS = 2
-_MOST_KNOWN = 12
 _MOST_CALLS = 16
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
@@ -966,9 +965,8 @@ class _LayerFinder:
         agreeing = [place for place in compared if rows[place].within and (at is None or place < at)]
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
-            return self._after_last(pairs, before, outputs) if before is not None else None
-        found = self._explain_pair(pairs, rows, at, before)
-        return (self._hidden_before(pairs, rows, at) if found.where == BETWEEN else None) or found
+            return None if before is None else self._after_last(before, outputs)
+        return self._explain_pair(pairs, rows[at], pairs[at], before, outputs)
 
     def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
         """Return the place of the first pair that differs and affects what follows.
@@ -998,70 +996,36 @@ class _LayerFinder:
     def _explain_pair(
         self,
         pairs: list[LayerCallPair],
-        compared: Mapping[int, LayerComparison],
-        at: int,
+        row: LayerComparison,
+        pair: LayerCallPair,
         before: LayerCallPair | None,
+        outputs: Sequence[np.ndarray],
     ) -> Divergence:
-        pair, row = pairs[at], compared[at]
         captured = self._capture([pair] if before is None else [before, pair])
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
-        prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
         inside = any(each is not pair and is_inside(each.a.path, pair.a.path) for each in pairs)
-        after = tuple(each.made[0] for each in calls) if inside else self._differing_input(calls)
-        cause: Cause | None
+        title = None if before is None else before.a.path
         if row.inputs <= self._bound and not inside:
             where = LAYER
             cause = LayerCauses(pair, calls, self._session.sides, self._bound, exact=self._exact).find()
             cause = self._with_origin(pair, cause)
         else:
             where = BETWEEN
+            after = tuple(each.made[0] for each in calls) if inside else self._differing_input(calls)
             cause = None if inside else self._reordered(pair, calls)
-            if cause is None and before is not None and prior is not None:
+            if cause is None and before is not None:
+                prior = captured[0][before.a.key], captured[1][before.b.key]
                 activation = model_causes.activation_cause(prior, (after[0], after[1]), self._bound)
                 owner = self._activation_layer(before, pair, prior[1]) if activation is not None else None
                 if owner is not None:
-                    return _divergence(before.a.path, owner, LAYER, None, activation, before.a.path)
-            cause = cause or self._between(prior, (after[0], after[1]))
-            found = self._divided(pairs, before, pair) if cause is None else None
-            if found is not None:
-                return found
-        if cause is None or not cause.confirmed:
-            rows = {id(pairs[place]): each for place, each in compared.items()}
-            crossed = self._crossed(pairs, rows, pair)
-            if crossed is not None:
-                return crossed
-        if where == BETWEEN:
-            cause = cause or self._operations(pairs, pair, (after[0], after[1]))
-            cause = cause or self._unpaired(pairs, before, pair)
-        title = None if before is None else before.a.path
-        if cause is None and where == BETWEEN:
-            begin = "the inputs" if title is None else title
-            cause = Cause(f"an operation between {begin} and {row.b} differs; none of the known causes fits")
+                    return _divergence(before.a.path, owner, LAYER, None, activation, title)
+                cause = activation
+            cause = cause or self._between((after[0], after[1]))
+        found = None if cause is not None else self._called_instead(pairs, pair, calls[0])
+        found = found or (None if cause is not None else self._exchanged(pairs, outputs))
+        if found is not None:
+            return _divergence(found[0].a.path, found[0].b.path, LAYER, None, found[1], title)
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
-
-    def _hidden_before(
-        self, pairs: list[LayerCallPair], compared: Mapping[int, LayerComparison], at: int
-    ) -> Divergence | None:
-        """Return the difference before a norm whose outputs do not show it: the scale of its inputs."""
-        earlier = [
-            place
-            for place in sorted(compared)
-            if place < at
-            and self._bound < compared[place].inputs < float("inf")
-            and re.search("norm|rms", pairs[place].a.cls, re.IGNORECASE)
-        ]
-        for place in earlier[:1]:
-            pair, known = pairs[place], [each for each in sorted(compared) if each < place]
-            before = pairs[known[-1]] if known else None
-            captured = self._capture([pair] if before is None else [before, pair])
-            prior = None if before is None else (captured[0][before.a.key], captured[1][before.b.key])
-            after = self._differing_input((captured[0][pair.a.key], captured[1][pair.b.key]))
-            cause = self._between(prior, (after[0], after[1]))
-            cause = cause or self._operations(pairs, pair, (after[0], after[1]))
-            if cause is not None and cause.confirmed:
-                title = None if before is None else before.a.path
-                return _divergence(pair.a.path, pair.b.path, BETWEEN, compared[place].inputs, cause, title)
-        return None
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
@@ -1077,27 +1041,15 @@ class _LayerFinder:
         between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
         return next((each.path for each in between if each.family == "activation"), None)
 
-    def _after_last(
-        self, pairs: Sequence[LayerCallPair], before: LayerCallPair, outputs: Sequence[np.ndarray]
-    ) -> Divergence:
+    def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
         captured = self._capture([before])
         prior = (captured[0][before.a.key], captured[1][before.b.key])
-        cause = self._between(prior, (outputs[0], outputs[1]))
-        cause = cause or self._operations(pairs, None, (outputs[0], outputs[1]))
-        end = self._layers[1][[each.key for each in self._layers[1]].index(before.b.key) + 1 :]
-        lone = [each.path for each in end if each.tensors and not each.composed]
-        if len(lone) == 1:
-            text = f"A has no counterpart of {lone[0]} of B"
-            cause = Cause(text) if cause is None else replace(cause, text=f"{cause.text}; {text}")
-            return _divergence("outputs", lone[0], BETWEEN, None, cause, before.a.path)
+        after = (outputs[0], outputs[1])
+        cause = model_causes.activation_cause(prior, after, self._bound) or self._between(after)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
 
-    def _between(
-        self, prior: tuple[CapturedCall, CapturedCall] | None, after: tuple[np.ndarray, np.ndarray]
-    ) -> Cause | None:
-        cause = model_causes.between_cause(prior, after, self._bound)
-        constant = self._constant_tensor(after)
-        return cause if constant is None else constant
+    def _between(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
+        return self._constant_tensor(after) or model_causes.between_cause(after, self._bound)
 
     def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         """Return the tensor of A whose numbers A adds to every row, and B does not."""
@@ -1139,142 +1091,48 @@ class _LayerFinder:
                 made = program.repeat(pair.b.key, {name: np.moveaxis(turned, 0, axis)}, {}, exact=self._exact)
                 if made and model_causes.output_error(calls[0], CapturedCall((), (), made)) <= self._bound:
                     return replace(cause, confirmed=True)
-        return cause
-
-    def _start(self, side: int, before: LayerCallPair | None) -> int:
-        keys = [each.key for each in self._layers[side]]
-        return 0 if before is None else keys.index((before.a, before.b)[side].key) + 1
-
-    def _lone(
-        self, side: int, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
-    ) -> list[ModelLayer]:
-        """Return the layers of a side between two pairs that belong to no pair."""
-        layers = self._layers[side]
-        end = [each.key for each in layers].index((pair.a, pair.b)[side].key)
-        paired = {(each.a, each.b)[side].key for each in pairs}
-        return [each for each in layers[self._start(side, before) : end] if each.key not in paired]
-
-    def _unpaired(
-        self, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
-    ) -> Cause | None:
-        """Return the layers between two pairs that only one side has.
-
-        A function may replace a layer without tensors.
-        """
-        texts, others = [], []
-        for word, other, side in (("A", "B", 0), ("B", "A", 1)):
-            held = {each.values for layer in self._layers[1 - side] for each in layer.tensors}
-            for each in self._lone(side, pairs, before, pair):
-                own = [tensor for tensor in each.tensors if tensor.values not in held]
-                if own and each.composed:
-                    texts.append(f"{other} has no counterpart of {word}'s {own[0].name} of {each.path}")
-                elif own:
-                    texts.append(f"{other} has no counterpart of {word}'s {each.path} ({each.cls})")
-                elif not each.tensors and each.family not in ("dropout", "flatten"):
-                    others.append(f"{other} has no counterpart of {word}'s {each.path} ({each.cls})")
-        texts = texts[:4] or others[:2]
-        return Cause("; ".join(texts)) if texts else None
-
-    def _divided(
-        self, pairs: Sequence[LayerCallPair], before: LayerCallPair | None, pair: LayerCallPair
-    ) -> Divergence | None:
-        """Return the layer of one side that several layers of the other side do not equal together."""
-        lone = [
-            [each for each in self._lone(side, pairs, before, pair) if each.tensors and not each.composed]
-            for side in (0, 1)
-        ]
-        for side in (0, 1):
-            for whole in lone[side]:
-                parts = [each for each in lone[1 - side] if each.family == whole.family]
-                if not 1 < len(parts) < 5 or sum(each.width for each in parts) != whole.width:
-                    continue
-                captured = [
-                    program.capture([each.key for each in wanted], exact=self._exact)
-                    for program, wanted in zip(
-                        self._session.sides, ([whole], parts) if side == 0 else (parts, [whole]), strict=True
-                    )
-                ]
-                one = captured[side][whole.key].made[0]
-                several = [captured[1 - side][each.key].made[0] for each in parts]
-                a, b = ([one], several) if side == 0 else (several, [one])
-                cause = model_causes.divided_cause(a, b, self._bound)
-                if cause is not None:
-                    paths = (whole.path, parts[0].path)
-                    title = None if before is None else before.a.path
-                    return _divergence(paths[side], paths[1 - side], LAYER, None, cause, title)
         return None
 
-    def _operations(
-        self, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]
-    ) -> Cause | None:
-        """Return what both sides compute from earlier layers, if that differs."""
-        a, b = (
-            layer_operations.find_operation(self._known_arrays(side, pairs, pair), after[side], self._bound)
-            for side in (0, 1)
-        )
-        text = layer_operations.describe_difference(a, b)
-        if text is None:
-            return None
-        where = "in B" if pair is None else f"in B before {pair.b.path}"
-        fix = f"compute {a.text} {where}" if a is not None else None
-        # Arrays of layers in no pair may differ themselves.
-        return Cause(text, fix, confirmed="A's " not in text and "B's " not in text)
-
-    def _known_arrays(
-        self, side: int, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None
-    ) -> list[KnownArray]:
-        """Return a side's inputs, and the arrays of its last calls before a pair, with the names of A."""
-        layers = self._layers[side]
-        if pair is not None:
-            layers = layers[: [each.key for each in layers].index((pair.a, pair.b)[side].key)]
-        titles = {(each.a, each.b)[side].key: each.a.title for each in pairs}
-        wanted = [each.key for each in layers if each.key in titles or each.tensors][-_MOST_KNOWN:]
-        program = self._session.sides[side]
-        known = [
-            KnownArray(name, program.read(f"input-{place}.npy"), model_input=True)
-            for place, name in enumerate(program.names)
-        ]
-        captured = program.capture(wanted, exact=self._exact) if wanted else {}
-        for key in wanted:
-            title = titles.get(key, f"{'AB'[side]}'s {key[0]}")
-            call = captured.get(key)
-            if call is None:
-                continue
-            rows = [(f"the input of {title}", each) for each in call.given[:1]]
-            rows += [(title, each) for each in (call.before or call.made)[:1]]
-            for name, array in rows:
-                same = any(x.array.shape == array.shape and np.array_equal(x.array, array) for x in known)
-                if not same and array.dtype.kind in "fiub":
-                    known.append(KnownArray(name, array))
-        return known
-
-    def _crossed(
-        self, pairs: Sequence[LayerCallPair], rows: Mapping[int, LayerComparison], failed: LayerCallPair
-    ) -> Divergence | None:
-        """Return the layers with equal weights, up to the failed pair, that the sides call in other orders.
-
-        The order of layers that do not depend on each other is free: one of the two has other inputs.
-        """
+    def _called_instead(
+        self, pairs: Sequence[LayerCallPair], failed: LayerCallPair, call: CapturedCall
+    ) -> tuple[LayerCallPair, Cause | None] | None:
+        """Return a later layer that B calls with the inputs of A's layer, and the cause."""
         at_b = {each.key: place for place, each in enumerate(self._layers[1])}
-        paths = {each.path for each in self._layers[1]}
-        known = [each for each in pairs if each.by == "weights"]
-        last = pairs.index(failed)
-        for place, pair in enumerate(known):
-            later = next((o for o in known[place + 1 :] if at_b[o.b.key] < at_b[pair.b.key]), None)
-            if later is None or pairs.index(pair) > last:
-                continue
-            apart = [rows[id(each)].inputs > self._bound for each in (pair, later) if id(each) in rows]
-            if not any(apart) or _are_nested(pair, later):
-                continue
-            text = f"A calls {pair.a.path} before {later.a.path}, B calls their counterparts in reverse order"
-            if pair.a.path != pair.b.path and pair.a.path in paths:
-                text = f"B's {pair.b.path} has the weights of A's {pair.a.path}"
-            return _divergence(pair.a.path, pair.b.path, LAYER, None, Cause(text), failed.a.path)
-        named = dict.fromkeys((each.a.path, each.b.path) for each in known if pairs.index(each) < last)
-        for a, b in named:
-            if a != b and (b, a) in named:
-                cause = Cause(f"B's {b} has the weights of A's {a}, and B's {a} those of A's {b}")
-                return _divergence(a, b, LAYER, None, cause, failed.a.path)
+        later = [each for each in pairs[pairs.index(failed) + 1 :] if each.by == "weights"]
+        for other in [each for each in later if at_b[each.b.key] < at_b[failed.b.key]]:
+            given = self._session.sides[1].capture([other.b.key], exact=self._exact)[other.b.key].given
+            if call.given and given and model_causes.input_error(call.given[0], given[0]) <= self._bound:
+                text = (
+                    f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
+                    f"A's {other.a.path}"
+                )
+                return failed, Cause(text, confirmed=True)
+        return None
+
+    def _exchanged(
+        self, pairs: Sequence[LayerCallPair], outputs: Sequence[np.ndarray]
+    ) -> tuple[LayerCallPair, Cause | None] | None:
+        """Return a layer that has exchanged its tensors with another one of B, and the cause.
+
+        B is repeated as a whole with the tensors of A's names; if that is impossible, there is no cause.
+        """
+        b = self._session.sides[1]
+        named = {(each.a.path, each.b.path): each for each in pairs if each.by == "weights"}
+        for one, other in [each for each in named if each[0] < each[1] and each[::-1] in named]:
+            tensors = [{f"{path}/{name}": x for name, x in b.tensors(path).items()} for path in (one, other)]
+            right = {
+                name.replace(path, place, 1): array
+                for held, path, place in zip(tensors, (one, other), (other, one), strict=True)
+                for name, array in held.items()
+            }
+            whole = (ROOT, 0)
+            called = whole in b.capture([whole], exact=self._exact)  # a graph is no layer of itself
+            made = b.repeat(whole, right, {}, exact=self._exact) if called else ()
+            if not made:
+                return named[one, other], None
+            if align_arrays(outputs[0], made[0])[0] <= self._bound:
+                text = f"B's {one} has the weights of A's {other}, and B's {other} those of A's {one}"
+                return named[one, other], Cause(text, confirmed=True)
         return None
 
     def _with_origin(self, pair: LayerCallPair, cause: Cause | None) -> Cause | None:
@@ -1319,12 +1177,6 @@ class _LayerFinder:
             a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
             return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
-
-
-def _are_nested(pair: LayerCallPair, other: LayerCallPair) -> bool:
-    """Return whether a layer contains the other one: the outer call ends later, whatever the order."""
-    paths = ((pair.a.path, other.a.path), (pair.b.path, other.b.path))
-    return any(is_inside(one, two) or is_inside(two, one) for one, two in paths)
 
 
 def _divergence(

@@ -33,9 +33,9 @@ from ckpttool.networks.policy_training import (
     TD3,
     TEMPERATURE,
     TRAINED,
+    Learner,
     OptimizerSetup,
-    PolicyBatch,
-    PolicyLearner,
+    TrainingBatch,
 )
 
 BATCH = 100
@@ -56,26 +56,16 @@ def _list_settings(family: OptimizerFamily) -> list[str]:
     return [name for name in family.settings if name not in (*FLAGS, "momentum")]
 
 
-def is_gaussian(agent: Agent) -> bool:
-    """Return whether the agent is trained by SAC, PPO or A2C: a stochastic actor, or one with a value."""
-    parts = {part.title: part for part in agent.binding.parts}
-    actor = agent.runnable("actor") or parts.get("actor")
-    if actor is None:
-        return False
-    has_critic = any(part.component == "critic" for part in parts.values())
-    return bool(actor.branches) if has_critic else "value" in parts
-
-
 @dataclass(slots=True)
-class PolicySetup:
+class LearnerSetup:
     """A learner, and sentences on what its checkpoint lacks."""
 
-    learner: PolicyLearner
+    learner: Learner
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-class PolicyReader:
+class LearnerReader:
     """Reads the networks and optimizers of one agent from its canonical tree."""
 
     def __init__(self, agent: Agent, settings: NetworkSettings) -> None:
@@ -88,12 +78,16 @@ class PolicyReader:
         self.assumed: list[str] = []
         self.notes: list[str] = []
 
-    def setup(self) -> PolicySetup:
+    def setup(self) -> LearnerSetup:
         """Return the learner; raise UnsupportedError for other algorithms and optimizers."""
         critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
-        if critics and "actor" not in self._parts:
-            raise self._refused("critics without an actor choose discrete actions: no training step")
-        if "actor" not in self._parts or not (critics or "value" in self._parts):
+        actor = self._agent.runnable("actor") or self._parts.get("actor")
+        if critics and actor is None:
+            found = ", ".join(self._parts)
+            raise self._refused(
+                "critics without an actor choose discrete actions, which training steps do not support", found
+            )
+        if actor is None or not (critics or "value" in self._parts):
             raise UsageError(
                 "a training step needs an actor and a critic",
                 file=self._agent.checkpoint.path,
@@ -102,13 +96,13 @@ class PolicyReader:
             )
         if critics and "value" in self._parts:
             raise self._refused("the first version of SAC, with a state value, is not trained here")
-        if critics and not is_gaussian(self._agent):
-            learner = self._deterministic(critics)
+        if not critics:
+            learner = self._on_policy()
         else:
-            learner = self._off_policy(critics) if critics else self._on_policy()
-        return PolicySetup(learner, self.assumed, self.notes)
+            learner = self._off_policy(critics) if actor.branches else self._deterministic(critics)
+        return LearnerSetup(learner, self.assumed, self.notes)
 
-    def _deterministic(self, critics: tuple[str, ...]) -> PolicyLearner:
+    def _deterministic(self, critics: tuple[str, ...]) -> Learner:
         """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it."""
         networks, slow = self._with_targets({"actor": self._deterministic_actor, **self._critics(critics)})
         trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
@@ -118,7 +112,7 @@ class PolicyReader:
         count = self._tree.get((attr("total_it"),))
         value = None if count is None else ToValue().leaf(count)
         updates = value.value if isinstance(value, ValueLeaf) and isinstance(value.value, int) else 0
-        return PolicyLearner(algorithm, networks, {}, critics, slow, setups, low, high, updates=updates)
+        return Learner(algorithm, networks, {}, critics, slow, setups, low, high, updates=updates)
 
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
         low, high = self._settings.action_low, self._settings.action_high
@@ -151,7 +145,7 @@ class PolicyReader:
             raise self._refused(f"{title} is a Gaussian policy, which TD3 does not train")
         return build_part_network(self._agent, part, self._settings)
 
-    def _off_policy(self, critics: tuple[str, ...]) -> PolicyLearner:
+    def _off_policy(self, critics: tuple[str, ...]) -> Learner:
         networks, slow = self._with_targets(self._critics(critics))
         networks = {"actor": self._actor(), **networks}
         trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
@@ -162,9 +156,9 @@ class PolicyReader:
             self.assumed.append("the temperature is 0.2 and constant: the checkpoint contains no other")
         setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
         low, high = self._bounds()
-        return PolicyLearner(SAC, networks, vectors, critics, slow, setups, low, high)
+        return Learner(SAC, networks, vectors, critics, slow, setups, low, high)
 
-    def _on_policy(self) -> PolicyLearner:
+    def _on_policy(self) -> Learner:
         networks = {"actor": self._actor(), "value": self._value()}
         vectors = self._vectors(_LOG_STD_PATH, LOG_STD)
         width = len(self._settings.action_low)
@@ -180,7 +174,7 @@ class PolicyReader:
         algorithm = A2C if any(each.family == "RMSprop" for each in setups.values()) else PPO
         self.assumed.append(f"the algorithm is {algorithm}, by its optimizer; no file names it")
         bounds = np.zeros(width)
-        return PolicyLearner(algorithm, networks, vectors, (), {}, setups, bounds, bounds)
+        return Learner(algorithm, networks, vectors, (), {}, setups, bounds, bounds)
 
     def _vectors(self, path: Path, title: str) -> dict[str, np.ndarray]:
         leaf = self._tree.get(path)
@@ -264,7 +258,10 @@ class PolicyReader:
             ]
             self.assumed += [known.assumed(setting) for setting in missing]
         else:
-            self.assumed.append(f"no {name} in the checkpoint: training starts with a new {family}")
+            owner = next(iter(known.defaults.values())).library
+            self.assumed.append(
+                f"no {name} in the checkpoint: training starts with a new {family} with {owner}'s defaults"
+            )
         if family == "RMSprop":
             self.notes.append(
                 f"{name}: epsilon is added under the root, as Keras and Stable-Baselines3's RMSpropTFLike do"
@@ -305,9 +302,9 @@ class PolicyReader:
         return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found, hint=INSTEAD)
 
 
-def make_policy_batches(
-    learner: PolicyLearner, steps: int, statistics: Mapping[str, Any] | None = None
-) -> list[PolicyBatch]:
+def make_batches(
+    learner: Learner, steps: int, statistics: Mapping[str, Any] | None = None
+) -> list[TrainingBatch]:
     """Return fixed batches at the scale that the agent expects, the same for both sides: float32.
 
     Actions of PPO and A2C are samples of A's own policy, and their old probabilities its own, slightly
@@ -315,7 +312,7 @@ def make_policy_batches(
     """
     generator = np.random.default_rng(0)
     double = learner.cast("float64")
-    engine = numpy_backend.learn_policy(double)
+    engine = numpy_backend.learn(double)
     obs_dim = learner.networks["actor"].input_shapes["obs"][0]
     mean, deviation = np.zeros(obs_dim), np.ones(obs_dim)
     if statistics is not None:
@@ -337,15 +334,13 @@ def make_policy_batches(
         first = made[0].arrays
         values = engine.forward(learner.critics[0], first["obs"], first["action"])
         scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0
-        made = [PolicyBatch({**each.arrays, "reward": each.arrays["reward"] * scale}) for each in made]
+        made = [TrainingBatch({**each.arrays, "reward": each.arrays["reward"] * scale}) for each in made]
     return [each.cast("float32") for each in made]
 
 
-def _off_policy_batch(
-    learner: PolicyLearner, observations: Any, generator: np.random.Generator
-) -> PolicyBatch:
+def _off_policy_batch(learner: Learner, observations: Any, generator: np.random.Generator) -> TrainingBatch:
     act = (BATCH, len(learner.low))
-    return PolicyBatch(
+    return TrainingBatch(
         {
             "obs": observations(),
             "action": generator.uniform(learner.low, learner.high, act),
@@ -359,15 +354,15 @@ def _off_policy_batch(
 
 
 def _on_policy_batch(
-    learner: PolicyLearner, engine: Any, obs: np.ndarray, generator: np.random.Generator
-) -> PolicyBatch:
+    learner: Learner, engine: Any, obs: np.ndarray, generator: np.random.Generator
+) -> TrainingBatch:
     output, values = engine.forward("actor", obs), engine.forward("value", obs)
     apart = LOG_STD in learner.vectors
     mean, log_std = (output, learner.vectors[LOG_STD]) if apart else np.split(output, 2, axis=1)
     noise = generator.standard_normal(mean.shape)
     log_prob = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1, keepdims=True)
     size = float(np.sqrt(np.square(values).mean())) or 1.0
-    return PolicyBatch(
+    return TrainingBatch(
         {
             "obs": obs,
             "action": mean + np.exp(log_std) * noise,
@@ -389,7 +384,7 @@ class TensorState(NamedTuple):
     slots: Mapping[str, np.ndarray]
 
 
-def compare_states(a: PolicyLearner, b: PolicyLearner) -> tuple[str, ...]:
+def compare_states(a: Learner, b: Learner) -> tuple[str, ...]:
     """Return a sentence for every kind of state and network that differs, with its first tensor."""
     one, other = _list_states(a), _list_states(b)
     found: dict[tuple[str, str], str] = {}
@@ -414,7 +409,7 @@ def _differences(name: str, one: TensorState, other: TensorState) -> Iterator[tu
             yield slot, f"{slot}, a moment of the optimizer, differs for {name}"
 
 
-def _list_states(learner: PolicyLearner) -> dict[str, TensorState]:
+def _list_states(learner: Learner) -> dict[str, TensorState]:
     """Return the state of every trained tensor by name."""
     found: dict[str, TensorState] = {}
     for each in learner.optimizers.values():
@@ -427,7 +422,7 @@ def _list_states(learner: PolicyLearner) -> dict[str, TensorState]:
     return found
 
 
-def _tensor_names(learner: PolicyLearner, title: str) -> Iterator[str]:
+def _tensor_names(learner: Learner, title: str) -> Iterator[str]:
     """Yield the names of a network's trained arrays, in order."""
     if title not in learner.networks:
         yield title

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from ckpttool.commands.model_causes import Cause
 from ckpttool.commands.network_outputs import OWN_ERROR
 from ckpttool.commands.optimizer_states import (
     KERAS_ARGUMENTS,
-    OptimizerDescription,
     describe_keras_optimizer,
 )
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.formats.keras_config import audit_document
+
+if TYPE_CHECKING:
+    from ckpttool.commands.model_comparison import RunnerProcess
 
 # Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
 
@@ -339,33 +341,6 @@ class OutputTarget(NamedTuple):
     to_b: Callable[[np.ndarray], np.ndarray]
 
 
-class TrainedFile(NamedTuple):
-    """One side's checkpoint, the framework of its model, and the name of its optimizer if chosen."""
-
-    path: str
-    framework: str
-    optimizer: str | None = None
-
-
-class TrainedSide(Protocol):
-    """The part of a model's process that training needs."""
-
-    names: list[str]
-    exact: bool
-
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
-        """Send one request and return its answer."""
-        ...
-
-    def write(self, name: str, array: np.ndarray) -> None:
-        """Write an array for the process."""
-        ...
-
-    def read(self, name: str) -> np.ndarray:
-        """Read an array that the process wrote."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TensorUpdate:
     """How differently one pair of tensors moved: |update of A - update of B| / |update of A|.
@@ -395,8 +370,6 @@ class OptimizerState:
     title: str
     family: str
     settings: Mapping[str, Any]
-    decays: Mapping[str, float]
-    rates: Mapping[str, float]
     decoupled: bool
     step: int
     stored: bool
@@ -410,23 +383,6 @@ class OptimizerState:
     def counted(self) -> bool:
         """Whether updates depend on their number."""
         return self.family in _COUNTED or bool(self.settings.get("lr_decay"))
-
-    @staticmethod
-    def of(document: Mapping[str, Any]) -> OptimizerState:
-        """Return the state that a model's process describes."""
-        return OptimizerState(
-            document["title"],
-            document["class"],
-            document["settings"],
-            document["decays"],
-            document["rates"],
-            document["decoupled"],
-            document["step"],
-            document["stored"],
-            document["placement"],
-            document["own"],
-            document["counts"],
-        )
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -511,25 +467,32 @@ _Arrays = dict[str, np.ndarray]
 class _TrainedModel:
     """One side: its process, its optimizer, and the names of its trained tensors."""
 
-    def __init__(self, word: str, process: TrainedSide, framework: str, loss: str | None) -> None:
-        self.word, self.process, self.framework, self._loss = word, process, framework, loss
+    def __init__(
+        self, process: RunnerProcess, framework: str, loss: str | None, chosen: str | None = None
+    ) -> None:
+        self.process, self.framework, self._loss, self._chosen = process, framework, loss, chosen
+        self.word, self.path = process.side.word, process.side.path
         self.optimizer: OptimizerState | None = None
         self.tensors: list[str] = []
         self.outputs: list[str] = []
         self.assumed: list[str] = []
         self.notes: list[str] = []
 
-    def restore(self, file: TrainedFile, spec: OptimizerDescription | None) -> bool:
-        """Restore the file's optimizer; return whether there is one."""
-        document = None if spec is None else spec.document()
+    def restore(self) -> bool:
+        """Restore the file's optimizer by the framework's own loader; return whether there is one."""
+        file = os.path.abspath(self.path)
+        _require_plain(self.process.request("optimizer_config", file=file)["config"], self.path)
+        found = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
+        spec = (
+            None if found or self.framework == "torch" else describe_keras_optimizer(self.path, self._chosen)
+        )
         if spec is not None:
             self.assumed += spec.assumed
-        # A description is already that of the wanted one.
-        values = {"file": os.path.abspath(file.path), "spec": document, "wanted": file.optimizer}
-        if spec is None:
-            config = self.process.request("optimizer_config", file=values["file"])["config"]
-            _require_plain(config, file.path)
-        return self._prepare(self.process.request("optimizer", **values))
+            document = spec.document()
+            found = self._prepare(
+                self.process.request("optimizer", file=file, spec=document, wanted=self._chosen)
+            )
+        return found
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
         """Create an optimizer without state."""
@@ -541,7 +504,7 @@ class _TrainedModel:
         self.assumed += [each for each in answer["assumed"] if each not in self.assumed]
         self.notes += [each for each in answer["notes"] if each not in self.notes]
         if answer["optimizer"] is not None:
-            self.optimizer = OptimizerState.of(answer["optimizer"])
+            self.optimizer = OptimizerState(**answer["optimizer"])
         return bool(answer["found"])
 
     @property
@@ -580,10 +543,9 @@ class _TrainedModel:
         exact = dtype == "float64"
         return {"names": self.process.names, "outputs": self.outputs, "exact": exact, **values}
 
-    def gradients(self, dtype: str) -> tuple[float, _Arrays]:
-        """Return the loss and its gradients before the first update."""
-        answer = self.process.request("gradients", **self._job(dtype, loss=self._loss))
-        return float(answer["loss"]), self._read("gradient")
+    def gradients(self) -> _Arrays:
+        """Return the gradients before the first update of the last run."""
+        return self._read("gradient")
 
     def train(
         self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], epsilon: str | None = None
@@ -600,34 +562,36 @@ class _TrainedModel:
 
 
 def compare_training(
-    processes: Sequence[TrainedSide],
-    files: Sequence[TrainedFile],
+    processes: Sequence[RunnerProcess],
+    frameworks: Sequence[str],
     targets: Sequence[OutputTarget],
-    chosen: TrainingOptions,
+    options: TrainingOptions,
 ) -> ModelTraining:
     """Train both models with the optimizers of their checkpoints, and compare the updates.
 
     Args:
         processes: both sides, with the same inputs.
-        files: each side's checkpoint.
+        frameworks: that of each side's model, "agent" for a recognised agent.
         targets: the outputs that the quadratic loss uses.
-        chosen: steps, losses and optimizers.
+        options: steps, losses and optimizers.
 
     """
-    for word, file in zip("AB", files, strict=True):
-        if file.framework == "agent":
+    rows = zip(
+        processes,
+        frameworks,
+        (options.loss_a, options.loss_b),
+        (options.optimizer_a, options.optimizer_b),
+        strict=True,
+    )
+    a, b = (_TrainedModel(*row) for row in rows)
+    for model in (a, b):
+        if model.framework == "agent":
             raise UsageError(
-                f"{word} is an agent, which training steps compare with another agent only", file=file.path
+                f"{model.word} is an agent, which training steps compare with another agent only",
+                file=model.path,
             )
-    losses = (chosen.loss_a, chosen.loss_b)
-    wanted = (chosen.optimizer_a, chosen.optimizer_b)
-    files = [file._replace(optimizer=name) for file, name in zip(files, wanted, strict=True)]
-    models = [
-        _TrainedModel(word, process, file.framework, loss)
-        for word, process, file, loss in zip("AB", processes, files, losses, strict=True)
-    ]
-    comparison = _TrainingComparison(models[0], models[1], chosen.steps)
-    comparison.prepare(files, targets)
+    comparison = _TrainingComparison(a, b, options.steps)
+    comparison.prepare(targets)
     return comparison.run()
 
 
@@ -668,19 +632,12 @@ class _TrainingComparison:
     tiny: dict[str, Any] = field(default_factory=dict)
     placement: str | None = None
 
-    def prepare(self, files: Sequence[TrainedFile], outputs: Sequence[OutputTarget]) -> None:
+    def prepare(self, outputs: Sequence[OutputTarget]) -> None:
         """Restore the optimizers, pair the tensors and write the targets."""
-        found = []
-        for model, file in zip((self.a, self.b), files, strict=True):
-            known = model.restore(file, None)
-            if not known and file.framework != "torch":
-                spec = describe_keras_optimizer(file.path, file.optimizer)
-                known = spec is not None and model.restore(file, spec)
-            found.append(known)
-        self._complete(found)
-        for model, file in zip((self.a, self.b), files, strict=True):
+        self._complete([model.restore() for model in (self.a, self.b)])
+        for model in (self.a, self.b):
             if not model.tensors:
-                raise UsageError(f"{model.word} has no trained tensors", file=file.path)
+                raise UsageError(f"{model.word} has no trained tensors", file=model.path)
         self.pairs = TensorMatcher(self.a.weights(), self.b.weights()).match()
         if self.pairs.by_order:
             named = abbreviate_list(list(self.pairs.by_order), 3)
@@ -726,12 +683,12 @@ class _TrainingComparison:
         if self.a.process.exact and not exact:
             reference = self.a.train("float64", steps, self.tiny)
         for dtype in ("float64", "float32") if exact else ("float32",):
-            gradients[dtype] = self._gradients(dtype)
             changes = self._changes(dtype)
             updates = (
                 self.a.train(dtype, steps, changes),
                 self.b.train(dtype, steps, changes, self.placement),
             )
+            gradients[dtype] = self._gradients()
             if dtype == "float64":
                 reference = updates[0]
             noise = _noise(self.pairs.pairs, gradients[dtype], _NOISE[dtype])
@@ -768,9 +725,9 @@ class _TrainingComparison:
             notes=tuple(self.notes),
         )
 
-    def _gradients(self, dtype: str) -> tuple[_Arrays, _Arrays]:
+    def _gradients(self) -> tuple[_Arrays, _Arrays]:
         """Return both gradients before the first update; raise UsageError if all are zero."""
-        found = self.a.gradients(dtype)[1], self.b.gradients(dtype)[1]
+        found = self.a.gradients(), self.b.gradients()
         if not any(each.any() for side in found for each in side.values()):
             raise UsageError(
                 "the gradients of all weights are 0 in A and B, so that their training steps show nothing",
@@ -962,45 +919,25 @@ class _TrainingComparison:
                     yield Cause(text, confirmed=True), None
 
     def _different_settings(self) -> Iterator[tuple[Cause, dict[str, Any] | None]]:
-        """Yield the settings that differ, with the change of B that tests each, None if none does."""
+        """Yield the settings that differ, for all tensors or some, with the change of B that tests each."""
         a, b = self.a.state, self.b.state
         for name in sorted(set(a.settings) & set(b.settings)):
-            one, other = a.settings[name], b.settings[name]
             if name == "nesterov" and not (a.settings.get("momentum") or b.settings.get("momentum")):
                 continue  # without momentum it changes nothing
-            if not is_equal(one, other):
+            values = [(a.own[pair.a].get(name), b.own[pair.b].get(name)) for pair in self.pairs.pairs]
+            apart = [place for place, row in enumerate(values) if not is_equal(*row)]
+            if not apart:
+                continue
+            one, other = values[apart[0]]
+            if all(row == (one, other) for row in values):
                 untested = one is None or (name in _WITH_STATE and not other)
                 text = f"{name} is {one} in A and {other} in B"
                 yield Cause(text, f"set {name}={one} in B"), None if untested else {name: one}
-        yield from self._different_groups()
-        rates = [(pair.title, a.rates[pair.a], b.rates[pair.b]) for pair in self.pairs.pairs]
-        apart = [row for row in rates if not is_equal(*row[1:])]
-        if apart and is_equal(a.settings["learning_rate"], b.settings["learning_rate"]):
-            name, one, other = apart[0]
-            yield Cause(f"the learning rate of {name} is {one:g} in A and {other:g} in B"), None
-        decays = [
-            (pair.title, a.decays[pair.a], b.decays[pair.b])
-            for pair in self.pairs.pairs
-            if not is_equal(a.decays[pair.a], b.decays[pair.b])
-        ]
-        if decays:
-            name, one, other = decays[0]
-            same = len({each[1] for each in decays}) == 1 and len(decays) == len(self.pairs.pairs)
-            text = f"weight decay of {name} is {one:g} in A and {other:g} in B"
-            yield Cause(text), {"weight_decay": one} if same else None
-        elif any(a.decays.values()) and a.decoupled != b.decoupled:
+            else:
+                title = self.pairs.pairs[apart[0]].title
+                yield Cause(f"{name} of {title} is {one} in A and {other} in B"), None
+        if any(each.get("weight_decay") for each in a.own.values()) and a.decoupled != b.decoupled:
             yield Cause("weight decay is decoupled from the gradient on one side only"), None
-
-    def _different_groups(self) -> Iterator[tuple[Cause, None]]:
-        """Yield the settings that differ for some tensors only, those of a group of parameters."""
-        a, b = self.a.state, self.b.state
-        for name in sorted((set(a.settings) & set(b.settings)) - {"learning_rate"}):
-            for pair in self.pairs.pairs:
-                one, other = a.own[pair.a].get(name), b.own[pair.b].get(name)
-                whole = is_equal(one, a.settings[name]) and is_equal(other, b.settings[name])
-                if not whole and not is_equal(one, other):
-                    yield Cause(f"{name} of {pair.title} is {one} in A and {other} in B"), None
-                    break
 
     def _lone_settings(self) -> Iterator[Cause]:
         """Yield the settings of one side that the other side's optimizer does not have."""
@@ -1059,7 +996,7 @@ def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
     Keras stores the learning rate as a float32 variable.
     """
     found = {}
-    for name in set(a.settings) & set(b.settings):
+    for name in (set(a.settings) & set(b.settings)) - {"weight_decay"}:
         one, other = a.settings[name], b.settings[name]
         if isinstance(one, float) and isinstance(other, float) and one != other and is_equal(one, other):
             found[name] = one if float(np.float32(one)) != one else other
@@ -1092,9 +1029,8 @@ def relative_distance(right: np.ndarray, other: np.ndarray) -> float:
 def _translated(state: OptimizerState, framework: str) -> tuple[str, dict[str, Any]]:
     """Return class and settings of an equal optimizer in another framework."""
     settings = dict(state.settings)
-    decays = set(state.decays.values())
-    if len(decays) == 1 and any(decays):
-        settings["weight_decay"] = decays.pop()
+    if len({each.get("weight_decay") for each in state.own.values()}) > 1:
+        del settings["weight_decay"]
     if framework == "torch":
         decoupled = state.family == "Adam" and state.decoupled and settings.get("weight_decay")
         return ("AdamW" if decoupled else state.family), settings

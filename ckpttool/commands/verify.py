@@ -7,7 +7,7 @@ import hashlib
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -81,10 +81,10 @@ from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Network
 from ckpttool.networks.policy_training import (
     Dtype,
-    PolicyBatch,
-    PolicyLearner,
+    Learner,
     TrainedWeights,
-    train_policy,
+    TrainingBatch,
+    train_learner,
 )
 from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
 
@@ -552,7 +552,7 @@ class UpdateComparison:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {**asdict(self), "tensors": list(self.tensors)}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "tensors": list(self.tensors)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,48 +584,35 @@ class TrainStepComparison:
 
 
 def compare_train_steps(
-    learners: tuple[PolicyLearner, PolicyLearner], batches: Sequence[PolicyBatch], workers: Sequence[Worker]
+    learners: tuple[Learner, Learner], batches: Sequence[TrainingBatch], workers: Sequence[Worker]
 ) -> TrainStepComparison:
     """Train both sides on the batches, each in its worker and both float types, and A in float64."""
-
-    def run(place: int, dtype: Dtype) -> TrainedWeights:
-        given = [each.cast(dtype) for each in batches]
-        return workers[place].train_policy(learners[place].cast(dtype), given)
-
-    double = learners[0].cast("float64")
-    engine = numpy_backend.learn_policy(double)
-    exact = train_policy(engine, double, [each.cast("float64") for each in batches])
-    different = policy_agents.compare_states(*learners)
-    moved = _compare_runs(learners, exact, run)
-    return TrainStepComparison(learners[0].algorithm, len(batches), moved, differences=different)
-
-
-def _compare_runs(
-    learners: Sequence[PolicyLearner],
-    reference: TrainedWeights,
-    run: Callable[[int, Dtype], TrainedWeights],
-) -> tuple[UpdateComparison, ...]:
-    """Return the comparison of both sides' runs in each float type; `run` takes the side's place."""
-    exact = _updates(learners[0], reference)
-    found: list[UpdateComparison] = []
+    first = learners[0]
+    double = first.cast("float64")
+    reference = train_learner(numpy_backend.learn(double), double, [each.cast("float64") for each in batches])
+    exact = _updates(first, reference)
+    moved: list[UpdateComparison] = []
     for dtype, bound in BOUNDS.items():
-        a, b = (_updates(learner, run(place, dtype)) for place, learner in enumerate(learners))
-        found += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
-    slow = {*learners[0].slow.values()}
+        given = [each.cast(dtype) for each in batches]
+        sides = zip(learners, workers, strict=True)
+        a, b = (_updates(each, worker.train(each.cast(dtype), given)) for each, worker in sides)
+        moved += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
+    slow = {*first.slow.values()}
     trained = [array for (title, _), arrays in exact.items() if title not in slow for array in arrays]
-    if all(each.within for each in found) and not any(each.any() for each in trained):
+    if all(each.within for each in moved) and not any(each.any() for each in trained):
         raise UsageError(
             "the optimizers of A and B move no weight, so that their training steps show nothing",
             hint="compare checkpoints from before the learning rate reached 0",
         )
-    return tuple(found)
+    different = policy_agents.compare_states(*learners)
+    return TrainStepComparison(first.algorithm, len(batches), tuple(moved), differences=different)
 
 
 # By title and training step: how far each tensor of the network had moved, in float64.
 _Updates = dict[tuple[str, int], list[np.ndarray]]
 
 
-def _updates(learner: PolicyLearner, after: TrainedWeights) -> _Updates:
+def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
     found: _Updates = {}
     for title, step in after.moved.items():
         start = learner.arrays(title)
@@ -1073,7 +1060,7 @@ def _compare_training(
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
-        made = policy_agents.PolicyReader(agent, settings).setup()
+        made = policy_agents.LearnerReader(agent, settings).setup()
         prepared.append(made.learner)
         assumed += [f"{side}: {sentence}" for sentence in made.assumed]
         notes += [f"{side}: {note}" for note in made.notes]
@@ -1086,7 +1073,7 @@ def _compare_training(
             expected=prepared[0].algorithm,
             found=prepared[1].algorithm,
         )
-    given = policy_agents.make_policy_batches(prepared[0], steps, a.known.obs_norm)
+    given = policy_agents.make_batches(prepared[0], steps, a.known.obs_norm)
     return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
 
 

@@ -71,10 +71,8 @@ if TYPE_CHECKING:
         forward_values as forward_values,
     )
     from ckpttool.networks.policy_training import (
-        AdamState as AdamState,
         Learner as Learner,
         TrainedWeights as TrainedWeights,
-        TransitionBatch as TransitionBatch,
         train_learner as train_learner,
         trained_arrays as trained_arrays,
     )

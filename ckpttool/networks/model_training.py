@@ -95,7 +95,7 @@ class ModelTrainer:
         raise NotImplementedError
 
     def describe(self) -> Message:
-        """Return the optimizer's class, settings, number of updates, and decay of each tensor."""
+        """Return the optimizer's class, number of updates, and settings: its own and those of each tensor."""
         raise NotImplementedError
 
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
@@ -107,26 +107,32 @@ class ModelTrainer:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def running(self, job: TrainingJob) -> Iterator[Callable[[], float]]:
-        """Yield a function that makes one update and returns the loss; restore the weights at the end."""
+    def running(self, job: TrainingJob) -> Iterator[Callable[[], tuple[float, list[Any]]]]:
+        """Yield the function that makes one update; restore the weights at the end.
+
+        It returns the loss and its gradients before the update, None for a tensor that it does not depend on.
+        """
         raise NotImplementedError
 
-    def gradients(self, job: TrainingJob) -> tuple[float, list[Any]]:
-        """Return the loss, and its gradient for each trained tensor."""
-        raise NotImplementedError
-
-    def train(self, job: TrainingJob) -> tuple[list[float], list[tuple[int, list[Any]]]]:
-        """Return the losses, and the change of each tensor after the steps of the job."""
+    def train(self, job: TrainingJob) -> tuple[list[float], list[Any], list[tuple[int, list[Any]]]]:
+        """Return the losses, the first gradients, and the change of each tensor after the wanted steps."""
         losses: list[float] = []
+        first: list[Any] = []
         found = []
         with self.running(job) as step:
             start = [_array(each) for _, each in self.trained(exact=job.exact)]
             for number in range(1, max(job.steps) + 1):
-                losses.append(step())
+                loss, gradients = step()
+                losses.append(loss)
+                if number == 1:
+                    first = [
+                        np.zeros_like(value) if each is None else _array(each)
+                        for value, each in paired(start, gradients)
+                    ]
                 if number in job.steps:
                     now = [_array(each) for _, each in self.trained(exact=job.exact)]
                     found.append((number, [now[place] - start[place] for place in range(len(now))]))
-        return losses, found
+        return losses, first, found
 
     def _call(self, job: TrainingJob, given: list[Any]) -> Any:
         model = self.runner.exact if job.exact else self.runner.model
@@ -224,9 +230,9 @@ def _number(value: Any) -> Any:
 
 
 def _torch_settings(group: Message) -> Message:
-    """Return the settings of a group of parameters, without weight decay."""
+    """Return the settings of a group of parameters."""
     settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
-    settings.update({name: group[name] for name in _TORCH_PLAIN if name in group and name != "weight_decay"})
+    settings.update({name: group[name] for name in _TORCH_PLAIN if name in group})
     settings.update(dict(paired(_BETAS, group.get("betas", ()))))
     return settings
 
@@ -419,17 +425,15 @@ class TorchTrainer(ModelTrainer):
                     state["step"] = self._torch.tensor(float(changes[STEP]))
 
     def describe(self) -> Message:
-        """Return class, settings (those of the first group), step and decays."""
+        """Return class, settings (those of the first group), step and the settings of each tensor."""
         made = self._make(self._parameters(exact=False))
         group = made.param_groups[0]
-        settings = _torch_settings(group)
         trained = self.trained(exact=False)
-        names = [name for name, _ in trained]
-        decays, rates, own = {}, {}, {}
-        for numbers, each in paired(self._groups, made.param_groups):
-            own.update({names[number]: _torch_settings(each) for number in numbers})
-            decays.update({names[number]: float(each.get("weight_decay") or 0.0) for number in numbers})
-            rates.update({names[number]: float(each["lr"]) for number in numbers})
+        own = {
+            trained[number][0]: _torch_settings(each)
+            for numbers, each in paired(self._groups, made.param_groups)
+            for number in numbers
+        }
         steps = [int(each["step"]) for each in made.state.values() if "step" in each]
         counts = {
             name: {kind: float(made.state[each][kind]) for kind in _TORCH_COUNTS if kind in made.state[each]}
@@ -438,13 +442,11 @@ class TorchTrainer(ModelTrainer):
         }
         decoupled = self._class == "AdamW" or bool(group.get("decoupled_weight_decay"))
         return {
-            "class": "Adam" if self._class == "AdamW" else self._class,
+            "family": "Adam" if self._class == "AdamW" else self._class,
             "title": self._class,
-            "settings": settings,
+            "settings": _torch_settings(group),
             "own": own,
             "counts": counts,
-            "decays": decays,
-            "rates": rates,
             "decoupled": decoupled,
             "step": max(set(steps), key=steps.count) if steps else 0,
             "stored": self.stored,
@@ -469,7 +471,7 @@ class TorchTrainer(ModelTrainer):
         return found
 
     @contextlib.contextmanager
-    def running(self, job: TrainingJob) -> Iterator[Callable[[], float]]:
+    def running(self, job: TrainingJob) -> Iterator[Callable[[], tuple[float, list[Any]]]]:
         """Train in place by autograd and torch.optim, then put the weights back."""
         parameters = self._parameters(exact=job.exact)
         kept = [each.detach().clone() for each in parameters]
@@ -479,7 +481,7 @@ class TorchTrainer(ModelTrainer):
         epsilons = [group.get("eps") for group in optimizer.param_groups]
         count = [self._count(optimizer)]
 
-        def step() -> float:
+        def step() -> tuple[float, list[Any]]:
             count[0] += 1
             if job.epsilon is not None:
                 for group, epsilon in paired(optimizer.param_groups, epsilons):
@@ -489,8 +491,8 @@ class TorchTrainer(ModelTrainer):
             optimizer.zero_grad()
             loss = self._loss(job, self._call(job, given), targets, self._torch.mean)
             loss.backward()
-            optimizer.step()
-            return float(loss.detach())
+            optimizer.step()  # which leaves the gradients as they are
+            return float(loss.detach()), [each.grad for each in parameters]
 
         try:
             yield step
@@ -505,16 +507,6 @@ class TorchTrainer(ModelTrainer):
 
     def _count(self, optimizer: Any) -> int:
         return max((int(each["step"]) for each in optimizer.state.values() if "step" in each), default=0)
-
-    def gradients(self, job: TrainingJob) -> tuple[float, list[Any]]:
-        """Return the loss and its gradients; zeros for a parameter that it does not depend on."""
-        parameters = self._parameters(exact=job.exact)
-        loss = self._loss(job, self._call(job, self._given(job)), self._targets(job), self._torch.mean)
-        found = self._torch.autograd.grad(loss, parameters, allow_unused=True)
-        return float(loss.detach()), [
-            np.zeros(tuple(parameter.shape)) if each is None else _array(each)
-            for parameter, each in paired(parameters, found)
-        ]
 
 
 # Keras on TensorFlow, and modules of TensorFlow.
@@ -672,15 +664,14 @@ class KerasTrainer(ModelTrainer):
         self._optimizer = made
 
     def describe(self) -> Message:
-        """Return class, settings, step and decays."""
+        """Return class, settings, step and the settings of each tensor."""
         held = self._optimizer
         settings = {name: getattr(held, name) for name in _KERAS_SETTINGS if hasattr(held, name)}
         settings = {
             name: value if isinstance(value, (bool, str)) or value is None else float(_array(value))
             for name, value in settings.items()
         }
-        rate = float(_array(held.learning_rate))
-        settings["learning_rate"] = rate
+        settings["learning_rate"] = float(_array(held.learning_rate))
         averaged = bool(getattr(held, "use_ema", False))
         for name in _KERAS_EXTRAS:
             value = getattr(held, name, None)
@@ -688,17 +679,18 @@ class KerasTrainer(ModelTrainer):
         if not _is_variable(getattr(held, "_learning_rate", None)):
             self.notes.append("the learning rate follows the schedule that the file contains")
         decay = getattr(held, "weight_decay", None)
+        settings["weight_decay"] = float(_array(decay)) if decay else 0.0
         uses = getattr(held, "_use_weight_decay", lambda _: True)
         named = self.trained(exact=False)
         cls = type(held).__name__
         return {
-            "class": "Adam" if cls == "AdamW" else cls,
+            "family": "Adam" if cls == "AdamW" else cls,
             "title": cls,
             "settings": settings,
-            "own": {name: settings for name, _ in named},
+            "own": {
+                name: settings if uses(each) else dict(settings, weight_decay=0.0) for name, each in named
+            },
             "counts": {name: {STEP: float(_array(held.iterations))} for name, _ in named},
-            "decays": {name: float(_array(decay)) if decay and uses(each) else 0.0 for name, each in named},
-            "rates": {name: rate for name, _ in named},
             "decoupled": True,
             "step": int(_array(held.iterations)),
             "stored": self.stored,
@@ -756,7 +748,7 @@ class KerasTrainer(ModelTrainer):
         return made
 
     @contextlib.contextmanager
-    def running(self, job: TrainingJob) -> Iterator[Callable[[], float]]:
+    def running(self, job: TrainingJob) -> Iterator[Callable[[], tuple[float, list[Any]]]]:
         """Train in place by a gradient tape and Keras's optimizer, then put the weights back."""
         variables = self._variables(exact=job.exact)
         kept = [_exact_array(each) for each in variables]
@@ -770,18 +762,23 @@ class KerasTrainer(ModelTrainer):
         count = [int(_array(optimizer.iterations))]
 
         def update() -> Any:
-            loss, found = self._tape(job, given, targets, variables)
-            pairs = [(g, v) for g, v in paired(found, variables) if g is not None]
-            optimizer.apply_gradients(pairs)
-            return loss
+            with self._tf.GradientTape() as tape:
+                loss = self._loss(job, self._call(job, given), targets, self._tf.reduce_mean)
+            found = [
+                None if each is None else self._tf.convert_to_tensor(each)
+                for each in tape.gradient(loss, [_raw(each) for each in variables])
+            ]
+            optimizer.apply_gradients([(g, v) for g, v in paired(found, variables) if g is not None])
+            return loss, found
 
-        run = self._compiled(update, kept, variables, optimizer, job)
+        run = self._compiled(update, job)
 
-        def step() -> float:
+        def step() -> tuple[float, list[Any]]:
             count[0] += 1
             if epsilon is not None and job.epsilon is not None:
                 epsilon.assign(base * epsilon_factor(self.placement, job.epsilon, beta_2, count[0]))
-            return float(_array(run()))
+            loss, found = run()
+            return float(_array(loss)), found
 
         try:
             yield step
@@ -789,14 +786,7 @@ class KerasTrainer(ModelTrainer):
             for variable, value in paired(variables, kept):
                 variable.assign(value)
 
-    def _compiled(
-        self,
-        update: Callable[[], Any],
-        kept: list[Any],
-        variables: list[Any],
-        optimizer: Any,
-        job: TrainingJob,
-    ) -> Callable[[], Any]:
+    def _compiled(self, update: Callable[[], Any], job: TrainingJob) -> Callable[[], Any]:
         """Return the update as a graph, or as it is if the model cannot be traced."""
         if max(job.steps, default=1) < 10:  # tracing takes longer than some eager steps
             return update
@@ -805,27 +795,10 @@ class KerasTrainer(ModelTrainer):
             graph.get_concrete_function()
         except Exception:  # noqa: BLE001 - a model with Python control flow runs eagerly
             return update
-        del kept, variables, optimizer
         return graph  # type: ignore[no-any-return]
 
     def _targets(self, job: TrainingJob) -> list[Any]:
         return [self._tf.constant(each) for each in job.targets]
-
-    def _tape(
-        self, job: TrainingJob, given: list[Any], targets: list[Any], variables: list[Any]
-    ) -> tuple[Any, list[Any]]:
-        with self._tf.GradientTape() as tape:
-            loss = self._loss(job, self._call(job, given), targets, self._tf.reduce_mean)
-        return loss, tape.gradient(loss, [_raw(each) for each in variables])
-
-    def gradients(self, job: TrainingJob) -> tuple[float, list[Any]]:
-        """Return the loss and its gradients; zeros for a variable that it does not depend on."""
-        variables = self._variables(exact=job.exact)
-        loss, found = self._tape(job, self._given(job), self._targets(job), variables)
-        return float(_array(loss)), [
-            np.zeros(tuple(variable.shape)) if each is None else _array(self._tf.convert_to_tensor(each))
-            for variable, each in paired(variables, found)
-        ]
 
 
 def compiled_optimizer(file: str) -> Message | None:
@@ -946,32 +919,18 @@ def _job(session: Any, message: Message) -> TrainingJob:
 
 
 def train_model(session: Any, message: Message) -> Message:
-    """Train from the checkpoint's state; write the change of every tensor after each wanted step."""
+    """Train from the state of the checkpoint; write first gradients, and changes after wanted steps."""
     trainer = _trainer(session)
     try:
-        losses, found = trainer.train(_job(session, message))
+        losses, first, found = trainer.train(_job(session, message))
     except (UsageError, UnsupportedError):
         raise
     except Exception as error:
         raise WorkerError(f"a training step raises {last_error_line(error)}") from error
-    for number, arrays in found:
+    for stem, arrays in [("gradient", first), *((f"update-{number}", each) for number, each in found)]:
         for place, array in enumerate(arrays):
-            np.save(session.folder / f"update-{number}-{place}.npy", array, allow_pickle=False)
+            np.save(session.folder / f"{stem}-{place}.npy", array, allow_pickle=False)
     return {"losses": [losses[0], losses[-1]], "finite": bool(np.isfinite(losses).all())}
-
-
-def differentiate_model(session: Any, message: Message) -> Message:
-    """Write the gradient of the loss for every trained tensor."""
-    trainer = _trainer(session)
-    try:
-        loss, found = trainer.gradients(_job(session, message))
-    except (UsageError, UnsupportedError):
-        raise
-    except Exception as error:
-        raise WorkerError(f"the gradient of the loss raises {last_error_line(error)}") from error
-    for place, array in enumerate(found):
-        np.save(session.folder / f"gradient-{place}.npy", array, allow_pickle=False)
-    return {"loss": loss}
 
 
 HANDLERS = {
@@ -979,5 +938,4 @@ HANDLERS = {
     "optimizer_config": read_optimizer_config,
     "slots": read_slots,
     "train": train_model,
-    "gradients": differentiate_model,
 }

@@ -44,13 +44,9 @@ from ckpttool.networks.network import (
     look_up,
 )
 from ckpttool.networks.policy_training import (
-    AdamState,
     GradientEngine,
     Learner,
     NumpyOptimizer,
-    PolicyLearner,
-    TrainingEngine,
-    clip_factor,
     layer_arrays,
     trained_arrays,
 )
@@ -142,13 +138,8 @@ def build(network: Network, device: str = "cpu") -> NumpyPolicy:
     return NumpyPolicy(network)
 
 
-def learn(learner: Learner) -> TrainingEngine:
+def learn(learner: Learner) -> GradientEngine:
     """Return the learner for training on the CPU."""
-    return NumpyEngine(learner)
-
-
-def learn_policy(learner: PolicyLearner) -> GradientEngine:
-    """Return a Gaussian policy's learner for training on the CPU."""
     return NumpyGradientEngine(learner)
 
 
@@ -494,124 +485,31 @@ BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back
 # Training in numpy: the float64 reference of `verify --train-step`.
 
 
-class NumpyEngine:
+class NumpyGradientEngine(GradientEngine):
     """A learner as numpy arrays."""
 
     def __init__(self, learner: Learner) -> None:
-        self._nets = dict(learner.networks)
-        self._actor_adam = _NumpyAdam(learner.actor_adam)
-        self._critic_adam = _NumpyAdam(learner.critic_adam)
-
-    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
-        """Return a network's output [batch, n]."""
-        net = self._nets[title]
-        return forward_values(net, inputs)[net.output]
-
-    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Update the critics once on the sum of their mean squared errors."""
-        found: list[np.ndarray] = []
-        for title in critics:
-            net = self._nets[title]
-            values = forward_values(net, inputs)
-            error = values[net.output] - target
-            found += backpropagate(net, values, error * (2 / error.size))[1]
-        self._step(self._critic_adam, critics, found)
-
-    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Update the actor once towards actions of higher value."""
-        policy, judge = self._nets[actor], self._nets[critic]
-        acted = forward_values(policy, [obs])
-        judged = forward_values(judge, [obs, acted[policy.output]])
-        down = np.full_like(judged[judge.output], -1 / judged[judge.output].size)
-        (_, of_action), _ = backpropagate(judge, judged, down)
-        self._step(self._actor_adam, [actor], backpropagate(policy, acted, of_action)[1])
-
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        pairs = zip(self.weights(slow), self.weights(fast), strict=True)
-        self._nets[slow] = _with_weights(
-            self._nets[slow], [kept + tau * (value - kept) for kept, value in pairs]
-        )
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return a network's trained arrays."""
-        return trained_arrays(self._nets[title])
-
-    def _step(self, adam: _NumpyAdam, titles: Sequence[str], found: list[np.ndarray]) -> None:
-        counts = [len(self.weights(title)) for title in titles]
-        stepped = adam.step([w for title in titles for w in self.weights(title)], found)
-        for title, count in zip(titles, counts, strict=True):
-            self._nets[title] = _with_weights(self._nets[title], stepped[:count])
-            del stepped[:count]
-
-
-class _NumpyAdam:
-    """Adam as defined in both frameworks' sources, with epsilon placed by its convention."""
-
-    def __init__(self, adam: AdamState) -> None:
-        self._adam = adam
-        self._count = adam.step
-        self._m, self._v, self._vhat = list(adam.m), list(adam.v), list(adam.vhat)
-
-    def step(self, weights: Values, found: Values) -> list[np.ndarray]:
-        """Return the weights after one update by the given gradients."""
-        adam = self._adam
-        self._count += 1
-        first, second = (1 - beta**self._count for beta in (adam.beta_1, adam.beta_2))
-        epsilon = adam.epsilon_at(self._count, corrected=True)
-        stepped = []
-        for n, (weight, gradient) in enumerate(zip(weights, found, strict=True)):
-            kept = weight * (1 - adam.learning_rate * adam.decoupled)
-            g = gradient + adam.l2[n] * weight
-            self._m[n] = self._m[n] + (g - self._m[n]) * (1 - adam.beta_1)
-            self._v[n] = self._v[n] + (g * g - self._v[n]) * (1 - adam.beta_2)
-            v = self._v[n]
-            if self._vhat:
-                v = self._vhat[n] = np.maximum(self._vhat[n], v)
-            root = np.sqrt(v / second) + epsilon
-            stepped.append(kept - adam.learning_rate * (self._m[n] / first) / root)
-        return stepped
-
-
-class NumpyGradientEngine:
-    """A Gaussian policy's learner as numpy arrays."""
-
-    def __init__(self, learner: PolicyLearner) -> None:
+        super().__init__(learner)
         self._nets, self._vectors = dict(learner.networks), dict(learner.vectors)
-        self._setups = learner.optimizers
         self._rules = {name: NumpyOptimizer(setup) for name, setup in learner.optimizers.items()}
-        self._sums: dict[str, list[np.ndarray]] = {}
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
         net = self._nets[title]
         return forward_values(net, inputs)[net.output]
 
-    def backward(
-        self, title: str, inputs: Values, gradient: np.ndarray, *, train: bool = True
-    ) -> list[np.ndarray]:
-        """Return the gradients of the inputs; with `train`, add those of the weights."""
+    def differentiate(
+        self, title: str, inputs: Values, gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays."""
         net = self._nets[title]
-        of_inputs, found = backpropagate(net, forward_values(net, inputs), gradient)
-        if train:
-            self._add(title, found)
-        return of_inputs
+        return backpropagate(net, forward_values(net, inputs), gradient)
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        self._add(vector, [gradient])
-
-    def _add(self, title: str, found: list[np.ndarray]) -> None:
-        kept = self._sums.get(title)
-        self._sums[title] = found if kept is None else [x + y for x, y in zip(kept, found, strict=True)]
-
-    def step(self, optimizer: str, limit: float | None) -> None:
-        """Update the weights by the sums of gradients, and clear them."""
-        titles = self._setups[optimizer].titles
-        found = [each for title in titles for each in self._sums.pop(title)]
-        factor = clip_factor(found, limit)
+    def apply(self, optimizer: str, gradients: Values) -> None:
+        """Make one update of an optimizer's arrays."""
+        titles = self._optimizers[optimizer].titles
         weights = [each for title in titles for each in self.weights(title)]
-        stepped = self._rules[optimizer].step(weights, [each * factor for each in found])
+        stepped = self._rules[optimizer].step(weights, gradients)
         for title in titles:
             count = len(self.weights(title))
             if title in self._vectors:

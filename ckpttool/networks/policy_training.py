@@ -1,4 +1,4 @@
-"""Train policies: steps of TD3 with Adam; steps of SAC, PPO and A2C with any optimizer."""
+"""Train agents: updates of TD3, DDPG, SAC, PPO and A2C, with the state of a checkpoint's optimizers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import ConstantRow, Convolution, Dense, Layer, LayerNorm, Network
-
-# TD3: an actor, its critics, their targets and their optimizers, as arrays.
 
 # Trained arrays of a layer, in the order of both frameworks.
 TRAINED: Mapping[type, tuple[str, ...]] = {
@@ -24,91 +22,6 @@ TRAINED: Mapping[type, tuple[str, ...]] = {
 }
 Dtype = Literal["float32", "float64"]
 Arrays = tuple[np.ndarray, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AdamState:
-    """Adam's settings, update count and moments, one per trained array in order.
-
-    `corrected` is the position of epsilon: added to the root of the bias-corrected second moment
-    (torch/optim/adam.py), or to that of the uncorrected one (keras/src/optimizers/adam.py). `vhat` is
-    empty without AMSGrad. `l2` is the factor of each array in the gradient (`+ l2 * w`, torch's
-    weight_decay), `decoupled` AdamW's decay, which multiplies the learning rate.
-    """
-
-    learning_rate: float
-    beta_1: float
-    beta_2: float
-    epsilon: float
-    corrected: bool
-    step: int
-    m: Arrays
-    v: Arrays
-    vhat: Arrays = ()
-    l2: tuple[float, ...] = ()
-    decoupled: float = 0.0
-
-    def cast(self, dtype: Dtype) -> AdamState:
-        """Return the same state with every moment in `dtype`."""
-        m, v, vhat = (tuple(a.astype(dtype) for a in each) for each in (self.m, self.v, self.vhat))
-        return replace(self, m=m, v=v, vhat=vhat)
-
-    def epsilon_at(self, step: int, *, corrected: bool) -> float:
-        """Return epsilon for the root in that convention at the update number `step`, from 1.
-
-        It changes from one update to the next if the convention is not the optimizer's own.
-        """
-        if self.corrected == corrected:
-            return self.epsilon
-        factor = math.sqrt(1 - self.beta_2**step)
-        return self.epsilon / factor if corrected else self.epsilon * factor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Learner:
-    """An agent in training: networks by title; online and target critics are in the same order.
-
-    `low` and `high` [act_dim] bound the actions; `updates` is the number of updates so far.
-    """
-
-    networks: Mapping[str, Network]
-    critics: tuple[str, ...]
-    slow: Mapping[str, str]
-    actor_adam: AdamState
-    critic_adam: AdamState
-    low: np.ndarray
-    high: np.ndarray
-    updates: int
-
-    def arrays(self, title: str) -> list[np.ndarray]:
-        """Return a network's trained arrays."""
-        return trained_arrays(self.networks[title])
-
-    def cast(self, dtype: Dtype) -> Learner:
-        """Return the same learner with every array in `dtype`."""
-        return replace(
-            self,
-            networks={title: network.cast(dtype) for title, network in self.networks.items()},
-            actor_adam=self.actor_adam.cast(dtype),
-            critic_adam=self.critic_adam.cast(dtype),
-            low=self.low.astype(dtype),
-            high=self.high.astype(dtype),
-        )
-
-
-class TransitionBatch(NamedTuple):
-    """Transitions and the smoothing noise [batch, act_dim] of next actions; all in one float type."""
-
-    obs: np.ndarray  # [batch, obs_dim]
-    action: np.ndarray  # [batch, act_dim]
-    next_obs: np.ndarray  # [batch, obs_dim]
-    reward: np.ndarray  # [batch, 1]
-    not_done: np.ndarray  # [batch, 1]
-    noise: np.ndarray  # [batch, act_dim], standard normal
-
-    def cast(self, dtype: Dtype) -> TransitionBatch:
-        """Return the same batch with every array in `dtype`."""
-        return TransitionBatch(*(array.astype(dtype) for array in self))
 
 
 def trained_arrays(network: Network) -> list[np.ndarray]:
@@ -130,11 +43,6 @@ def without_values(network: Network) -> Network:
     return network.with_arrays(lambda _, array: np.broadcast_to(np.zeros((), array.dtype), array.shape))
 
 
-# TD3's update (Fujimoto et al., 2018), and DDPG's, which is the same with one critic and no noise.
-#
-# The algorithm is implemented once, here. The parts that differ between frameworks are behind Engine: forward
-# passes, losses, gradients and the optimizers' steps.
-
 # Constants of the TD3 authors' code (TD3.py and main.py); noise is in units of half the action range.
 DISCOUNT = 0.99
 TAU = 0.005
@@ -143,30 +51,6 @@ NOISE_CLIP = 0.5
 POLICY_DELAY = 2
 
 Weights = dict[str, list[np.ndarray]]
-
-
-class TrainingEngine(Protocol):
-    """A learner on a backend, by network title; arrays are exchanged in the learner's float type."""
-
-    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
-        """Return a network's output [batch, n]."""
-        ...
-
-    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Update the critics once on the sum of their mean squared errors."""
-        ...
-
-    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Update the actor once towards actions of higher value."""
-        ...
-
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        ...
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return a network's trained arrays, in the order of `learner.trained`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,137 +66,6 @@ class TrainedWeights:
     last: Weights
 
 
-def train_learner(
-    engine: TrainingEngine, learner: Learner, batches: Sequence[TransitionBatch]
-) -> TrainedWeights:
-    """Make one update for each batch."""
-    moved: dict[str, int] = {}
-    first: Weights = {}
-    for number, batch in enumerate(batches, 1):
-        for title in update_networks(engine, learner, batch, learner.updates + number):
-            if title not in moved:
-                moved[title], first[title] = number, engine.weights(title)
-    return TrainedWeights(len(batches), moved, first, {title: engine.weights(title) for title in moved})
-
-
-def update_networks(
-    engine: TrainingEngine, learner: Learner, batch: TransitionBatch, number: int
-) -> tuple[str, ...]:
-    """Make the update with that number; return the titles of the updated networks."""
-    twin = len(learner.critics) > 1
-    action = smooth_next_action(
-        learner, engine.forward(learner.slow["actor"], batch.next_obs), batch.noise, twin=twin
-    )
-    values = [engine.forward(learner.slow[q], batch.next_obs, action) for q in learner.critics]
-    least = np.minimum.reduce(values)
-    target = batch.reward + batch.not_done * least.dtype.type(DISCOUNT) * least
-    engine.regress(learner.critics, (batch.obs, batch.action), target)
-    if twin and number % POLICY_DELAY:
-        return learner.critics
-    engine.improve("actor", learner.critics[0], batch.obs)
-    fast = ("actor", *learner.critics)
-    for title in fast:
-        engine.follow(learner.slow[title], title, TAU)
-    return (*fast, *(learner.slow[title] for title in fast))
-
-
-def smooth_next_action(
-    learner: Learner | PolicyLearner, action: np.ndarray, drawn: np.ndarray, *, twin: bool
-) -> np.ndarray:
-    """Return the target policy's next action [batch, act_dim], with TD3's clipped noise for twin critics.
-
-    `drawn` [batch, act_dim] is standard normal.
-    """
-    if not twin:
-        return action
-    half = (learner.high - learner.low) / 2
-    noise = np.clip(drawn * POLICY_NOISE, -NOISE_CLIP, NOISE_CLIP).astype(action.dtype) * half
-    found: np.ndarray = np.clip(action + noise, learner.low, learner.high)
-    return found
-
-
-# Serialisation of a learner, its batches and results between processes: JSON and npz, no pickles.
-
-_LEARNER, _BATCHES, _TRAINED = "learner.npz", "batches.npz", "trained.npz"
-_MOMENTS = ("m", "v", "vhat")
-
-
-def write_learner(learner: Learner, batches: Sequence[TransitionBatch], folder: Path) -> dict[str, Any]:
-    """Write the arrays into the folder; return the rest as a JSON document."""
-    arrays: dict[str, np.ndarray] = {"low": learner.low, "high": learner.high}
-    document = {
-        "networks": {
-            title: serial.network_to_document(network, arrays, f"{number}/")
-            for number, (title, network) in enumerate(learner.networks.items())
-        },
-        "critics": list(learner.critics),
-        "slow": dict(learner.slow),
-        "updates": learner.updates,
-        "actor_adam": _write_adam("actor", learner.actor_adam, arrays),
-        "critic_adam": _write_adam("critic", learner.critic_adam, arrays),
-    }
-    np.savez(folder / _LEARNER, allow_pickle=False, **arrays)
-    stacked = {name: np.stack([getattr(b, name) for b in batches]) for name in TransitionBatch._fields}
-    np.savez(folder / _BATCHES, allow_pickle=False, **stacked)
-    return document
-
-
-def read_learner(document: dict[str, Any], folder: Path) -> tuple[Learner, list[TransitionBatch]]:
-    """Return the objects passed to `write`."""
-    with np.load(folder / _LEARNER, allow_pickle=False) as arrays:
-        learner = Learner(
-            networks={
-                t: serial.network_from_document(each, arrays) for t, each in document["networks"].items()
-            },
-            critics=tuple(document["critics"]),
-            slow=document["slow"],
-            actor_adam=_read_adam("actor", document["actor_adam"], arrays),
-            critic_adam=_read_adam("critic", document["critic_adam"], arrays),
-            low=arrays["low"],
-            high=arrays["high"],
-            updates=document["updates"],
-        )
-    with np.load(folder / _BATCHES, allow_pickle=False) as stacked:
-        rows = zip(*(stacked[name] for name in TransitionBatch._fields), strict=True)
-        return learner, [TransitionBatch(*row) for row in rows]
-
-
-def write_trained(trained: TrainedWeights, folder: Path) -> dict[str, Any]:
-    """Write the weights into the folder; return the rest as a JSON document."""
-    held = {"first": trained.first, "last": trained.last}
-    named = {
-        f"{when}/{t}/{n}": a for when, by in held.items() for t, w in by.items() for n, a in enumerate(w)
-    }
-    np.savez(folder / _TRAINED, allow_pickle=False, **named)
-    return {"steps": trained.steps, "moved": trained.moved}
-
-
-def read_trained(document: dict[str, Any], folder: Path) -> TrainedWeights:
-    """Return the objects passed to `write_trained`."""
-    first: Weights = {title: [] for title in document["moved"]}
-    last: Weights = {title: [] for title in document["moved"]}
-    with np.load(folder / _TRAINED, allow_pickle=False) as arrays:
-        for name in arrays.files:  # in writing order
-            when, _, rest = name.partition("/")
-            (first if when == "first" else last)[rest.rpartition("/")[0]].append(arrays[name])
-    return TrainedWeights(document["steps"], document["moved"], first, last)
-
-
-def _write_adam(name: str, adam: AdamState, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    held = {moment: getattr(adam, moment) for moment in _MOMENTS}
-    arrays |= {f"{name}/{moment}/{n}": a for moment, each in held.items() for n, a in enumerate(each)}
-    plain = {field.name: getattr(adam, field.name) for field in fields(adam) if field.name not in held}
-    return {**plain, **{moment: len(each) for moment, each in held.items()}}
-
-
-def _read_adam(name: str, document: dict[str, Any], arrays: Any) -> AdamState:
-    held = {m: tuple(arrays[f"{name}/{m}/{n}"] for n in range(document[m])) for m in _MOMENTS}
-    return AdamState(**{**document, **held, "l2": tuple(document["l2"])})
-
-
-# SAC, PPO, A2C, TD3 and DDPG: networks, vectors of parameters (a deviation, a temperature), and optimizers of
-# any kind.
-
 SAC, PPO, A2C, TD3, DDPG = "SAC", "PPO", "A2C", "TD3", "DDPG"
 TEMPERATURE, LOG_STD = "temperature", "actor/log_std"
 
@@ -322,9 +75,10 @@ class OptimizerSetup:
     """One optimizer: family, settings and state by canonical names (libraries/optimizers_read.py).
 
     `titles` are the networks and vectors that it trains, `slots` one array per trained array in that order,
-    and `buffer` never includes the learning rate. `corrected` is Adam's place of epsilon (AdamState);
-    RMSprop adds it under the root, as Keras and Stable-Baselines3's RMSpropTFLike do. `l2` is the factor of
-    each array in the gradient.
+    and `buffer` never includes the learning rate. `corrected` is Adam's place of epsilon: added to the root
+    of the bias-corrected second moment (torch/optim/adam.py), or to that of the uncorrected one
+    (keras/src/optimizers/adam.py). RMSprop adds it under the root, as Keras and Stable-Baselines3's
+    RMSpropTFLike do. `l2` is the factor of each array in the gradient (`+ l2 * w`).
     """
 
     family: str
@@ -350,7 +104,7 @@ class OptimizerSetup:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PolicyLearner:
+class Learner:
     """An agent in training: networks and vectors by title; critics and their targets in the same order.
 
     The actor's output is a mean [batch, act_dim], followed by its log standard deviation unless that is
@@ -369,7 +123,7 @@ class PolicyLearner:
     alpha: float = 0.2
     updates: int = 0
 
-    def cast(self, dtype: Dtype) -> PolicyLearner:
+    def cast(self, dtype: Dtype) -> Learner:
         """Return the same learner with every array in `dtype`."""
         return replace(
             self,
@@ -385,50 +139,74 @@ class PolicyLearner:
         return [self.vectors[title]] if title in self.vectors else trained_arrays(self.networks[title])
 
 
-class PolicyBatch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Arrays of one update by name, [batch, n] each, all in one float type."""
 
     arrays: Mapping[str, np.ndarray]
 
-    def cast(self, dtype: Dtype) -> PolicyBatch:
+    def cast(self, dtype: Dtype) -> TrainingBatch:
         """Return the same batch with every array in `dtype`."""
-        return PolicyBatch({name: array.astype(dtype) for name, array in self.arrays.items()})
+        return TrainingBatch({name: array.astype(dtype) for name, array in self.arrays.items()})
 
 
-class GradientEngine(Protocol):
-    """A learner on a backend; arrays are exchanged in the learner's float type."""
+class GradientEngine:
+    """A learner on a backend; arrays are exchanged in the learner's float type, kernels [in, out]."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._optimizers, self._dtype = learner.optimizers, learner.low.dtype
+        self._sums: dict[str, list[np.ndarray]] = {}
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
-        ...
+        raise NotImplementedError
+
+    def differentiate(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays, for one of its output."""
+        raise NotImplementedError
+
+    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update of an optimizer's arrays."""
+        raise NotImplementedError
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
+        raise NotImplementedError
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return copies of the trained arrays of a network or vector."""
+        raise NotImplementedError
 
     def backward(
         self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
     ) -> list[np.ndarray]:
         """Return the gradients of the inputs; with `train`, add those of the weights to the network's."""
-        ...
+        of_inputs, of_weights = self.differentiate(title, inputs, gradient)
+        if train:
+            self.push(title, *of_weights)
+        return of_inputs
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        ...
+    def push(self, title: str, *gradients: np.ndarray) -> None:
+        """Add to the gradients of a network or vector."""
+        kept = self._sums.get(title, [0.0] * len(gradients))
+        pairs = zip(kept, gradients, strict=True)
+        self._sums[title] = [np.asarray(x + y, self._dtype) for x, y in pairs]
 
     def step(self, optimizer: str, limit: float | None) -> None:
         """Update the weights by the sums of gradients, whose norm `limit` bounds, and clear them."""
-        ...
-
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        ...
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return the trained arrays of a network or vector, kernels [in, out]."""
-        ...
+        setup, number = self._optimizers[optimizer], self._dtype.type
+        found = [each for title in setup.titles for each in self._sums.pop(title)]
+        weights = [each for title in setup.titles for each in self.weights(title)]
+        factor = number(clip_factor(found, limit))
+        rows = zip(found, weights, setup.l2, strict=True)
+        self.apply(optimizer, [g * factor + number(decay) * weight for g, weight, decay in rows])
 
 
 # The algorithms: losses and their gradients for the networks' outputs, the same on every backend.
 #
-# Sources: stable_baselines3 2.9: sac/sac.py, ppo/ppo.py, a2c/a2c.py (`train`), common/distributions.py; SAC:
-# Haarnoja et al., 2018; PPO: Schulman et al., 2017; A2C: Mnih et al., 2016.
+# Sources: TD3: Fujimoto et al., 2018; stable_baselines3 2.9: sac/sac.py, ppo/ppo.py, a2c/a2c.py (`train`),
+# common/distributions.py; SAC: Haarnoja et al., 2018; PPO: Schulman et al., 2017; A2C: Mnih et al., 2016.
 
 _MOST_LOG_STD, _LEAST_LOG_STD = 2.0, -20.0
 _SQUASH = 1e-6
@@ -457,13 +235,26 @@ def _sample(output: np.ndarray, noise: np.ndarray) -> _SquashedSample:
     return _SquashedSample(tanh, each.sum(axis=1, keepdims=True), std, raw == log_std, noise)
 
 
+def _smooth_next_action(learner: Learner, action: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Return the target policy's next action [batch, act_dim], with TD3's clipped noise for twin critics.
+
+    `drawn` [batch, act_dim] is standard normal.
+    """
+    if len(learner.critics) < 2:
+        return action
+    half = (learner.high - learner.low) / 2
+    noise = np.clip(drawn * POLICY_NOISE, -NOISE_CLIP, NOISE_CLIP).astype(action.dtype) * half
+    found: np.ndarray = np.clip(action + noise, learner.low, learner.high)
+    return found
+
+
 def update_td3(
-    engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch, number: int
+    engine: GradientEngine, learner: Learner, batch: TrainingBatch, number: int
 ) -> tuple[str, ...]:
-    """Make TD3's or DDPG's update with that number, as `update_networks` does; return what moved."""
+    """Make the update of TD3, or of DDPG (one critic, no noise) with that number; return what moved."""
     held, twin, rows = batch.arrays, len(learner.critics) > 1, len(batch.arrays["obs"])
     output = engine.forward(learner.slow["actor"], held["next_obs"])
-    action = smooth_next_action(learner, output, held["next_noise"], twin=twin)
+    action = _smooth_next_action(learner, output, held["next_noise"])
     values = [engine.forward(learner.slow[title], held["next_obs"], action) for title in learner.critics]
     least = np.minimum.reduce(values)
     target = held["reward"] + held["not_done"] * least.dtype.type(DISCOUNT) * least
@@ -485,7 +276,7 @@ def update_td3(
     return (*fast, *(learner.slow[title] for title in fast))
 
 
-def update_sac(engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch, _: int) -> tuple[str, ...]:
+def update_sac(engine: GradientEngine, learner: Learner, batch: TrainingBatch, _: int) -> tuple[str, ...]:
     """Update temperature, critics, actor and targets; return the titles of what moved."""
     held = batch.arrays
     half, middle = (learner.high - learner.low) / 2, (learner.high + learner.low) / 2
@@ -516,7 +307,7 @@ def update_sac(engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatc
 
 def _update_squashed_actor(
     engine: GradientEngine,
-    learner: PolicyLearner,
+    learner: Learner,
     obs: np.ndarray,
     drawn: _SquashedSample,
     scales: tuple[np.ndarray, np.ndarray, Any],
@@ -541,7 +332,7 @@ def _update_squashed_actor(
 
 
 def update_actor_critic(
-    engine: GradientEngine, learner: PolicyLearner, batch: PolicyBatch, _: int
+    engine: GradientEngine, learner: Learner, batch: TrainingBatch, _: int
 ) -> tuple[str, ...]:
     """Update policy and value by PPO's or A2C's loss; return the titles of what moved."""
     held, rows = batch.arrays, len(batch.arrays["obs"])
@@ -570,7 +361,7 @@ def update_actor_critic(
     return ("actor", "value", *learner.vectors)
 
 
-UPDATES: Mapping[str, Callable[[GradientEngine, PolicyLearner, PolicyBatch, int], tuple[str, ...]]] = {
+UPDATES: Mapping[str, Callable[[GradientEngine, Learner, TrainingBatch, int], tuple[str, ...]]] = {
     TD3: update_td3,
     DDPG: update_td3,
     SAC: update_sac,
@@ -579,8 +370,8 @@ UPDATES: Mapping[str, Callable[[GradientEngine, PolicyLearner, PolicyBatch, int]
 }
 
 
-def train_policy(
-    engine: GradientEngine, learner: PolicyLearner, batches: Sequence[PolicyBatch]
+def train_learner(
+    engine: GradientEngine, learner: Learner, batches: Sequence[TrainingBatch]
 ) -> TrainedWeights:
     """Make one update for each batch."""
     moved: dict[str, int] = {}
@@ -619,9 +410,8 @@ class NumpyOptimizer:
         self._count += 1
         rule = _RULES[self._setup.family]
         made = []
-        for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+        for number, (weight, g) in enumerate(zip(weights, gradients, strict=True)):
             held = {name: arrays[number] for name, arrays in self._slots.items()}
-            g = gradient + self._setup.l2[number] * weight
             made.append(weight - rule(self._setup, self._count, g, weight, held))
             for name, array in held.items():
                 self._slots[name][number] = array
@@ -676,12 +466,10 @@ FAMILIES = tuple(_RULES)
 
 # Serialisation between processes: JSON and npz, no pickles.
 
-_LEARNER, _BATCHES = "policy.npz", "policy_batches.npz"
+_LEARNER, _BATCHES, _TRAINED = "learner.npz", "batches.npz", "trained.npz"
 
 
-def write_policy_learner(
-    learner: PolicyLearner, batches: Sequence[PolicyBatch], folder: Path
-) -> dict[str, Any]:
+def write_learner(learner: Learner, batches: Sequence[TrainingBatch], folder: Path) -> dict[str, Any]:
     """Write the arrays into the folder; return the rest as a JSON document."""
     arrays: dict[str, np.ndarray] = {"low": learner.low, "high": learner.high}
     arrays |= {f"vector/{title}": array for title, array in learner.vectors.items()}
@@ -705,10 +493,10 @@ def write_policy_learner(
     return document
 
 
-def read_policy_learner(document: dict[str, Any], folder: Path) -> tuple[PolicyLearner, list[PolicyBatch]]:
-    """Return the objects passed to `write_policy_learner`."""
+def read_learner(document: dict[str, Any], folder: Path) -> tuple[Learner, list[TrainingBatch]]:
+    """Return the objects passed to `write_learner`."""
     with np.load(folder / _LEARNER, allow_pickle=False) as arrays:
-        learner = PolicyLearner(
+        learner = Learner(
             document["algorithm"],
             {t: serial.network_from_document(each, arrays) for t, each in document["networks"].items()},
             {title: arrays[f"vector/{title}"] for title in document["vectors"]},
@@ -725,7 +513,7 @@ def read_policy_learner(document: dict[str, Any], folder: Path) -> tuple[PolicyL
         for key in stacked.files:
             number, _, name = key.partition("/")
             found[int(number)][name] = stacked[key]
-    return learner, [PolicyBatch(each) for each in found]
+    return learner, [TrainingBatch(each) for each in found]
 
 
 def _write_setup(name: str, setup: OptimizerSetup, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -756,3 +544,24 @@ def _read_setup(name: str, document: dict[str, Any], arrays: Any) -> OptimizerSe
         tuple(document["l2"]),
         document["corrected"],
     )
+
+
+def write_trained(trained: TrainedWeights, folder: Path) -> dict[str, Any]:
+    """Write the weights into the folder; return the rest as a JSON document."""
+    held = {"first": trained.first, "last": trained.last}
+    named = {
+        f"{when}/{t}/{n}": a for when, by in held.items() for t, w in by.items() for n, a in enumerate(w)
+    }
+    np.savez(folder / _TRAINED, allow_pickle=False, **named)
+    return {"steps": trained.steps, "moved": trained.moved}
+
+
+def read_trained(document: dict[str, Any], folder: Path) -> TrainedWeights:
+    """Return the objects passed to `write_trained`."""
+    first: Weights = {title: [] for title in document["moved"]}
+    last: Weights = {title: [] for title in document["moved"]}
+    with np.load(folder / _TRAINED, allow_pickle=False) as arrays:
+        for name in arrays.files:  # in writing order
+            when, _, rest = name.partition("/")
+            (first if when == "first" else last)[rest.rpartition("/")[0]].append(arrays[name])
+    return TrainedWeights(document["steps"], document["moved"], first, last)

@@ -42,7 +42,7 @@ from ckpttool.networks.network import (
     assemble,
     look_up,
 )
-from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLearner, TrainingEngine
+from ckpttool.networks.policy_training import GradientEngine, Learner
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -103,15 +103,7 @@ def quiet_start() -> Iterator[None]:
             os.close(stderr)
 
 
-def learn(learner: Learner) -> TrainingEngine:
-    """Return the learner for training on the CPU: gradients by a tape, steps by Keras's optimizer."""
-    with quiet_start():
-        from ckpttool.networks.tensorflow_training import TensorFlowEngine
-
-        return TensorFlowEngine(learner)
-
-
-def learn_policy(learner: PolicyLearner) -> GradientEngine:
+def learn(learner: Learner) -> GradientEngine:
     """Return a Gaussian policy's learner for training on the CPU."""
     with quiet_start():
         from ckpttool.networks.tensorflow_training import TensorFlowGradientEngine

@@ -1,11 +1,10 @@
-"""Train in TensorFlow: gradients by a tape, steps by Keras 3's Adam, starting from a given state."""
+"""Train in TensorFlow: gradients by a tape, steps by Keras 3's optimizers, starting from a given state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import keras
@@ -15,11 +14,9 @@ import tensorflow as tf
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.network import Layer, Network, dtype_of, look_up
 from ckpttool.networks.policy_training import (
-    AdamState,
+    GradientEngine,
     Learner,
     OptimizerSetup,
-    PolicyLearner,
-    clip_factor,
     layer_arrays,
     without_values,
 )
@@ -117,119 +114,12 @@ def _move(slow: NetworkModel, fast: NetworkModel, tau: float) -> None:
         target.value.assign_add(tau * (online.value - target.value))
 
 
-class TensorFlowEngine:
+class TensorFlowGradientEngine(GradientEngine):
     """A learner as Keras variables on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
         require_keras("training steps")
-        with tf.device("cpu:0"):
-            self._nets = {title: NetworkModel(network) for title, network in learner.networks.items()}
-            self._actor_adam = _KerasAdam(learner.actor_adam, self._nets["actor"].trainable_variables)
-            critics = chain.from_iterable(self._nets[title].trainable_variables for title in learner.critics)
-            self._critic_adam = _KerasAdam(learner.critic_adam, list(critics))
-        # Each is traced once: a hundred eager steps take five times as long.
-        self._forward = {
-            title: tf.function(partial(_run_on_cpu, net), autograph=False)
-            for title, net in self._nets.items()
-        }
-        self._regress = tf.function(self._square, autograph=False)
-        self._improve = tf.function(self._judge, autograph=False)
-        self._follow = tf.function(self._drawn, autograph=False)
-
-    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
-        """Return a network's output [batch, n]."""
-        found: np.ndarray = self._forward[title](*map(tf.constant, inputs)).numpy()
-        return found
-
-    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Update the critics once on the sum of their mean squared errors."""
-        self._critic_adam.prepare()
-        self._regress(tuple(critics), tf.constant(target), *map(tf.constant, inputs))
-
-    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Update the actor once towards actions of higher value."""
-        self._actor_adam.prepare()
-        self._improve(actor, critic, tf.constant(obs))
-
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        self._follow(slow, fast, tau)
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return a network's trained arrays."""
-        return [variable.numpy() for variable in self._nets[title].trainable_variables]
-
-    def _square(self, critics: Sequence[str], target: Tensor, *inputs: Tensor) -> None:
-        def loss() -> Tensor:
-            errors = [tf.reduce_mean((_run_on_cpu(self._nets[q], *inputs) - target) ** 2) for q in critics]
-            return tf.add_n(errors)
-
-        self._critic_adam.step(loss)
-
-    def _judge(self, actor: str, critic: str, obs: Tensor) -> None:
-        self._actor_adam.step(
-            lambda: -tf.reduce_mean(_run_on_cpu(self._nets[critic], obs, _run_on_cpu(self._nets[actor], obs)))
-        )
-
-    def _drawn(self, slow: str, fast: str, tau: float) -> None:
-        _move(self._nets[slow], self._nets[fast], tau)
-
-
-class _KerasAdam:
-    """One keras.optimizers.Adam; an L2 penalty is part of the loss, as with a Keras regularizer."""
-
-    def __init__(self, adam: AdamState, variables: Sequence[Tensor]) -> None:
-        self._adam = adam
-        self._count = adam.step
-        self._variables = list(variables)
-        dtype = variables[0].dtype
-        self._epsilon = tf.Variable(adam.epsilon, dtype=dtype, trainable=False)
-        with _default_floatx(dtype):
-            self._optimizer = keras.optimizers.Adam(
-                adam.learning_rate,
-                adam.beta_1,
-                adam.beta_2,
-                amsgrad=bool(adam.vhat),
-                weight_decay=adam.decoupled or None,
-            )
-            self._optimizer.build(self._variables)
-        self._optimizer.epsilon = self._epsilon
-        if dtype == "float64":
-            # Keras converts a Python number to float32 before casting (keras/src/backend/tensorflow/core.py).
-            self._optimizer.beta_1 = tf.constant(adam.beta_1, dtype)
-            self._optimizer.beta_2 = tf.constant(adam.beta_2, dtype)
-            self._optimizer.weight_decay = tf.constant(adam.decoupled, dtype) if adam.decoupled else None
-        self._optimizer.iterations.assign(adam.step)
-        for held, name in ((adam.m, "_momentums"), (adam.v, "_velocities"), (adam.vhat, "_velocity_hats")):
-            for array, variable in zip(held, getattr(self._optimizer, name, ()), strict=True):
-                variable.assign(array)
-
-    def prepare(self) -> None:
-        """Set the epsilon of the next step, which changes every time under another convention."""
-        self._count += 1
-        self._epsilon.assign(self._adam.epsilon_at(self._count, corrected=False))
-
-    def step(self, loss: Callable[[], Tensor]) -> None:
-        """Make one update against the gradient of the loss and the penalties."""
-        with tf.device("cpu:0"):
-            with tf.GradientTape() as tape:
-                total = loss() + self._penalty()
-            found = tape.gradient(total, [variable.value for variable in self._variables])
-            self._optimizer.apply(found, self._variables)
-
-    def _penalty(self) -> Tensor:
-        terms = [
-            decay / 2 * tf.reduce_sum(variable.value**2)
-            for decay, variable in zip(self._adam.l2, self._variables, strict=True)
-            if decay
-        ]
-        return tf.add_n(terms) if terms else 0.0
-
-
-class TensorFlowGradientEngine:
-    """A Gaussian policy's learner as Keras variables on the CPU."""
-
-    def __init__(self, learner: PolicyLearner) -> None:
         with tf.device("cpu:0"):
             self._nets = {title: NetworkModel(network) for title, network in learner.networks.items()}
             self._vectors = {
@@ -240,7 +130,6 @@ class TensorFlowGradientEngine:
                 name: _KerasRule(setup, [each for title in setup.titles for each in self._variables(title)])
                 for name, setup in learner.optimizers.items()
             }
-        self._titles = {name: setup.titles for name, setup in learner.optimizers.items()}
         self._forward = {
             title: tf.function(partial(_run_on_cpu, net), autograph=False)
             for title, net in self._nets.items()
@@ -249,7 +138,6 @@ class TensorFlowGradientEngine:
             title: tf.function(partial(_differentiate, net), autograph=False)
             for title, net in self._nets.items()
         }
-        self._sums: dict[str, list[np.ndarray]] = {}
 
     def _variables(self, title: str) -> list[Tensor]:
         return [self._vectors[title]] if title in self._vectors else self._nets[title].trainable_variables
@@ -259,28 +147,17 @@ class TensorFlowGradientEngine:
         found: np.ndarray = self._forward[title](*map(tf.constant, inputs)).numpy()
         return found
 
-    def backward(
-        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
-    ) -> list[np.ndarray]:
-        """Return the gradients of the inputs; with `train`, add those of the weights."""
+    def differentiate(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays."""
         made = self._backward[title](tf.constant(gradient), *map(tf.constant, inputs))
         found = [each.numpy() for each in made]
-        if train:
-            self._add(title, found[len(inputs) :])
-        return found[: len(inputs)]
+        return found[: len(inputs)], found[len(inputs) :]
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        self._add(vector, [gradient.astype(self._vectors[vector].dtype)])
-
-    def _add(self, title: str, found: list[np.ndarray]) -> None:
-        kept = self._sums.get(title)
-        self._sums[title] = found if kept is None else [x + y for x, y in zip(kept, found, strict=True)]
-
-    def step(self, optimizer: str, limit: float | None) -> None:
-        """Update the weights by the sums of gradients, and clear them."""
-        found = [each for title in self._titles[optimizer] for each in self._sums.pop(title)]
-        self._rules[optimizer].step(found, clip_factor(found, limit))
+    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update of an optimizer's arrays."""
+        self._rules[optimizer].step(gradients)
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""
@@ -357,19 +234,15 @@ class _KerasRule:
             given["nesterov"] = bool(known.get("nesterov"))
         return getattr(keras.optimizers, family)(known["learning_rate"], **given)
 
-    def step(self, gradients: Sequence[np.ndarray], factor: float) -> None:
+    def step(self, gradients: Sequence[np.ndarray]) -> None:
         """Make one update."""
         self._count += 1
         self._epsilon.assign(self._setup.epsilon_at(self._count, corrected=False))
-        self._apply(*[tf.constant(each * each.dtype.type(factor)) for each in gradients])
+        self._apply(*map(tf.constant, gradients))
 
     def _update(self, *gradients: Tensor) -> None:
         with tf.device("cpu:0"):
-            found = [
-                gradient + decay * variable.value if decay else gradient
-                for gradient, decay, variable in zip(gradients, self._setup.l2, self._variables, strict=True)
-            ]
-            self._optimizer.apply(found, self._variables)
+            self._optimizer.apply(list(gradients), self._variables)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from ckpttool.networks.network import (
     look_up,
     value_shapes,
 )
-from ckpttool.networks.policy_training import GradientEngine, Learner, PolicyLearner, TrainingEngine
+from ckpttool.networks.policy_training import GradientEngine, Learner
 
 if TYPE_CHECKING:
     import torch
@@ -213,14 +213,7 @@ def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: b
     return TorchPolicy(network, _resolve_device(device), graphs=graphs, tf32=tf32)
 
 
-def learn(learner: Learner) -> TrainingEngine:
-    """Return the learner for training on the CPU: gradients by autograd, steps by torch.optim."""
-    from ckpttool.networks.torch_programs import TorchEngine
-
-    return TorchEngine(learner)
-
-
-def learn_policy(learner: PolicyLearner) -> GradientEngine:
+def learn(learner: Learner) -> GradientEngine:
     """Return a Gaussian policy's learner for training on the CPU."""
     from ckpttool.networks.torch_programs import TorchGradientEngine
 

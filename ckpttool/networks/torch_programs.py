@@ -17,11 +17,9 @@ from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.optimizers import FAMILIES
 from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
 from ckpttool.networks.policy_training import (
-    AdamState,
+    GradientEngine,
     Learner,
     OptimizerSetup,
-    PolicyLearner,
-    clip_factor,
     layer_arrays,
     without_values,
 )
@@ -341,44 +339,7 @@ def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) 
     torch._C._cuda_releasePool(index, pool)
 
 
-# Training in PyTorch: gradients by autograd, steps by torch.optim.Adam, starting from a given state.
-
-
-class TorchEngine:
-    """A learner as PyTorch parameters on the CPU."""
-
-    def __init__(self, learner: Learner) -> None:
-        self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
-        self._actor_adam = _TorchAdam(learner.actor_adam, [*self._nets["actor"].parameters()])
-        critics = chain.from_iterable(self._nets[title].parameters() for title in learner.critics)
-        self._critic_adam = _TorchAdam(learner.critic_adam, list(critics))
-
-    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
-        """Return a network's output [batch, n]."""
-        with torch.no_grad():
-            found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
-        return found
-
-    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Update the critics once on the sum of their mean squared errors."""
-        given, wanted = [torch.from_numpy(array) for array in inputs], torch.from_numpy(target)
-        losses = [torch.nn.functional.mse_loss(self._nets[title](*given), wanted) for title in critics]
-        self._critic_adam.step(torch.stack(losses).sum())
-
-    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Update the actor once towards actions of higher value."""
-        given = torch.from_numpy(obs)
-        self._actor_adam.step(-self._nets[critic](given, self._nets[actor](given)).mean())
-
-    @torch.no_grad()
-    def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the target network by the fraction `tau` towards the online one."""
-        for kept, value in zip(self._nets[slow].parameters(), self._nets[fast].parameters(), strict=True):
-            kept.lerp_(value, tau)
-
-    def weights(self, title: str) -> list[np.ndarray]:
-        """Return copies of a network's trained arrays, kernels [in, out]."""
-        return [_transpose_kernel(p.detach().numpy()).copy() for p in self._nets[title].parameters()]
+# Training in PyTorch: gradients by autograd, steps by torch.optim, starting from a given state.
 
 
 class NetworkModule(torch.nn.Module):
@@ -461,52 +422,16 @@ class _LayerModule(torch.nn.Module):
         return type(self._layer).__name__
 
 
-class _TorchAdam:
-    """One torch.optim.Adam, with one parameter group per weight decay."""
+class TorchGradientEngine(GradientEngine):
+    """A learner as PyTorch parameters on the CPU."""
 
-    def __init__(self, adam: AdamState, parameters: Sequence[torch.Tensor]) -> None:
-        self._adam = adam
-        self._count = adam.step
-        groups = [
-            {"params": [p for p, l2 in zip(parameters, adam.l2, strict=True) if l2 == decay]}
-            | {"weight_decay": decay or adam.decoupled}
-            for decay in dict.fromkeys(adam.l2)
-        ]
-        kind = torch.optim.AdamW if adam.decoupled else torch.optim.Adam
-        self._optimizer = kind(
-            groups,
-            lr=adam.learning_rate,
-            betas=(adam.beta_1, adam.beta_2),
-            eps=adam.epsilon,
-            amsgrad=bool(adam.vhat),
-        )
-        moments = {"exp_avg": adam.m, "exp_avg_sq": adam.v, "max_exp_avg_sq": adam.vhat}
-        for number, parameter in enumerate(parameters):
-            state = {
-                name: torch.tensor(_transpose_kernel(held[number])) for name, held in moments.items() if held
-            }
-            self._optimizer.state[parameter] = {"step": torch.tensor(float(adam.step)), **state}
-
-    def step(self, loss: torch.Tensor) -> None:
-        """Make one update against the gradient of the loss."""
-        self._count += 1
-        for group in self._optimizer.param_groups:
-            # torch adds one constant at every step; another convention needs a different one each time.
-            group["eps"] = self._adam.epsilon_at(self._count, corrected=True)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
-        self._optimizer.step()
-
-
-class TorchGradientEngine:
-    """A Gaussian policy's learner as PyTorch parameters on the CPU."""
-
-    def __init__(self, learner: PolicyLearner) -> None:
+    def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
         self._nets = {title: NetworkModule(network) for title, network in learner.networks.items()}
         self._vectors = {
             title: torch.tensor(array, requires_grad=True) for title, array in learner.vectors.items()
         }
-        self._optimizers = {
+        self._rules = {
             name: _TorchRule(setup, [each for title in setup.titles for each in self._parameters(title)])
             for name, setup in learner.optimizers.items()
         }
@@ -520,26 +445,20 @@ class TorchGradientEngine:
             found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
         return found
 
-    def backward(
-        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray, *, train: bool = True
-    ) -> list[np.ndarray]:
-        """Return the gradients of the inputs; with `train`, add those of the weights."""
+    def differentiate(
+        self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the gradients of a network's inputs and of its trained arrays."""
         given = [torch.tensor(array, requires_grad=True) for array in inputs]
-        parameters = self._parameters(title) if train else []
-        found = torch.autograd.grad(
-            self._nets[title](*given), [*given, *parameters], torch.tensor(gradient), materialize_grads=True
-        )
-        for parameter, each in zip(parameters, found[len(given) :], strict=True):
-            parameter.grad = each if parameter.grad is None else parameter.grad + each
-        return [each.numpy() for each in found[: len(given)]]
+        wanted = [*given, *self._parameters(title)]
+        output = self._nets[title](*given)
+        made = torch.autograd.grad(output, wanted, torch.tensor(gradient), materialize_grads=True)
+        found = [each.numpy() for each in made]
+        return found[: len(given)], [_transpose_kernel(each) for each in found[len(given) :]]
 
-    def push(self, vector: str, gradient: np.ndarray) -> None:
-        """Add to the gradient of a vector."""
-        self._vectors[vector].grad = torch.tensor(gradient, dtype=self._vectors[vector].dtype)
-
-    def step(self, optimizer: str, limit: float | None) -> None:
-        """Update the weights by the sums of gradients, and clear them."""
-        self._optimizers[optimizer].step(limit)
+    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update of an optimizer's arrays."""
+        self._rules[optimizer].step(gradients)
 
     @torch.no_grad()
     def follow(self, slow: str, fast: str, tau: float) -> None:
@@ -612,18 +531,15 @@ class _TorchRule:
             amsgrad="vhat" in self._setup.slots,
         )
 
-    def step(self, limit: float | None) -> None:
-        """Make one update, and clear the gradients."""
+    def step(self, gradients: Sequence[np.ndarray]) -> None:
+        """Make one update."""
         self._count += 1
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        factor = clip_factor([each.numpy() for each in gradients], limit)
-        for parameter, gradient, l2 in zip(self._parameters, gradients, self._setup.l2, strict=True):
-            parameter.grad = gradient * factor + l2 * parameter.detach()
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = torch.tensor(_transpose_kernel(gradient))
         for group in self._optimizer.param_groups:
             if "eps" in group:
                 group["eps"] = self._setup.epsilon_at(self._count, corrected=True)
         self._optimizer.step()
-        self._optimizer.zero_grad()
 
 
 def _transpose_kernel(array: np.ndarray) -> np.ndarray:

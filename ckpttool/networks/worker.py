@@ -29,11 +29,8 @@ from ckpttool.networks.messages import Message, decode_error, encode_line, end_p
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
 from ckpttool.networks.policy_training import (
     Learner,
-    PolicyBatch,
-    PolicyLearner,
     TrainedWeights,
-    TransitionBatch,
-    train_learner,
+    TrainingBatch,
 )
 
 # One child process with a line protocol: started in isolation, with timeouts and explained exits.
@@ -429,15 +426,10 @@ class Worker:
         built = self.request("build", network=document, device=device)
         return WorkerPolicy(self, int(built["policy"]), str(built["device"]))
 
-    def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
+    def train(self, learner: Learner, batches: Sequence[TrainingBatch]) -> TrainedWeights:
         """Make one update per batch in the worker's framework, in the learner's float type."""
         document = policy_training.write_learner(learner, batches, self.folder)
         return policy_training.read_trained(self.request("train", learner=document), self.folder)
-
-    def train_policy(self, learner: PolicyLearner, batches: Sequence[PolicyBatch]) -> TrainedWeights:
-        """Make one update of a Gaussian policy per batch, in the learner's float type."""
-        document = policy_training.write_policy_learner(learner, batches, self.folder)
-        return policy_training.read_trained(self.request("train_policy", learner=document), self.folder)
 
     @property
     def folder(self) -> Path:
@@ -524,15 +516,7 @@ def _train(session: WorkerSession, message: Message) -> Message:
     learn = getattr(session.backend, "learn", None)
     if learn is None:
         raise UnsupportedError(f"backend {session.name} does not support training")
-    return policy_training.write_trained(train_learner(learn(learner), learner, batches), session.folder)
-
-
-def _train_policy(session: WorkerSession, message: Message) -> Message:
-    learner, batches = policy_training.read_policy_learner(message["learner"], session.folder)
-    learn = getattr(session.backend, "learn_policy", None)
-    if learn is None:
-        raise UnsupportedError(f"backend {session.name} does not support training")
-    trained = policy_training.train_policy(learn(learner), learner, batches)
+    trained = policy_training.train_learner(learn(learner), learner, batches)
     return policy_training.write_trained(trained, session.folder)
 
 
@@ -541,7 +525,6 @@ HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
     "build": _build,
     "step": _step,
     "train": _train,
-    "train_policy": _train_policy,
     "close": end_process,
 }
 
