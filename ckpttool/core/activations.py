@@ -14,8 +14,6 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple  # noqa: UP035 - as above
 
 MOST_ENTRIES = 1 << 26
-# of one axis
-MOST_FEATURES = 1 << 20
 _UNTRACKED = -1
 Part = Tuple[int, int]  # noqa: UP006 - as above
 

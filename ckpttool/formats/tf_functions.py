@@ -153,13 +153,6 @@ def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
     return name, FunctionNode(op, data_inputs, attributes)
 
 
-def is_true(value: memoryview | None) -> bool:
-    """Return whether an attribute is true."""
-    return value is not None and any(
-        protobuf.as_int(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 5
-    )
-
-
 def get_function_name(value: memoryview) -> str:
     """Return the function name in an attribute."""
     for number, inner in protobuf.parse_fields(value, _VALUE):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NotUnderstood
-from ckpttool.core.tree import Leaf, Path
+from ckpttool.core.tree import Path
 from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.tf_common import format_object
-from ckpttool.graphs.torchscript_code import (
-    ScriptInterpreter,
-    ScriptTensor,
-    UnsupportedScriptError,
-    is_number,
-)
+from ckpttool.graphs.torchscript_code import is_number
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
 
@@ -414,37 +407,3 @@ def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
         else:
             # The file names the function, so no other one may be substituted.
             yield ChainStep("unknown", name, short.removeprefix("activation."))
-
-
-# The base of the evaluator of image orders (libraries/script_orders.py).
-
-_ELEMENTS = 4096
-_CELL_KINDS = frozenset(("lstm", "gru"))
-
-
-@dataclass
-class ScriptEvaluator(ScriptInterpreter):
-    """Evaluates TorchScript code; PyTorch's own recurrent layers are evaluated by `_cell`."""
-
-    def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
-        container = self.tree.containers.get(module)
-        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
-        recurrent = where.startswith("__torch__.torch.nn.modules.rnn") and cls.lower() in _CELL_KINDS
-        if recurrent and name.startswith("forward"):
-            return self._cell(module, cls.lower(), given)
-        return self._called(module, name, given)
-
-    def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
-        """Return the result of a recurrent layer."""
-        raise NotImplementedError
-
-    def numbers(self, value: Any) -> list[float]:
-        """Return a number, or the numbers of a small tensor."""
-        if is_number(value):
-            return [float(value)]
-        leaf = self.tree.get(value.path) if isinstance(value, ScriptTensor) else None
-        if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or len(leaf.shape) > 2:
-            raise UnsupportedScriptError
-        if len(leaf.shape) == 2 and leaf.shape[0] != 1:
-            raise UnsupportedScriptError
-        return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
