@@ -190,6 +190,7 @@ UNKNOWN = (
     "InstanceNorm2d(3)",
     "EmbeddingBag",
     "Unfold(2",
+    "proj_size",
 )
 
 

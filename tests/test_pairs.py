@@ -108,7 +108,7 @@ def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
     as_stored = getattr(writer, "stored", None)
     stored = way.tree if as_stored is None else as_stored(way.tree, **options)
     known = restore.merge_metadata(
-        held.known, restore.read_metadata(held.binding, select_network_leaves(way.source, held.binding))
+        held.known, restore.read_metadata(held.binding, select_network_leaves(way.ready.tree, held.binding))
     )
     checkpoint = replace(
         held.checkpoint, path=f"{to}_agent{SUFFIXES.get(to, '')}", format=kind.format, tree=stored

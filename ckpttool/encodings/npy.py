@@ -31,9 +31,10 @@ _TABLES = 4096
 _TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
 # White space that Python accepts between the parts of a literal; other ASCII space is an error there.
 _SPACE = " \t\n\r\f"
-# What a literal may consist of, which the parser of Python reads without deep recursion.
+# What a literal may consist of, which the parser of Python reads without deep recursion. The group is atomic:
+# a part is never divided in another way, which would take exponential time.
 _LITERAL = re.compile(
-    rf"(?:{_TEXT}|True|False|None|(?:0|[1-9]\d{{0,19}})L?|[][(){{}},:]|[{_SPACE}]+)*", re.ASCII
+    rf"(?>{_TEXT}|True|False|None|(?:0|[1-9]\d{{0,19}})L?|[][(){{}},:]|[{_SPACE}]+)*", re.ASCII
 )
 _LONG = re.compile(rf"({_TEXT})|(\d)L")
 _ENTRIES = {"descr", "fortran_order", "shape"}

@@ -350,6 +350,8 @@ _Rule = Callable[[TorchCall, str], str]
 
 def _require_axes(cls: str, shape: Shape | None) -> None:
     """Raise ShapeMismatchError for a number of axes, if it is known, that the class refuses."""
+    if shape is not None and cls == "Dropout1d" and len(shape) not in (2, 3):
+        raise ShapeMismatchError
     if shape is None or not re.search(r"[123]d\Z", cls) or cls.startswith("Dropout") or cls == "Softmax2d":
         return
     axes = int(cls[-2]) + 2
@@ -447,6 +449,8 @@ def _flatten(call: TorchCall, x: str) -> str:
     if (start, end) == (1, -1):
         return call.add("Flatten", x, axis=1)
     shape = call.extents(x)
+    if not all(-len(shape) <= axis < len(shape) for axis in (start, end)):
+        raise ShapeMismatchError
     start, end = start % len(shape), end % len(shape)
     _require(0 < start <= end)
     return call.add("Reshape", x, call.integers(*shape[:start], -1, *shape[end + 1 :]))
@@ -504,6 +508,12 @@ _PADDINGS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 def _pad(call: TorchCall, x: str, pairs: list[tuple[int, int]], mode: str, value: float = 0.0) -> str:
     """Pad the last axes; `pairs` are before and after, in the order of the axes."""
+    shape = call.reader.tracer.shape(x)
+    if mode in ("reflect", "wrap") and shape is not None:
+        # A reflection leaves out the border itself (torch.nn.functional.pad).
+        room = [extent - (mode == "reflect") for extent in shape[-len(pairs) :]]
+        if any(max(pair) > most for pair, most in zip(pairs, room, strict=True)):
+            raise ShapeMismatchError
     pads = [before for before, _ in pairs] + [after for _, after in pairs]
     axes = call.integers(*range(-len(pairs), 0))
     return call.add("Pad", x, call.integers(*pads), call.constant(value) if value else "", axes, mode=mode)
@@ -536,6 +546,8 @@ def _transposed_conv(call: TorchCall, x: str) -> str:
     groups, more, pads = call.get("groups"), call.sizes("output_padding", 0), call.sizes("padding", 0)
     _require(type(groups) is int and call.shape("weight")[2:] == kernel)
     _require(call.get("padding_mode", "zeros") == "zeros")
+    # torch refuses these for every input.
+    _require(all(n < max(steps) for n, *steps in zip(more, strides, dilations, strict=True)))
     settings = {"strides": strides, "dilations": dilations, "group": groups, "output_padding": more}
     return call.add("ConvTranspose", x, call.weight(), call.optional("bias"), pads=pads * 2, **settings)
 
@@ -544,8 +556,9 @@ def _pool_settings(call: TorchCall) -> dict[str, Any]:
     kernel = call.sizes("kernel_size")
     strides = kernel if call.get("stride") is None else call.sizes("stride")
     ceil = int(call.flag("ceil_mode"))
-    pads = call.sizes("padding", 0) * 2
-    return {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": ceil}
+    pads = call.sizes("padding", 0)
+    _require(all(2 * pad <= size for pad, size in zip(pads, kernel, strict=True)))  # torch refuses others
+    return {"kernel_shape": kernel, "strides": strides, "pads": pads * 2, "ceil_mode": ceil}
 
 
 def _max_pool(call: TorchCall, x: str) -> str:
