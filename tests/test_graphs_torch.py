@@ -98,6 +98,8 @@ SHAPED: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.AdaptiveMaxPool2d((5, 2)), IMAGE),
     (nn.LocalResponseNorm(2, alpha=0.5), IMAGE),
     (nn.BatchNorm2d(4, track_running_stats=False), IMAGE),
+    (nn.LSTM(8, 5, 2, bidirectional=True, proj_size=3, batch_first=True), SEQUENCE),
+    (nn.LSTM(8, 5, proj_size=3, bias=False), SEQUENCE),
     (nn.MultiheadAttention(8, 2), SEQUENCE),
     (nn.MultiheadAttention(8, 2, bias=False, batch_first=True), SEQUENCE),
 ]
@@ -156,6 +158,7 @@ def test_every_layer_computes_what_pytorch_does(
     assert_same_results(read_module(module, tmp_path / "m.pt"), module, x)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # of PyTorch, on its own speed
 @pytest.mark.parametrize(("module", "shape"), SHAPED, ids=lambda each: type(each).__name__)
 def test_a_layer_computes_what_pytorch_does_for_a_shape(
     module: nn.Module, shape: tuple[int, ...], tmp_path: Path

@@ -190,7 +190,6 @@ UNKNOWN = (
     "InstanceNorm2d(3)",
     "EmbeddingBag",
     "Unfold(2",
-    "proj_size",
 )
 
 

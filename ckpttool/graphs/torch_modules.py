@@ -26,6 +26,7 @@ _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _MOST_MODULES, _DEEPEST = 100_000, 50
 # Entries of a constant that stands for a scale or an offset that a layer does not have.
 _MOST_FILLED = 1 << 20
+_MOST_STEPS = 1 << 12  # of all layers of a recurrent module
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Attributes that do not change what a layer computes at inference.
 _UNUSED = frozenset(
@@ -780,12 +781,16 @@ def _recurrent(call: TorchCall, x: str) -> str:
     kind = call.cls.rpartition(".")[2]
     layers, layout = _counts(call, "num_layers")[0], int(call.flag("batch_first"))
     _require(call.get("mode", kind).partition("_")[0] == kind and layers < 1 << 10)
-    # A layer with a projection of its states has no operator; one axis less is a single sequence.
+    # One axis less is a single sequence.
     shape = call.reader.tracer.shape(x)
-    _require(not call.get("proj_size") and (shape is None or len(shape) > 2))
+    _require(shape is None or len(shape) > 2)
     for name in ("input_size", "dropout"):
         call.get(name)
     suffixes = ("", "_reverse") if call.flag("bidirectional") else ("",)
+    if call.get("proj_size"):
+        return _project_states(
+            call, x, [[f"_l{n}{each}" for each in suffixes] for n in range(layers)], layout
+        )
     states: list[tuple[str, ...]] = []
     for number in range(layers):
         steps, *last = _recur(call, x, kind, [f"_l{number}{each}" for each in suffixes], layout=layout)
@@ -797,6 +802,44 @@ def _recurrent(call: TorchCall, x: str) -> str:
     call.reader.states[x] = [
         each[0] if layers == 1 else call.add("Concat", *each, axis=0) for each in zip(*states, strict=True)
     ]
+    return x
+
+
+def _project_states(call: TorchCall, x: str, layers: Sequence[Sequence[str]], batch_first: int) -> str:
+    """Add an LSTM whose outputs are projected, which no operator does, step by step.
+
+    `layers` are the endings of the names of each layer's tensors, one for each direction.
+    """
+    x = call.add("Transpose", x, perm=(1, 0, 2)) if batch_first else x
+    length, batch, _ = call.extents(x)
+    (units, size), biased = _counts(call, "hidden_size", "proj_size"), call.flag("bias")
+    _require(length * len(layers) < _MOST_STEPS)
+    ends: list[list[str]] = [[], []]
+    for layer in layers:
+        sides = []
+        for backward, ending in enumerate(layer):
+            w_ih, w_hh, w_hr = (
+                call.weight(f"weight_{name}{ending}", TRANSPOSE) for name in ("ih", "hh", "hr")
+            )
+            biases = [call.weight(f"bias_{name}{ending}") for name in ("ih", "hh") if biased]
+            h, c = call.fill(0, (batch, size)), call.fill(0, (batch, units))
+            outputs: list[str] = []
+            for n in range(length)[:: -1 if backward else 1]:
+                step = call.add("Squeeze", call.add("Gather", x, call.integers(n), axis=0), call.integers(0))
+                gates = call.add("Add", call.add("MatMul", step, w_ih), call.add("MatMul", h, w_hh))
+                for bias in biases:
+                    gates = call.add("Add", gates, bias)
+                i, f, g, o = call.split("Split", gates, outputs=4, axis=-1, num_outputs=4)
+                i, f, o, g = (*(call.add("Sigmoid", each) for each in (i, f, o)), call.add("Tanh", g))
+                c = call.add("Add", call.add("Mul", f, c), call.add("Mul", i, g))
+                h = call.add("MatMul", call.add("Mul", o, call.add("Tanh", c)), w_hr)
+                outputs.append(call.add("Unsqueeze", h, call.integers(0)))
+            sides.append(call.add("Concat", *outputs[:: -1 if backward else 1], axis=0))
+            for listed, last in zip(ends, (h, c), strict=True):
+                listed.append(call.add("Unsqueeze", last, call.integers(0)))
+        x = call.add("Concat", *sides, axis=-1)
+    x = call.add("Transpose", x, perm=(1, 0, 2)) if batch_first else x
+    call.reader.states[x] = [call.add("Concat", *each, axis=0) for each in ends]
     return x
 
 
