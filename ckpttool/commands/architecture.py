@@ -40,7 +40,7 @@ from ckpttool.formats.keras_config import (
     snake_case,
 )
 from ckpttool.formats.tf_common import format_object
-from ckpttool.graphs.shapes import ShapeMismatchError, UnknownShapeError
+from ckpttool.graphs.graph import ShapeMismatchError, UnknownShapeError
 from ckpttool.libraries.recognize import PICKLED_MODULES, TORCH_CLASSES
 
 if TYPE_CHECKING:

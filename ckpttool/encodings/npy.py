@@ -34,7 +34,7 @@ _SPACE = " \t\n\r\f"
 # What a literal may consist of, which the parser of Python reads without deep recursion. The group is atomic:
 # a part is never divided in another way, which would take exponential time.
 _LITERAL = re.compile(
-    rf"(?>{_TEXT}|True|False|None|(?:0|[1-9]\d{{0,19}})L?|[][(){{}},:]|[{_SPACE}]+)*", re.ASCII
+    rf"(?>{_TEXT}|True|False|None|-?(?:0|[1-9]\d{{0,19}})L?|[][(){{}},:]|[{_SPACE}]+)*", re.ASCII
 )
 _LONG = re.compile(rf"({_TEXT})|(\d)L")
 _ENTRIES = {"descr", "fortran_order", "shape"}
@@ -237,7 +237,7 @@ def _read_header(storage: Storage) -> NpyHeader:
         _fail(storage, "an array's type is not one that NumPy writes", text)
     if not isinstance(fortran, bool):
         _fail(storage, "an array's fortran_order is neither True nor False", text)
-    shape = _require_shape(storage, found["shape"], text)
+    shape = _require_shape(storage, found["shape"])
     return NpyHeader(descr if isinstance(descr, str) else None, fortran, shape, start + length)
 
 
@@ -260,12 +260,12 @@ def _parse_entries(storage: Storage, text: str, literal: str) -> dict[str, objec
     return entries
 
 
-def _require_shape(storage: Storage, shape: object, text: str) -> Shape:
-    if not isinstance(shape, tuple) or not all(type(extent) is int for extent in shape):
-        _fail(storage, "an array's shape is not a tuple of whole numbers", text)
+def _require_shape(storage: Storage, shape: object) -> Shape:
+    if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in shape):
+        _fail(storage, "an array's shape is not a tuple of sizes", repr(shape))
     if len(shape) > RANK:
         _fail(storage, f"an array has {len(shape):,} dimensions", "")
     # Zeros are left out, as in numpy: a zero must not hide an impossible size.
     if math.prod(extent or 1 for extent in shape) > _LARGEST_COUNT:
-        _fail(storage, "an array has too many elements to count", text)
+        _fail(storage, "an array has too many elements to count", repr(shape))
     return shape

@@ -38,6 +38,14 @@ FRONT_ENDS: Mapping[str, tuple[str, ...]] = {
 OpenShape = tuple[int | str, ...]
 
 
+class UnknownShapeError(Exception):
+    """A shape cannot be computed: a layer that is not understood, or shapes that depend on values."""
+
+
+class ShapeMismatchError(UnknownShapeError):
+    """A layer cannot be applied to an input of this shape."""
+
+
 class Value(NamedTuple):
     """An input or output of a graph; `dtype` and `shape` are None if unknown.
 

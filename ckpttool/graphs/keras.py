@@ -22,7 +22,7 @@ from ckpttool.formats.keras_config import (
     is_described,
 )
 from ckpttool.formats.keras_tree import config_document, writer_version
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, UnknownShapeError, Value
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,
@@ -34,7 +34,7 @@ from ckpttool.graphs.keras_layers import (
     takes_two_operands,
 )
 from ckpttool.graphs.operators import UnknownValueError, is_known
-from ckpttool.graphs.shapes import ShapeTracer, UnknownShapeError, trace_nodes
+from ckpttool.graphs.shapes import ShapeTracer, trace_nodes
 
 # The stand-in for an open extent in shapes that are needed for their rank only.
 _OPEN = 97

@@ -13,7 +13,14 @@ from ckpttool.core import limits
 from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
-from ckpttool.graphs.graph import Constant, Graph, OpenShape, OperatorNode
+from ckpttool.graphs.graph import (
+    Constant,
+    Graph,
+    OpenShape,
+    OperatorNode,
+    ShapeMismatchError,
+    UnknownShapeError,
+)
 from ckpttool.graphs.operators import (
     Operator,
     OperatorCall,
@@ -32,14 +39,6 @@ class NodeShapes(NamedTuple):
 
     outputs: tuple[Shape | None, ...]
     macs: int | None
-
-
-class UnknownShapeError(Exception):
-    """A shape cannot be computed: a layer that is not understood, or shapes that depend on values."""
-
-
-class ShapeMismatchError(UnknownShapeError):
-    """A layer cannot be applied to an input of this shape."""
 
 
 class ShapeTracer:

@@ -16,9 +16,18 @@ from typing import Any
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
+from ckpttool.graphs.graph import (
+    Constant,
+    Graph,
+    OperatorNode,
+    ShapeMismatchError,
+    UnknownShapeError,
+    Value,
+    inline_constant,
+    trim_inputs,
+)
 from ckpttool.graphs.operators import is_known
-from ckpttool.graphs.shapes import ShapeMismatchError, ShapeTracer, UnknownShapeError, trace_nodes
+from ckpttool.graphs.shapes import ShapeTracer, trace_nodes
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Reshape, Rule, chain_rules
 
 _CLASSES, _SEQUENTIAL = "torch.nn.modules.", "torch.nn.modules.container.Sequential"
