@@ -471,6 +471,15 @@ class Forgetful(Remembering):
         return self.actor(out.squeeze(0))
 
 
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0, 1.0, 0.5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * self.scale + 1)
+
+
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -486,6 +495,18 @@ def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) ->
         found, state = policy.step(row, state)
         with torch.no_grad():
             close(found, model(torch.from_numpy(row)).numpy())
+    with pytest.raises(UnsupportedError) as caught:
+        export(str(path), str(tmp_path / "policy.onnx"), env=TASK)
+    assert "state" in (caught.value.found or "")
+
+
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_a_policy_without_dense_layers_plays_and_exports(how: str, tmp_path: Path) -> None:
+    model = Doubled().eval()
+    path, target = tmp_path / "policy.pt", tmp_path / "policy.onnx"
+    traced = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(1, 3))
+    traced.save(str(path))
+    assert export(str(path), str(target)).written
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,12 @@ def _choose_part(agent: Agent, title: str) -> AgentNetwork:
             file=agent.checkpoint.path,
             hint=f"available networks: {known}" if known else "the checkpoint contains no networks",
         )
+    if part.program is not None and part.program.states:
+        raise UnsupportedError(
+            f"{title} has recurrent states: it can only be played",
+            file=agent.checkpoint.path,
+            found=", ".join(part.program.states),
+        )
     return part
 
 

@@ -411,7 +411,8 @@ def _rounding_share(network: Network) -> float:
     TensorFlow adds terms one after the other, PyTorch in blocks: with 256 terms TensorFlow was off by 6
     units from float64 where PyTorch was off by 2.
     """
-    terms = max(node.layer.kernel.shape[0] for node in network.nodes if isinstance(node.layer, Dense))
+    kernels = (node.layer.kernel for node in network.nodes if isinstance(node.layer, Dense))
+    terms = max((kernel.shape[0] for kernel in kernels), default=1)
     return max(ROUNDING, UNIT * float(np.sqrt(terms)) / 2)
 
 

@@ -62,6 +62,11 @@ class ProgramConstant(NamedTuple):
     counts: bool = False
 
     @property
+    def shape(self) -> Shape:
+        """The shape of the array."""
+        return self.array.shape
+
+    @property
     def number(self) -> float:
         """The only entry, NaN if there are several."""
         return float(self.array.reshape(())) if self.array.size == 1 else math.nan
