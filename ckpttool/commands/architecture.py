@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -578,7 +579,7 @@ class _KerasReader:
     ) -> _LayerResult | None:
         from ckpttool.graphs.keras import KerasLayerShapes
 
-        cls, settings = config_of(dict(document)).cls, config_of(dict(document)).settings
+        cls, settings = config_of(dict(document))
         if cls == INPUT:
             shape = given[0] if given else _input_shape(settings)
             return None if shape is None else _LayerResult((shape,))
@@ -1007,6 +1008,12 @@ class _GraphLayers:
             for path, leaf in tree.tensors()
             if leaf.role == "parameter"
         }
+        # Sums by module: a search among all tensors for each of them would be quadratic.
+        self.totals: Counter[str] = Counter()
+        for name, size in self.sizes.items():
+            for end, character in enumerate(f"/{name}"):
+                if character == "/":
+                    self.totals[name[: max(end - 1, 0)]] += size
         self.steps: list[tuple[str, ...]] = []
         for number, call in enumerate(calls):
             title = f"{call.kind}_{number}"
@@ -1068,11 +1075,7 @@ class _GraphLayers:
         macs = [layer.macs for layer in below]
         linked = any(layer.inputs or layer.flow == "graph" for layer in below)
         inside = not cls.startswith(_TORCH_MODULES) or cls.endswith(".Sequential")
-        if self.modules:
-            start = f"{name}/" if name else ""
-            size = sum(size for each, size in self.sizes.items() if each.startswith(start))
-        else:
-            size = sum(layer.parameters for layer in below)
+        size = self.totals[name] if self.modules else sum(layer.parameters for layer in below)
         return ArchitectureLayer(
             path=name,
             kind=cls.rpartition(".")[2] or kind,
