@@ -7,7 +7,7 @@ torch/csrc/jit/serialization/python_print.cpp.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,34 +78,34 @@ class ScriptInterpreter:
     depth: int = 0
     parsed: dict[str, ast.Module] = field(default_factory=dict)
 
-    def _applied(self, called: str, given: list[Any]) -> Any:
-        """Return the result of a function or an operation."""
-        raise NotImplementedError
-
-    def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
-        """Return the result of a module's method."""
-        return self._called(module, name, given)
-
-    def _is_overwritten(self, value: Any) -> bool:  # noqa: ARG002  # for subclasses
-        """Return whether an operation has overwritten a value."""
-        return False
-
     def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
         """Return the result of calling a module's method."""
-        container = self.tree.containers.get(module)
-        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
-        for node in self._module(where).body:
-            if isinstance(node, ast.ClassDef) and node.name == cls:
-                for part in node.body:
-                    if isinstance(part, ast.FunctionDef) and part.name == name:
-                        return self._run(part, [ScriptModule(module), *given])
-        raise UnsupportedScriptError
+        return self._run(self._find_method(module, name), [ScriptModule(module), *given])
 
     def _function(self, name: str, given: Sequence[Any]) -> Any:
+        return self._run(self._find_function(name), given)
+
+    def _class(self, module: Path) -> str:
+        container = self.tree.containers.get(module)
+        return (container.name if container is not None else None) or ""
+
+    def _class_body(self, module: Path) -> Iterator[ast.stmt]:
+        where, _, cls = self._class(module).rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.ClassDef) and node.name == cls:
+                yield from node.body
+
+    def _find_method(self, module: Path, name: str) -> ast.FunctionDef:
+        for part in self._class_body(module):
+            if isinstance(part, ast.FunctionDef) and part.name == name:
+                return part
+        raise UnsupportedScriptError(f"{self._class(module).rpartition('.')[2]}.{name}")
+
+    def _find_function(self, name: str) -> ast.FunctionDef:
         where, _, last = name.rpartition(".")
         for node in self._module(where).body:
             if isinstance(node, ast.FunctionDef) and node.name == last:
-                return self._run(node, given)
+                return node
         raise UnsupportedScriptError
 
     def _module(self, name: str) -> ast.Module:
@@ -135,20 +135,16 @@ class ScriptInterpreter:
 
     def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
         """Return whether a return statement was reached, and its value."""
-        for node in body:
-            if isinstance(node, ast.Return) and node.value is not None:
-                return True, self._value(node.value, scope)
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                self._assign(node.targets[0], self._value(node.value, scope), scope)
-            elif isinstance(node, ast.If):
-                test = self._value(node.test, scope)
-                if not isinstance(test, bool):
-                    raise UnsupportedScriptError
-                done, value = self._block(node.body if test else node.orelse, scope)
-                if done:
-                    return True, value
-            elif not isinstance(node, ast.Pass):
-                raise UnsupportedScriptError(f"a statement that is not supported: {type(node).__name__}")
+        raise NotImplementedError
+
+    def _statement(self, node: ast.stmt, scope: dict[str, Any]) -> tuple[bool, Any]:
+        """Return whether a statement is a return statement, and its value."""
+        if isinstance(node, ast.Return) and node.value is not None:
+            return True, self._value(node.value, scope)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self._assign(node.targets[0], self._value(node.value, scope), scope)
+        elif not isinstance(node, ast.Pass):
+            raise UnsupportedScriptError(f"a statement that is not supported: {type(node).__name__}")
         return False, None
 
     def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
@@ -164,20 +160,13 @@ class ScriptInterpreter:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            if node.id in scope and not self._is_overwritten(scope[node.id]):
+            if node.id in scope:
                 return scope[node.id]
-            raise UnsupportedScriptError
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._value(node.operand, scope)
-            if is_number(value):
-                return -value
             raise UnsupportedScriptError
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each, scope) for each in node.elts]
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)
-        if isinstance(node, ast.Call) and not node.keywords:
-            return self._call(node, scope)
         raise UnsupportedScriptError
 
     def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
@@ -208,31 +197,12 @@ class ScriptInterpreter:
 
     def _final(self, module: Path, name: str) -> Any:
         """Return a constant of a module's class: `eps : Final[float] = 1e-05`."""
-        container = self.tree.containers.get(module)
-        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
-        for node in self._module(where).body:
-            for part in node.body if isinstance(node, ast.ClassDef) and node.name == cls else ():
-                if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
-                    continue
-                if part.value is not None and part.target.id == name:
-                    return self._value(part.value, {})
+        for part in self._class_body(module):
+            if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
+                continue
+            if part.value is not None and part.target.id == name:
+                return self._value(part.value, {})
         raise UnsupportedScriptError
-
-    def _call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
-        called = dotted_name(node.func)
-        if called == "annotate" and len(node.args) == 2:
-            return self._value(node.args[1], scope)
-        if called is None or called.partition(".")[0] in scope:
-            function = scope.get(called or "")
-            if isinstance(function, ScriptFunction):
-                return self._function(function.name, [self._value(a, scope) for a in node.args])
-            if not isinstance(node.func, ast.Attribute):
-                raise UnsupportedScriptError
-            owner = self._value(node.func.value, scope)
-            if not isinstance(owner, ScriptModule):
-                raise UnsupportedScriptError
-            return self._method(owner.path, node.func.attr, [self._value(a, scope) for a in node.args])
-        return self._applied(called, [self._value(each, scope) for each in node.args])
 
 
 def dotted_name(node: ast.expr) -> str | None:

@@ -96,7 +96,7 @@ class ScriptTranslator(ScriptInterpreter):
         """Return the graph of `forward`; `recorded` are the inputs with which it was traced."""
         self.is_batched = self.shapes is not None and not recorded
         arguments = list(self._arguments(recorded))
-        result = self._method((), "forward", arguments)
+        result = self._called((), "forward", arguments)
         if self.shapes is not None and self._left:
             raise InputShapeError("another number of inputs")
         outputs: dict[str, Value] = {}
@@ -179,18 +179,6 @@ class ScriptTranslator(ScriptInterpreter):
         return next((leaf.dtype for leaf in (*parameters, *leaves)), "float32")
 
     # The language.
-
-    def _find_method(self, module: Path, name: str) -> ast.FunctionDef:
-        where, _, cls = self._class(module).rpartition(".")
-        for node in self._module(where).body:
-            for part in node.body if isinstance(node, ast.ClassDef) and node.name == cls else ():
-                if isinstance(part, ast.FunctionDef) and part.name == name:
-                    return part
-        raise UnsupportedScriptError(f"{cls}.{name}")
-
-    def _class(self, module: Path) -> str:
-        container = self.tree.containers.get(module)
-        return (container.name if container is not None else None) or ""
 
     def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
         cls = self._class(module)
@@ -285,7 +273,7 @@ class ScriptTranslator(ScriptInterpreter):
                 return False, None
             return self._block(node.body if self._truth(test) else node.orelse, scope)
         else:
-            return super()._block([node], scope)
+            return super()._statement(node, scope)
         return False, None
 
     def _loop(self, node: ast.For | ast.While, scope: dict[str, Any]) -> tuple[bool, Any]:
@@ -537,7 +525,7 @@ class ScriptTranslator(ScriptInterpreter):
             raise UnsupportedScriptError("a call of an unknown value")
         if self._is_check(node.func.attr, owner.path):
             return None
-        return self._method(owner.path, node.func.attr, self._values(node.args, scope))
+        return self._called(owner.path, node.func.attr, self._values(node.args, scope))
 
     def _values(self, nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> list[Any]:
         return [self._value(each, scope) for each in nodes]
@@ -548,13 +536,8 @@ class ScriptTranslator(ScriptInterpreter):
         if not f"{where}.".startswith(_TORCH):
             return False
         try:
-            if module is not None:
-                function = self._find_method(module, name)
-            else:
-                last = name.rpartition(".")[2]
-                nodes = (each for each in self._module(where).body if isinstance(each, ast.FunctionDef))
-                function = next(each for each in nodes if each.name == last)
-        except (UnsupportedScriptError, StopIteration):
+            function = self._find_function(name) if module is None else self._find_method(module, name)
+        except UnsupportedScriptError:
             return False
         returns = function.returns
         if dotted_name(returns) != "NoneType" if returns is not None else True:
@@ -692,9 +675,6 @@ class ScriptTranslator(ScriptInterpreter):
         return self.build.one("Concat", *names, axis=0) if len(names) != 1 else names[0]
 
     # Operations.
-
-    def _applied(self, called: str, given: list[Any]) -> Any:
-        return self.apply(called, given, {})
 
     def apply(self, called: str, given: list[Any], named: Mapping[str, Any]) -> Any:
         """Return the result of an operation or function; an unknown one with tensors is opaque."""
