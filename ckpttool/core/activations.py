@@ -62,10 +62,16 @@ NO_IMAGE = AxisOrder(((1, 1),), (0,))
 
 
 class FeatureOrders(NamedTuple):
-    """Input and output feature order of a layer; None where nothing records it."""
+    """Input and output feature order of a layer; None where nothing records it.
+
+    `call` is the position of the layer's first call among the calls of its model, -1 where nothing
+    records it, and `after` is a bit set of the calls whose results are its inputs.
+    """
 
     takes: Optional[AxisOrder] = None  # noqa: UP045
     makes: Optional[AxisOrder] = None  # noqa: UP045
+    call: int = -1
+    after: int = 0
 
 
 def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045

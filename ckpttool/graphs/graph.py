@@ -149,3 +149,57 @@ def read_graph(checkpoint: Checkpoint) -> Graph | None:
         if graph is not None:
             return graph
     return None
+
+
+# Their results depend on the extents of their input, not on its values.
+_OF_EXTENTS = frozenset(("Shape", "Size"))
+
+
+def number_calls(graph: Graph) -> dict[Path, tuple[int, int]]:
+    """Return per weight the number of the first node that uses it, and the nodes that its inputs depend on.
+
+    Nodes that use weights are numbered in the order of execution; those that one depends on are a bit set of
+    their numbers. A weight may reach its node through nodes that compute with constants only.
+    """
+    calls: dict[Path, tuple[int, int]] = {}
+
+    def follow(
+        nodes: Sequence[OperatorNode], known: dict[str, int], weights: dict[str, frozenset[Path]]
+    ) -> None:
+        for node in nodes:
+            branches = [each for each in node.attributes.values() if isinstance(each, Graph)]
+            names = [name for name in node.inputs if name]
+            used = frozenset[Path]().union(*(weights.get(name, frozenset()) for name in names))
+            called = branches or any(name in known for name in names) or _looks_up(graph, node, weights)
+            if not called:
+                weights.update((name, used) for name in node.outputs)
+                continue
+            before = 0
+            for name in names if node.op not in _OF_EXTENTS else ():
+                before |= known.get(name, 0)
+            number = len({first for first, _ in calls.values()})
+            for path in used:
+                calls.setdefault(path, (number, before))
+            for path in used:
+                before |= 1 << calls[path][0]
+            for branch in branches:
+                inner = {**known, **dict.fromkeys((value.name for value in branch.inputs), before)}
+                follow(branch.nodes, inner, dict(weights))
+                for value in branch.outputs:
+                    before |= inner.get(value.name, 0)
+            known.update(dict.fromkeys(node.outputs, before))
+
+    follow(
+        graph.nodes,
+        {value.name: 0 for value in graph.inputs},
+        {name: frozenset((each.path,)) for name, each in graph.constants.items() if each.path is not None},
+    )
+    return calls
+
+
+def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[Path]]) -> bool:
+    """Return whether a node takes rows of a weight at positions that the program computes."""
+    if node.op != "Gather" or not weights.get(node.inputs[0]):
+        return False
+    positions = graph.constants.get(node.inputs[1])
+    return positions is None or positions.shape != ()

@@ -23,7 +23,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
-from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
+from ckpttool.graphs.graph import Graph, OperatorNode, number_calls, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
 
@@ -373,13 +373,14 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
     record those of the source.
     """
     try:
-        if checkpoint.format == "onnx":
+        if checkpoint.format in ("onnx", "keras_zip", "keras_h5"):
             graph = read_graph(checkpoint)
-            return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, 1)
-        if checkpoint.format in ("keras_zip", "keras_h5"):
-            graph = read_graph(checkpoint)
+            if graph is None:
+                return {}
+            if checkpoint.format == "onnx":
+                return with_calls(trace_graph_orders(graph, checkpoint.tree, 1), graph)
             # What a custom layer does to an image is not in the file: its order is not recorded.
-            return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, -1, opaque=None)
+            return with_calls(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
         root = checkpoint.tree.containers.get(())
@@ -388,20 +389,32 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
         return {}
 
 
+def with_calls(orders: _Orders, graph: Graph) -> _Orders:
+    """Return the orders with the position of each weight's call in the graph."""
+    calls = number_calls(graph)
+    return {
+        path: orders.get(path, FeatureOrders())._replace(call=number, after=before)
+        for path, (number, before) in calls.items()
+    } | {path: each for path, each in orders.items() if path not in calls}
+
+
 def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
     """Return the orders in a SavedModel's functions; if several use a layer, they must agree."""
     from ckpttool.graphs import tensorflow
 
     result: dict[Path, FeatureOrders] = {}
-    for graph in tensorflow.read_each(checkpoint):
+    graphs = list(tensorflow.read_each(checkpoint))
+    for graph in graphs:
         if graph is None:
             orders: _Orders = mark_orders_unknown(checkpoint.tree)
         else:
             orders = trace_graph_orders(graph, checkpoint.tree, -1)
         for path, each in orders.items():
-            pairs = zip(result.get(path, each), each, strict=True)
-            result[path] = FeatureOrders(*(_agreed(one, two) for one, two in pairs))
-    return result
+            known = result.get(path, each)
+            result[path] = FeatureOrders(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
+    # Several functions call the layers in orders of their own.
+    alone = graphs[0] if len(graphs) == 1 else None
+    return result if alone is None else with_calls(result, alone)
 
 
 def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:
@@ -428,7 +441,7 @@ def _read_script_orders(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> _Ord
     graph = torchscript.read_for_shapes(checkpoint, [traced] if traced else _candidates(checkpoint, shapes))
     if graph is not None:
         result = trace_graph_orders(graph, checkpoint.tree, 1)
-        return result if traced else _keep_size_independent(result)
+        return with_calls(result if traced else _keep_size_independent(result), graph)
     if traced or any(map(_REORDERING_CODE.search, texts.values())):
         return mark_orders_unknown(checkpoint.tree)
     return {}
@@ -443,7 +456,7 @@ def _keep_size_independent(orders: _Orders) -> _Orders:
         forms = (framework_order(order.parts, each) for each in ("torch", "tensorflow"))
         return order if order in forms else UNKNOWN
 
-    return {path: FeatureOrders(*map(kept, each)) for path, each in orders.items()}
+    return {path: FeatureOrders(kept(each.takes), kept(each.makes)) for path, each in orders.items()}
 
 
 def _candidates(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:
@@ -489,7 +502,9 @@ def with_orders(
     for path, leaf in tree.items():
         each = own.get(id(leaf)) if sources is None else found.get(sources.get(path, ()))
         if each is not None and isinstance(leaf, Leaf):
-            each = each if unknown else FeatureOrders(*(None if side == UNKNOWN else side for side in each))
+            if not unknown:
+                known = (None if side == UNKNOWN else side for side in (each.takes, each.makes))
+                each = FeatureOrders(*known, each.call, each.after)
             leaf = replace(leaf, features=each)
         leaves[path] = leaf
     return Tree(leaves, tree.aliases, tree.containers)

@@ -54,6 +54,7 @@ from ckpttool.mapping.solver import (
     add_call_places,
     is_framework_counter,
     name_numbers,
+    part_depth,
     solve,
     steps_of_part,
 )
@@ -123,7 +124,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
             frozenset(s for kind in layer.kinds if (s := layer_signature(tree, layer, kind)) is not None),
             layer.title,
             ranks.get(number, -1),
-            *_call_order(layer),
+            *_call_order(tree, layer),
             settings=_comparable_settings(layer),
             listed=_is_saved_by_place(tree, layer, keys),
         )
@@ -137,13 +138,17 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
     return MatchSide(tree, found, bare, tuple(candidates))
 
 
-def _call_order(layer: Layer) -> tuple[int, int]:
-    """Return the number of the layer's call and the calls before it, from a file's configuration."""
-    number, after = (layer.about.settings.get(name) for name in ("call_number", "called_after"))
-    try:
-        return (number, int(str(after), 16)) if isinstance(number, int) and not layer.part else (-1, 0)
-    except ValueError:
-        return -1, 0
+def _call_order(tree: Tree, layer: Layer) -> tuple[int, int]:
+    """Return the number of the layer's call and the calls before it, as its file's computation records."""
+    leaves = [tree[path] for path in layer.tensors.values()]
+    calls = [leaf.features for leaf in leaves if isinstance(leaf, Leaf) and leaf.features is not None]
+    numbers = {each.call for each in calls if each.call >= 0}
+    before = 0
+    for each in calls:
+        before |= each.after
+    for number in numbers:
+        before &= ~(1 << number)
+    return (min(numbers), before) if numbers else (-1, 0)
 
 
 def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
@@ -413,13 +418,23 @@ def _add_calls(
     if source.listed:
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
     calls = {part.name: part for part in skeleton.parts}
-    parts = Counter(layer.name for layer in ours.layers)
-    wanting = [
-        one._replace(call=part.call, after=part.after)
-        if (part := calls.get(layer.name)) is not None and parts[layer.name] == 1
-        else one
-        for one, layer in zip(ours.candidates, ours.layers, strict=False)
-    ]
+    after = {part.name: part.after for part in skeleton.parts}
+    # A recurrent module calls its layers one after the other: each is a call of its own.
+    depths = {name: {part_depth(each.part) for each in ours.layers if each.name == name} for name in calls}
+    stride = 1 + max((part.call for part in skeleton.parts), default=0)
+    for name, part in calls.items():
+        for depth in depths[name] - {0} if part.call >= 0 else ():
+            for other in after:
+                if other != name and after[other] >> part.call & 1:
+                    after[other] |= 1 << part.call + depth * stride
+    wanting = []
+    for one, layer in zip(ours.candidates, ours.layers, strict=False):
+        module = calls.get(layer.name)
+        if module is not None and module.call >= 0:
+            depth = part_depth(layer.part)
+            within = sum(1 << module.call + each * stride for each in depths[layer.name] if each < depth)
+            one = one._replace(call=module.call + depth * stride, after=after[layer.name] | within)
+        wanting.append(one)
     having, wanting = add_call_places(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
     return theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
 

@@ -892,7 +892,7 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     unknown = UNKNOWN if about.settings.get("axis_order") == "unknown" else None
     facts = LayerFacts(takes=unknown, makes=unknown)
     for leaf in group.values():
-        takes, makes = leaf.features or FeatureOrders()
+        takes, makes, *_ = leaf.features or FeatureOrders()
         facts = facts._replace(
             takes=takes if takes not in (None, UNKNOWN) else facts.takes or takes,
             makes=makes if makes not in (None, UNKNOWN) else facts.makes or makes,

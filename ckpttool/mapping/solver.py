@@ -102,6 +102,12 @@ def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
     return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)
 
 
+def part_depth(part: str) -> int:
+    """Return the position of a torch module's recurrent layer among those that it calls in turn."""
+    match = _PART.fullmatch(part)
+    return 0 if match is None else int(match[1])
+
+
 # Words for the purpose of a layer; those on one line are synonyms. Two lines of one family exclude each
 # other: a value stream is not an advantage stream.
 _FAMILIES = (
@@ -383,11 +389,10 @@ def _refine_marks(
     """Return each layer's mark combined with those of the layers before and after it."""
     above: dict[int, list[str]] = {n: [] for n in marks}
     below: dict[int, list[str]] = {n: [] for n in marks}
-    calls = {side[n].call: n for n in marks}
     for n in marks:
         bits = side[n].after
-        for call, other in calls.items():
-            if bits >> call & 1 and other != n:
+        for other in marks:
+            if bits >> side[other].call & 1 and other != n:
                 above[n].append(str(marks[other]))
                 below[other].append(str(marks[n]))
     return {
