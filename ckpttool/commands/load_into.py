@@ -44,7 +44,7 @@ from ckpttool.commands.options import (
 from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import sidecar
-from ckpttool.core.activations import parse_order
+from ckpttool.core.activations import CallPlace, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
@@ -234,8 +234,10 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
     cls, facts = _class_of(module, framework)
-    call, after = int(module.get("call", -1)), int(module.get("after", "0"), 16)
-    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call, after)
+    call = CallPlace(
+        int(module.get("call", -1)), *(int(module.get(name, "0"), 16) for name in ("after", "leads"))
+    )
+    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call)
 
 
 # The framework class that computes the same as a module of a program's own class.

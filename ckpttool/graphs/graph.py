@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ckpttool.core.activations import CallPlace
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
@@ -155,46 +156,53 @@ def read_graph(checkpoint: Checkpoint) -> Graph | None:
 _OF_EXTENTS = frozenset(("Shape", "Size"))
 
 
-def number_calls(graph: Graph) -> dict[Path, tuple[int, int]]:
-    """Return per weight the number of the first node that uses it, and the nodes that its inputs depend on.
+def number_calls(graph: Graph) -> dict[Path, CallPlace]:
+    """Return per weight the first node that uses it among the nodes that use weights, in their order.
 
-    Nodes that use weights are numbered in the order of execution; those that one depends on are a bit set of
-    their numbers. A weight may reach its node through nodes that compute with constants only.
+    A weight may reach its node through nodes that compute with constants only.
     """
-    calls: dict[Path, tuple[int, int]] = {}
+    calls: dict[Path, CallPlace] = {}
+    known = {value.name: 0 for value in graph.inputs}
+    weights = {
+        name: frozenset((each.path,)) for name, each in graph.constants.items() if each.path is not None
+    }
+    _follow_calls(graph, graph.nodes, known, weights, calls)
+    outputs = [known.get(value.name, 0) for value in graph.outputs]
+    return {
+        path: call._replace(leads=sum((bits >> call.number & 1) << n for n, bits in enumerate(outputs)))
+        for path, call in calls.items()
+    }
 
-    def follow(
-        nodes: Sequence[OperatorNode], known: dict[str, int], weights: dict[str, frozenset[Path]]
-    ) -> None:
-        for node in nodes:
-            branches = [each for each in node.attributes.values() if isinstance(each, Graph)]
-            names = [name for name in node.inputs if name]
-            used = frozenset[Path]().union(*(weights.get(name, frozenset()) for name in names))
-            called = branches or any(name in known for name in names) or _looks_up(graph, node, weights)
-            if not called:
-                weights.update((name, used) for name in node.outputs)
-                continue
-            before = 0
-            for name in names if node.op not in _OF_EXTENTS else ():
-                before |= known.get(name, 0)
-            number = len({first for first, _ in calls.values()})
-            for path in used:
-                calls.setdefault(path, (number, before))
-            for path in used:
-                before |= 1 << calls[path][0]
-            for branch in branches:
-                inner = {**known, **dict.fromkeys((value.name for value in branch.inputs), before)}
-                follow(branch.nodes, inner, dict(weights))
-                for value in branch.outputs:
-                    before |= inner.get(value.name, 0)
-            known.update(dict.fromkeys(node.outputs, before))
 
-    follow(
-        graph.nodes,
-        {value.name: 0 for value in graph.inputs},
-        {name: frozenset((each.path,)) for name, each in graph.constants.items() if each.path is not None},
-    )
-    return calls
+def _follow_calls(
+    graph: Graph,
+    nodes: Sequence[OperatorNode],
+    known: dict[str, int],
+    weights: dict[str, frozenset[Path]],
+    calls: dict[Path, CallPlace],
+) -> None:
+    """Add the calls of some nodes; `known` are the calls that values depend on, `weights` constants."""
+    for node in nodes:
+        branches = [each for each in node.attributes.values() if isinstance(each, Graph)]
+        names = [name for name in node.inputs if name]
+        used = frozenset[Path]().union(*(weights.get(name, frozenset()) for name in names))
+        if not (branches or any(name in known for name in names) or _looks_up(graph, node, weights)):
+            weights.update((name, used) for name in node.outputs)
+            continue
+        before = 0
+        for name in names if node.op not in _OF_EXTENTS else ():
+            before |= known.get(name, 0)
+        number = len({call.number for call in calls.values()})
+        for path in used:
+            calls.setdefault(path, CallPlace(number, before))
+        for path in used:
+            before |= 1 << calls[path].number
+        for branch in branches:
+            inner = {**known, **dict.fromkeys((value.name for value in branch.inputs), before)}
+            _follow_calls(graph, branch.nodes, inner, dict(weights), calls)
+            for value in branch.outputs:
+                before |= inner.get(value.name, 0)
+        known.update(dict.fromkeys(node.outputs, before))
 
 
 def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[Path]]) -> bool:
@@ -203,3 +211,56 @@ def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[
         return False
     positions = graph.constants.get(node.inputs[1])
     return positions is None or positions.shape != ()
+
+
+def find_products(graph: Graph) -> dict[Path, str]:
+    """Return the role of weights in products with activations: matrices by their axes, and added biases.
+
+    A matrix is "in_out" if the product is x @ W, "out_in" if it is x @ W.T; a vector that is added to such a
+    product is "added". One that has several roles is left out.
+    """
+    uses = _ProductUses(graph)
+    uses.add_all(graph.nodes)
+    return {path: next(iter(roles)) for path, roles in uses.roles.items() if len(roles) == 1}
+
+
+class _ProductUses:
+    """Roles of weights by path; matrices of the graph's constants, each with whether it is transposed."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.roles: dict[Path, set[str]] = {}
+        self._products: set[str] = set()
+        self._vectors: dict[str, Path] = {}
+        self._matrices: dict[str, tuple[Path, bool]] = {}
+        for name, each in graph.constants.items():
+            if each.path is not None and each.rule is KEEP:
+                if len(each.shape or ()) == 1:
+                    self._vectors[name] = each.path
+                elif len(each.shape or ()) == 2:
+                    self._matrices[name] = each.path, False
+
+    def add_all(self, nodes: Sequence[OperatorNode]) -> None:
+        """Add nodes, with those of branches and loops."""
+        for node in nodes:
+            first, second, third = (*node.inputs, "", "", "")[:3]
+            if node.op in ("Transpose", "Identity") and first in self._matrices:
+                path, turned = self._matrices[first]
+                swaps = node.op == "Transpose" and tuple(node.attributes.get("perm") or (1, 0)) == (1, 0)
+                self._matrices[node.outputs[0]] = path, turned != swaps
+            elif node.op in ("MatMul", "Gemm") and second in self._matrices:
+                self._multiply(node, second, third)
+            elif node.op == "Add" and not self._products.isdisjoint((first, second)):
+                self._add_bias(second if first in self._products else first)
+            for branch in node.attributes.values():
+                self.add_all(branch.nodes if isinstance(branch, Graph) else ())
+
+    def _multiply(self, node: OperatorNode, matrix: str, bias: str) -> None:
+        path, turned = self._matrices[matrix]
+        turned = turned != bool(node.attributes.get("transB", 0))
+        self.roles.setdefault(path, set()).add("out_in" if turned else "in_out")
+        self._products.add(node.outputs[0])
+        self._add_bias(bias)
+
+    def _add_bias(self, name: str) -> None:
+        if name in self._vectors:
+            self.roles.setdefault(self._vectors[name], set()).add("added")

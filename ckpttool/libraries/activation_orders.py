@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpttool.core.activations import (
+    NO_CALL,
     UNKNOWN,
     ActivationTracker,
     AxisOrder,
-    FeatureOrders,
     TrackingLimitError,
+    WeightUse,
     framework_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
-from ckpttool.graphs.graph import Graph, OperatorNode, number_calls, read_graph
+from ckpttool.graphs.graph import Graph, OperatorNode, find_products, number_calls, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
 
@@ -310,7 +311,7 @@ class OrderTracer:
 
     # --- Result -----------------------------------------------------------------------------------------
 
-    def features(self) -> dict[Path, FeatureOrders]:
+    def features(self) -> dict[Path, WeightUse]:
         """Return the orders by weight, UNKNOWN where an operation before the layer was not evaluated."""
         for weight, made in self._made:
             # For most convolutions the entries are never requested.
@@ -320,7 +321,7 @@ class OrderTracer:
         found = {}
         for weight, sides in self.uses.items():
             orders = {side: self._order(calls) for side, calls in sides.items()}
-            found[weight] = FeatureOrders(orders.get("takes"), orders.get("makes"))
+            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"))
         return found
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
@@ -338,12 +339,12 @@ class OrderTracer:
         return orders[0] if len(set(orders)) == 1 else UNKNOWN
 
 
-def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:
+def mark_orders_unknown(tree: Tree) -> dict[Path, WeightUse]:
     """Return unknown orders for all layers of an image model."""
     if all(len(leaf.shape) < _IMAGE_RANK for _, leaf in tree.tensors()):
         return {}
     return {
-        path: FeatureOrders(UNKNOWN, UNKNOWN)
+        path: WeightUse(UNKNOWN, UNKNOWN)
         for path, leaf in tree.tensors()
         if len(leaf.shape) == _MATRIX and leaf.role == "parameter"
     }
@@ -363,7 +364,7 @@ _FAILURES = (
     *(CkpttoolError, UntraceableError, TrackingLimitError, SyntaxError, ArithmeticError, LookupError),
     *(TypeError, ValueError, RecursionError, MemoryError),
 )
-_Orders = Mapping[Path, FeatureOrders]
+_Orders = Mapping[Path, WeightUse]
 
 
 def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders:
@@ -390,19 +391,19 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
 
 
 def with_calls(orders: _Orders, graph: Graph) -> _Orders:
-    """Return the orders with the position of each weight's call in the graph."""
-    calls = number_calls(graph)
+    """Return the orders with the position of each weight's call in the graph, and its role in a product."""
+    calls, roles = number_calls(graph), find_products(graph)
     return {
-        path: orders.get(path, FeatureOrders())._replace(call=number, after=before)
-        for path, (number, before) in calls.items()
-    } | {path: each for path, each in orders.items() if path not in calls}
+        path: orders.get(path, WeightUse())._replace(call=calls.get(path, NO_CALL), role=roles.get(path, ""))
+        for path in {**calls, **orders}
+    }
 
 
 def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
     """Return the orders in a SavedModel's functions; if several use a layer, they must agree."""
     from ckpttool.graphs import tensorflow
 
-    result: dict[Path, FeatureOrders] = {}
+    result: dict[Path, WeightUse] = {}
     graphs = list(tensorflow.read_each(checkpoint))
     for graph in graphs:
         if graph is None:
@@ -411,7 +412,7 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
             orders = trace_graph_orders(graph, checkpoint.tree, -1)
         for path, each in orders.items():
             known = result.get(path, each)
-            result[path] = FeatureOrders(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
+            result[path] = WeightUse(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
     # Several functions call the layers in orders of their own.
     alone = graphs[0] if len(graphs) == 1 else None
     return result if alone is None else with_calls(result, alone)
@@ -456,7 +457,7 @@ def _keep_size_independent(orders: _Orders) -> _Orders:
         forms = (framework_order(order.parts, each) for each in ("torch", "tensorflow"))
         return order if order in forms else UNKNOWN
 
-    return {path: FeatureOrders(kept(each.takes), kept(each.makes)) for path, each in orders.items()}
+    return {path: WeightUse(kept(each.takes), kept(each.makes)) for path, each in orders.items()}
 
 
 def _candidates(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:
@@ -504,8 +505,8 @@ def with_orders(
         if each is not None and isinstance(leaf, Leaf):
             if not unknown:
                 known = (None if side == UNKNOWN else side for side in (each.takes, each.makes))
-                each = FeatureOrders(*known, each.call, each.after)
-            leaf = replace(leaf, features=each)
+                each = WeightUse(*known, *each[2:])
+            leaf = replace(leaf, use=each)
         leaves[path] = leaf
     return Tree(leaves, tree.aliases, tree.containers)
 

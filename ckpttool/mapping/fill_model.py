@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpttool.core import dtypes
-from ckpttool.core.activations import UNKNOWN, AxisOrder
+from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
@@ -124,7 +123,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
             frozenset(s for kind in layer.kinds if (s := layer_signature(tree, layer, kind)) is not None),
             layer.title,
             ranks.get(number, -1),
-            *_call_order(tree, layer),
+            _call_place(tree, layer),
             settings=_comparable_settings(layer),
             listed=_is_saved_by_place(tree, layer, keys),
         )
@@ -138,17 +137,17 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
     return MatchSide(tree, found, bare, tuple(candidates))
 
 
-def _call_order(tree: Tree, layer: Layer) -> tuple[int, int]:
-    """Return the number of the layer's call and the calls before it, as its file's computation records."""
+def _call_place(tree: Tree, layer: Layer) -> CallPlace:
+    """Return the layer's place among the calls of its model, as its file's computation records it."""
     leaves = [tree[path] for path in layer.tensors.values()]
-    calls = [leaf.features for leaf in leaves if isinstance(leaf, Leaf) and leaf.features is not None]
-    numbers = {each.call for each in calls if each.call >= 0}
-    before = 0
-    for each in calls:
-        before |= each.after
-    for number in numbers:
-        before &= ~(1 << number)
-    return (min(numbers), before) if numbers else (-1, 0)
+    uses = [leaf.use for leaf in leaves if isinstance(leaf, Leaf) and leaf.use is not None]
+    calls = [use.call for use in uses if use.call.number >= 0]
+    if not calls:
+        return NO_CALL
+    after = leads = own = 0
+    for call in calls:
+        after, leads, own = after | call.after, leads | call.leads, own | 1 << call.number
+    return CallPlace(min(call.number for call in calls), after & ~own, leads)
 
 
 def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
@@ -219,8 +218,7 @@ class ModelModule:
 
     `flatten` is the image (channels last) that the module receives flattened; () means that there is
     none, None that it is unknown. `orders` are those of its input features ("in") and output features
-    ("out"), None if they could not be followed. `call` is the number of the module's first call, -1
-    if no call was observed, and `after` is a bit set of the calls whose results are its inputs.
+    ("out"), None if they could not be followed. `call` is its place among the calls of the model.
     """
 
     name: Name
@@ -229,8 +227,7 @@ class ModelModule:
     tensors: Mapping[str, Path]
     flatten: Shape | None = None
     orders: Mapping[str, AxisOrder | None] = field(default_factory=dict)
-    call: int = -1
-    after: int = 0
+    call: CallPlace = NO_CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +356,9 @@ def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillR
 
 def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
     tree, (target, places) = source.tree, skeleton.named()
-    theirs, ours = _add_calls(*_build_sides(source, options.choices, target, skeleton), source, skeleton)
+    theirs, ours, by_outputs = _add_calls(
+        *_build_sides(source, options.choices, target, skeleton), source, skeleton
+    )
     solution = solve(
         theirs.candidates,
         ours.candidates,
@@ -404,7 +403,11 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         ),
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
-        (*_describe_assumptions(theirs, ours, solution), *dict.fromkeys(made.assumed)),
+        (
+            *_describe_assumptions(theirs, ours, solution),
+            *(("both models return their outputs in the same order",) if by_outputs else ()),
+            *dict.fromkeys(made.assumed),
+        ),
         (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
         (*misfits, *different, *unfit.values()),
         made.evidence,
@@ -413,30 +416,33 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
 
 def _add_calls(
     theirs: MatchSide, ours: MatchSide, source: FillSource, skeleton: Skeleton
-) -> tuple[MatchSide, MatchSide]:
-    """Return both sides with the positions of their layers in the calls of their models."""
+) -> tuple[MatchSide, MatchSide, bool]:
+    """Return both sides with the positions of their layers in the calls of their models.
+
+    The third result is whether the order of the models' outputs decides some of them.
+    """
     if source.listed:
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
-    calls = {part.name: part for part in skeleton.parts}
-    after = {part.name: part.after for part in skeleton.parts}
+    calls = {part.name: part.call for part in skeleton.parts if part.call.number >= 0}
     # A recurrent module calls its layers one after the other: each is a call of its own.
     depths = {name: {part_depth(each.part) for each in ours.layers if each.name == name} for name in calls}
-    stride = 1 + max((part.call for part in skeleton.parts), default=0)
-    for name, part in calls.items():
-        for depth in depths[name] - {0} if part.call >= 0 else ():
-            for other in after:
-                if other != name and after[other] >> part.call & 1:
-                    after[other] |= 1 << part.call + depth * stride
-    wanting = []
-    for one, layer in zip(ours.candidates, ours.layers, strict=False):
-        module = calls.get(layer.name)
-        if module is not None and module.call >= 0:
+    stride = 1 + max((call.number for call in calls.values()), default=0)
+    after = {name: call.after for name, call in calls.items()}
+    for name, call in calls.items():
+        inner = sum(1 << call.number + depth * stride for depth in depths[name])
+        for other in after:
+            if other != name and after[other] >> call.number & 1:
+                after[other] |= inner
+    wanting = list(ours.candidates)
+    for n, layer in enumerate(ours.layers):
+        if (call := calls.get(layer.name, NO_CALL)) is not NO_CALL:
             depth = part_depth(layer.part)
-            within = sum(1 << module.call + each * stride for each in depths[layer.name] if each < depth)
-            one = one._replace(call=module.call + depth * stride, after=after[layer.name] | within)
-        wanting.append(one)
-    having, wanting = add_call_places(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
-    return theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
+            within = sum(1 << call.number + each * stride for each in depths[layer.name] if each < depth)
+            place = CallPlace(call.number + depth * stride, after[layer.name] | within, call.leads)
+            wanting[n] = wanting[n]._replace(call=place)
+    having, wanting, by_outputs = add_call_places(theirs.candidates, wanting)
+    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
+    return theirs, ours, by_outputs
 
 
 def _build_sides(

@@ -15,7 +15,7 @@ from ckpttool.core.activations import (
     NO_IMAGE,
     UNKNOWN,
     AxisOrder,
-    FeatureOrders,
+    WeightUse,
     framework_order,
 )
 from ckpttool.core.errors import MappingError, UsageError
@@ -604,6 +604,8 @@ def narrow_kinds(
     named = _kinds_of_class(kinds, group, about)
     if named is not None:
         return named
+    if (about.own or not about.cls) and (dense := _recorded_dense(group, kinds[0].framework)):
+        return dense
     # The class of a layer made of several modules does not matter.
     classes = classes and not any("/" in name for name in group if not name.startswith("vars/"))
     why = _unknown_class_reason(kinds, group, about) if classes else None
@@ -621,7 +623,7 @@ def narrow_kinds(
 def _kinds_of_class(
     kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo
 ) -> tuple[LayerKind, ...] | None:
-    """Return the kinds for the module's class, None if the class does not decide."""
+    """Return the kinds for the module's class, or for its own computation; None if neither decides."""
     if about.cls in _IN_OUT_CLASSES:
         able = (*kinds, *oriented_kinds(group, kinds[0].framework))
         return tuple(kind for kind in able if kind.form == _IN_OUT_CLASSES[about.cls])[:1] or None
@@ -652,6 +654,17 @@ def _kinds_of_class(
     if why is not None:
         named = tuple(replace(kind, refused=why) for kind in named)
     return named[:1] if len({kind.name for kind in named}) == 1 else named
+
+
+def _recorded_dense(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
+    """Return the dense layer whose product the file's computation records, () for another layer."""
+    roles = sorted(leaf.use.role for leaf in group.values() if leaf.use is not None)
+    matrix = [role for role in roles if role != "added"]
+    if len(roles) != len(group) or len(roles) > len(matrix) + 1 or matrix not in (["in_out"], ["out_in"]):
+        return ()
+    turned = {"torch": ("in_out", IN_OUT), "tensorflow": ("out_in", OUT_IN)}[framework]
+    form = turned[1] if matrix == [turned[0]] else ""
+    return tuple(kind for kind in oriented_kinds(group, framework) if kind.form == form)
 
 
 def _incompatible_reason(about: ModuleInfo) -> str | None:
@@ -892,7 +905,7 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     unknown = UNKNOWN if about.settings.get("axis_order") == "unknown" else None
     facts = LayerFacts(takes=unknown, makes=unknown)
     for leaf in group.values():
-        takes, makes, *_ = leaf.features or FeatureOrders()
+        takes, makes, *_ = leaf.use or WeightUse()
         facts = facts._replace(
             takes=takes if takes not in (None, UNKNOWN) else facts.takes or takes,
             makes=makes if makes not in (None, UNKNOWN) else facts.makes or makes,
