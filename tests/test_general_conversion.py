@@ -20,12 +20,12 @@ from ckpttool.commands.general_conversion import to_objects
 from ckpttool.core import (
     AxisOrder,
     CkpttoolError,
-    WeightUse,
     Inline,
     Leaf,
     MappingError,
     Tree,
     UsageError,
+    WeightUse,
     attr,
     framework_order,
     plain_order,

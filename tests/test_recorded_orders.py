@@ -9,10 +9,10 @@ import pytest
 
 from ckpttool.core import (
     Container,
-    WeightUse,
     Inline,
     Leaf,
     Tree,
+    WeightUse,
     attr,
     framework_order,
     key,

@@ -80,13 +80,14 @@ class WeightUse(NamedTuple):
     """What a computation does with a weight: the order of the features that its layer takes and makes.
 
     An order is None where nothing records it. `role` is that in a product: "in_out" and "out_in" are
-    matrices by their axes, "added" is a bias.
+    matrices by their axes, "added" is a bias. `settings` are those of its layer by their name in Keras.
     """
 
     takes: Optional[AxisOrder] = None  # noqa: UP045
     makes: Optional[AxisOrder] = None  # noqa: UP045
     call: CallPlace = NO_CALL
     role: str = ""
+    settings: Optional[Dict[str, Any]] = None  # noqa: UP006, UP045
 
 
 def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045

@@ -213,22 +213,39 @@ def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[
     return positions is None or positions.shape != ()
 
 
-def find_products(graph: Graph) -> dict[Path, str]:
-    """Return the role of weights in products with activations: matrices by their axes, and added biases.
+# What of a node's attributes distinguishes layers of one kind and shape, by the operator.
+_WINDOW = {"dilations": "dilation", "strides": "strides"}
+_EPSILON = {"epsilon": "epsilon"}
+_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "Conv": _WINDOW,
+    "ConvTranspose": _WINDOW,
+    "BatchNormalization": _EPSILON,
+    "GroupNormalization": _EPSILON,
+    "LayerNormalization": _EPSILON,
+    "RMSNormalization": _EPSILON,
+}
+
+
+def find_roles(graph: Graph) -> dict[Path, tuple[str, Mapping[str, Any]]]:
+    """Return the role of weights in products with activations, and the settings of the nodes that use them.
 
     A matrix is "in_out" if the product is x @ W, "out_in" if it is x @ W.T; a vector that is added to such a
-    product is "added". One that has several roles is left out.
+    product is "added". Several roles, and settings that differ between nodes, are left out.
     """
-    uses = _ProductUses(graph)
+    uses = _WeightRoles(graph)
     uses.add_all(graph.nodes)
-    return {path: next(iter(roles)) for path, roles in uses.roles.items() if len(roles) == 1}
+    roles = {path: next(iter(each)) for path, each in uses.roles.items() if len(each) == 1}
+    settings = {path: each[0] for path, each in uses.settings.items() if each.count(each[0]) == len(each)}
+    return {path: (roles.get(path, ""), settings.get(path, {})) for path in {**roles, **settings}}
 
 
-class _ProductUses:
+class _WeightRoles:
     """Roles of weights by path; matrices of the graph's constants, each with whether it is transposed."""
 
     def __init__(self, graph: Graph) -> None:
         self.roles: dict[Path, set[str]] = {}
+        self.settings: dict[Path, list[dict[str, Any]]] = {}
+        self._paths = {name: each.path for name, each in graph.constants.items()}
         self._products: set[str] = set()
         self._vectors: dict[str, Path] = {}
         self._matrices: dict[str, tuple[Path, bool]] = {}
@@ -249,6 +266,10 @@ class _ProductUses:
                 self._matrices[node.outputs[0]] = path, turned != swaps
             elif node.op in ("MatMul", "Gemm") and second in self._matrices:
                 self._multiply(node, second, third)
+            elif node.op in _SETTINGS and (scale := self._paths.get(second)) is not None:
+                named = {own: node.attributes.get(name) for name, own in _SETTINGS[node.op].items()}
+                known = {name: value for name, value in named.items() if value is not None}
+                self.settings.setdefault(scale, []).append(known)
             elif node.op == "Add" and not self._products.isdisjoint((first, second)):
                 self._add_bias(second if first in self._products else first)
             for branch in node.attributes.values():

@@ -24,7 +24,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
-from ckpttool.graphs.graph import Graph, OperatorNode, find_products, number_calls, read_graph
+from ckpttool.graphs.graph import Graph, OperatorNode, find_roles, number_calls, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
 
@@ -391,12 +391,14 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
 
 
 def with_calls(orders: _Orders, graph: Graph) -> _Orders:
-    """Return the orders with the position of each weight's call in the graph, and its role in a product."""
-    calls, roles = number_calls(graph), find_products(graph)
-    return {
-        path: orders.get(path, WeightUse())._replace(call=calls.get(path, NO_CALL), role=roles.get(path, ""))
-        for path in {**calls, **orders}
-    }
+    """Return the orders with the position of each weight's call in the graph, its role and settings."""
+    calls, roles = number_calls(graph), find_roles(graph)
+    made = {}
+    for path in {**calls, **orders}:
+        role, settings = roles.get(path, ("", {}))
+        use = orders.get(path, WeightUse())
+        made[path] = use._replace(call=calls.get(path, NO_CALL), role=role, settings=settings)
+    return made
 
 
 def _read_function_orders(checkpoint: Checkpoint) -> _Orders:

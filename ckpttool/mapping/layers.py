@@ -565,12 +565,20 @@ def _as_layer(tree: Tree, module: Layer, framework: str, described: Mapping[Path
     path = module.tensors[stored]
     if path in described:
         return module._replace(about=NO_MODULE_INFO if "/" in stored else described[path])
-    about = _recorded_info(tree, path[: -1 - stored.count("/")])
+    about = _with_used_settings(tree, module, _recorded_info(tree, path[: -1 - stored.count("/")]))
     if framework == "tensorflow" and len(module.name) > 1 and _CELL.fullmatch(module.last):
         outer = _recorded_info(tree, path[:-2])
         about = ModuleInfo(about.cls or outer.cls, {**outer.settings, **about.settings}, about.own)
         return module._replace(name=module.name[:-1], about=about)
     return module._replace(about=about)
+
+
+def _with_used_settings(tree: Tree, module: Layer, about: ModuleInfo) -> ModuleInfo:
+    """Return the facts about a module with the settings that its file's computation records."""
+    leaves = [tree[path] for path in module.tensors.values()]
+    uses = [leaf.use.settings for leaf in leaves if isinstance(leaf, Leaf) and leaf.use is not None]
+    used = {name: value for settings in uses for name, value in (settings or {}).items()}
+    return about._replace(settings={**used, **about.settings}) if used else about
 
 
 def _recorded_info(tree: Tree, path: Path) -> ModuleInfo:
