@@ -162,9 +162,7 @@ def test_layers_that_stand_beside_each_other_lead_to_different_outputs():
     assert found(*sides)[0] == {"a": "y", "b": "x"}
     assert by_outputs
     # A model with other outputs leaves the layers as they are.
-    *sides, by_outputs = add_call_places(
-        theirs, [one._replace(call=CallPlace(n)) for n, one in enumerate(ours)]
-    )
+    *sides, by_outputs = add_call_places(theirs, [layer("x", call=0), layer("y", call=1)])
     assert found(*sides)[0] == {}
     assert not by_outputs
 

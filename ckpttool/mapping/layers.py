@@ -564,7 +564,8 @@ def _as_layer(tree: Tree, module: Layer, framework: str, described: Mapping[Path
     stored = min(module.tensors, key=lambda name: name.count("/"))
     path = module.tensors[stored]
     if path in described:
-        return module._replace(about=NO_MODULE_INFO if "/" in stored else described[path])
+        about = NO_MODULE_INFO if "/" in stored else described[path]
+        return module._replace(about=_with_used_settings(tree, module, about))
     about = _with_used_settings(tree, module, _recorded_info(tree, path[: -1 - stored.count("/")]))
     if framework == "tensorflow" and len(module.name) > 1 and _CELL.fullmatch(module.last):
         outer = _recorded_info(tree, path[:-2])
