@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -44,7 +45,7 @@ from ckpttool.commands.options import (
 from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import sidecar
-from ckpttool.core.activations import CallPlace, parse_order
+from ckpttool.core.activations import CallPlace, WeightUse, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
@@ -54,6 +55,8 @@ from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
+from ckpttool.graphs.graph import Graph, extract_module, read_graph
+from ckpttool.graphs.interpreter import evaluate
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -79,6 +82,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
+from ckpttool.networks.model_child import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
@@ -360,7 +364,8 @@ _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 # The canonical agent has dense kernels [in, out] and names that mappings recognise as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
-_OF_VECTORS = frozenset(("dense", "batch_norm", "layer_norm", "rms_norm", "prelu"))
+_NORMS = ("layer_norm", "rms_norm")
+_OF_VECTORS = frozenset(("dense", "batch_norm", "prelu", *_NORMS))
 # Input shapes of a model, as formats/keras_config.py writes them.
 _INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
 _BY = {
@@ -428,7 +433,8 @@ def model_source(
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_policies.read_as_state_dict(checkpoint)
     else:
-        checkpoint = replace(checkpoint, tree=with_orders(checkpoint.tree, checkpoint, shapes))
+        tree = with_orders(checkpoint.tree, checkpoint, shapes)
+        checkpoint = replace(checkpoint, tree=_with_own_norms(tree, checkpoint))
     tree, lost = (checkpoint.tree, ()) if part is None else layer_options.select_part(checkpoint.tree, part)
     restore.require_shards(tree)
     ready, described = _as_saved(prepare_tree(checkpoint.tree, tree, part, wanted, known))
@@ -448,6 +454,55 @@ def model_source(
     rules |= {place: rule.name for place, rule in rows.rules.items()}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, FillSource(ready.tree, framework))
+
+
+_FRAMEWORK_CLASS = "__torch__.torch."
+_PROBED_SHAPES = ((4,), (3, 2))
+
+
+def _with_own_norms(tree: Tree, checkpoint: Checkpoint) -> Tree:
+    """Return the tree with the norms that modules of a program's own classes compute.
+
+    The nodes of such a module in the file's graph are evaluated for generated numbers.
+    """
+    owners = {
+        path[:-1]
+        for path, leaf in tree.tensors()
+        if len(leaf.shape) == 1
+        and (container := checkpoint.tree.containers.get(path[:-1])) is not None
+        and (container.name or _FRAMEWORK_CLASS).startswith("__torch__.")
+        and not str(container.name).startswith(_FRAMEWORK_CLASS)
+    }
+    try:
+        graph = read_graph(checkpoint) if owners else None
+    except CkpttoolError:
+        graph = None
+    leaves = dict(tree.items())
+    for owner in owners if graph is not None else ():
+        members = {path: leaf for path, leaf in tree.tensors() if path[:-1] == owner}
+        computed = _probe_nodes(graph, owner, {str(path[-1].value): leaf for path, leaf in members.items()})
+        if computed.get("kind") in _NORMS:
+            facts = {"role": computed["kind"], "settings": {"epsilon": computed["epsilon"]}}
+            for path, leaf in members.items():
+                leaves[path] = replace(leaf, use=(leaf.use or WeightUse())._replace(**facts))
+    return Tree(leaves, tree.aliases, tree.containers)
+
+
+def _probe_nodes(graph: Graph | None, owner: Path, tensors: Mapping[str, Leaf]) -> dict[str, Any]:
+    """Return what a module's nodes compute (see networks.probe_module), {} for another layer."""
+    module = None if graph is None else extract_module(graph, tuple(str(step.value) for step in owner))
+    if module is None or any(len(leaf.shape) != 1 for leaf in tensors.values()):
+        return {}
+    values = {name: leaf.array() for name, leaf in tensors.items()}
+    features = max(leaf.shape[0] for leaf in tensors.values())
+    for outer in _PROBED_SHAPES:
+        with contextlib.suppress(CkpttoolError, ValueError):
+            return probe_module(
+                values,
+                (*outer, features),
+                lambda x: evaluate(module, {module.inputs[0].name: x})[module.outputs[0].name],
+            )
+    return {}
 
 
 def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleInfo]]:

@@ -80,7 +80,8 @@ class WeightUse(NamedTuple):
     """What a computation does with a weight: the order of the features that its layer takes and makes.
 
     An order is None where nothing records it. `role` is that in a product: "in_out" and "out_in" are
-    matrices by their axes, "added" is a bias. `settings` are those of its layer by their name in Keras.
+    matrices by their axes, "added" is a bias; or the norm that its module computes. `settings` are those
+    of its layer, by their names in Keras.
     """
 
     takes: Optional[AxisOrder] = None  # noqa: UP045

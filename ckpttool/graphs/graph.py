@@ -285,3 +285,38 @@ class _WeightRoles:
     def _add_bias(self, name: str) -> None:
         if name in self._vectors:
             self.roles.setdefault(self._vectors[name], set()).add("added")
+
+
+def extract_module(graph: Graph, scope: tuple[str, ...]) -> Graph | None:
+    """Return the part of a graph that belongs to a module with one input and one output, else None."""
+    dynamic = {value.name for value in graph.inputs}
+    constant: dict[str, OperatorNode] = {}
+    inside: list[OperatorNode] = []
+    for node in graph.nodes:
+        if dynamic.isdisjoint(node.inputs):
+            constant.update((name, node) for name in node.outputs)
+            continue
+        dynamic.update(node.outputs)
+        if node.scope[: len(scope)] == scope:
+            inside.append(node)
+    made = {name for node in inside for name in node.outputs}
+    entering = {name for node in inside for name in node.inputs if name in dynamic} - made
+    outside = [node for node in graph.nodes if node.scope[: len(scope)] != scope]
+    used = {name for node in outside for name in node.inputs} | {value.name for value in graph.outputs}
+    leaving = made & used
+    if len(entering) != 1 or len(leaving) != 1:
+        return None
+    needed: dict[str, OperatorNode] = {}
+    waiting = [name for node in inside for name in node.inputs if name in constant]
+    while waiting:
+        node = constant[waiting.pop()]
+        if node.outputs[0] not in needed:
+            needed[node.outputs[0]] = node
+            waiting += [name for name in node.inputs if name in constant]
+    before = tuple(node for node in graph.nodes if node.outputs and node.outputs[0] in needed)
+    return Graph(
+        (*before, *inside),
+        tuple(map(Value, entering)),
+        tuple(map(Value, leaving)),
+        graph.constants,
+    )

@@ -379,9 +379,9 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
             if graph is None:
                 return {}
             if checkpoint.format == "onnx":
-                return with_calls(trace_graph_orders(graph, checkpoint.tree, 1), graph)
+                return with_uses(trace_graph_orders(graph, checkpoint.tree, 1), graph)
             # What a custom layer does to an image is not in the file: its order is not recorded.
-            return with_calls(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
+            return with_uses(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
         root = checkpoint.tree.containers.get(())
@@ -390,7 +390,7 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
         return {}
 
 
-def with_calls(orders: _Orders, graph: Graph) -> _Orders:
+def with_uses(orders: _Orders, graph: Graph) -> _Orders:
     """Return the orders with the position of each weight's call in the graph, its role and settings."""
     calls, roles = number_calls(graph), find_roles(graph)
     made = {}
@@ -417,7 +417,7 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
             result[path] = WeightUse(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
     # Several functions call the layers in orders of their own.
     alone = graphs[0] if len(graphs) == 1 else None
-    return result if alone is None else with_calls(result, alone)
+    return result if alone is None else with_uses(result, alone)
 
 
 def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:
@@ -444,7 +444,7 @@ def _read_script_orders(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> _Ord
     graph = torchscript.read_for_shapes(checkpoint, [traced] if traced else _candidates(checkpoint, shapes))
     if graph is not None:
         result = trace_graph_orders(graph, checkpoint.tree, 1)
-        return with_calls(result if traced else _keep_size_independent(result), graph)
+        return with_uses(result if traced else _keep_size_independent(result), graph)
     if traced or any(map(_REORDERING_CODE.search, texts.values())):
         return mark_orders_unknown(checkpoint.tree)
     return {}

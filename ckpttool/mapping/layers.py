@@ -613,8 +613,8 @@ def narrow_kinds(
     named = _kinds_of_class(kinds, group, about)
     if named is not None:
         return named
-    if (about.own or not about.cls) and (dense := _recorded_dense(group, kinds[0].framework)):
-        return dense
+    if (about.own or not about.cls) and (named := _recorded_kinds(kinds, group)):
+        return named
     # The class of a layer made of several modules does not matter.
     classes = classes and not any("/" in name for name in group if not name.startswith("vars/"))
     why = _unknown_class_reason(kinds, group, about) if classes else None
@@ -665,12 +665,17 @@ def _kinds_of_class(
     return named[:1] if len({kind.name for kind in named}) == 1 else named
 
 
-def _recorded_dense(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
-    """Return the dense layer whose product the file's computation records, () for another layer."""
+def _recorded_kinds(kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf]) -> tuple[LayerKind, ...]:
+    """Return the norm, or the dense layer, that the file's computation records; () for another layer."""
     roles = sorted(leaf.use.role for leaf in group.values() if leaf.use is not None)
-    matrix = [role for role in roles if role != "added"]
-    if len(roles) != len(group) or len(roles) > len(matrix) + 1 or matrix not in (["in_out"], ["out_in"]):
+    if len(roles) != len(group):
         return ()
+    if len(set(roles)) == 1 and (norms := tuple(kind for kind in kinds if kind.name == roles[0])):
+        return norms
+    matrix = [role for role in roles if role != "added"]
+    if len(roles) > len(matrix) + 1 or matrix not in (["in_out"], ["out_in"]):
+        return ()
+    framework = kinds[0].framework
     turned = {"torch": ("in_out", IN_OUT), "tensorflow": ("out_in", OUT_IN)}[framework]
     form = turned[1] if matrix == [turned[0]] else ""
     return tuple(kind for kind in oriented_kinds(group, framework) if kind.form == form)
