@@ -20,7 +20,7 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
-from ckpttool.mapping.rules import KEEP, Rule
+from ckpttool.mapping.rules import KEEP, Permute, Rule
 
 # The version of ONNX's default operator set that gives operators their meaning.
 OPSET = 28
@@ -239,6 +239,9 @@ def find_roles(graph: Graph) -> dict[Path, tuple[str, Mapping[str, Any]]]:
     return {path: (roles.get(path, ""), settings.get(path, {})) for path in {**roles, **settings}}
 
 
+_TURN = Permute((1, 0))
+
+
 class _WeightRoles:
     """Roles of weights by path; matrices of the graph's constants, each with whether it is transposed."""
 
@@ -250,11 +253,12 @@ class _WeightRoles:
         self._vectors: dict[str, Path] = {}
         self._matrices: dict[str, tuple[Path, bool]] = {}
         for name, each in graph.constants.items():
-            if each.path is not None and each.rule is KEEP:
-                if len(each.shape or ()) == 1:
-                    self._vectors[name] = each.path
-                elif len(each.shape or ()) == 2:
-                    self._matrices[name] = each.path, False
+            if each.path is None:
+                continue
+            if len(each.shape or ()) == 1 and each.rule == KEEP:
+                self._vectors[name] = each.path
+            elif len(each.shape or ()) == 2 and each.rule in (KEEP, _TURN):
+                self._matrices[name] = each.path, each.rule == _TURN
 
     def add_all(self, nodes: Sequence[OperatorNode]) -> None:
         """Add nodes, with those of branches and loops."""

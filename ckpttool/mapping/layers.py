@@ -675,10 +675,13 @@ def _recorded_kinds(kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf]) -> 
     matrix = [role for role in roles if role != "added"]
     if len(roles) > len(matrix) + 1 or matrix not in (["in_out"], ["out_in"]):
         return ()
-    framework = kinds[0].framework
-    turned = {"torch": ("in_out", IN_OUT), "tensorflow": ("out_in", OUT_IN)}[framework]
-    form = turned[1] if matrix == [turned[0]] else ""
-    return tuple(kind for kind in oriented_kinds(group, framework) if kind.form == form)
+    oriented = tuple(
+        kind
+        for kind in oriented_kinds(group, kinds[0].framework)
+        for each in kind.weights
+        if each.canonical == "kernel" and (each.to_canonical == KEEP) == (matrix == ["in_out"])
+    )
+    return oriented or _refuse_kinds(kinds, f"its matrix is {matrix[0]}, as no layer with such names")
 
 
 def _incompatible_reason(about: ModuleInfo) -> str | None:
