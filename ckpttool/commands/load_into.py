@@ -366,8 +366,6 @@ _CANONICAL = "tensorflow"
 _SHOWN = 3
 _NORMS = ("layer_norm", "rms_norm")
 _OF_VECTORS = frozenset(("dense", "batch_norm", "prelu", *_NORMS))
-# Input shapes of a model, as formats/keras_config.py writes them.
-_INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
 _BY = {
     "order": "in order",
     "numbers": "by numbers",
@@ -381,12 +379,14 @@ _COUNTED = {**_BY, "given": "as given"}
 class ModelSource(NamedTuple):
     """The source of a model's values: the prepared tree, its framework and how reliable its order is.
 
-    `agent` is true for the networks of a recognised agent by canonical names.
+    `agent` is true for the networks of a recognised agent by canonical names. `shapes` are those of a
+    Keras model's inputs without the batch, () unless all are recorded.
     """
 
     ready: PreparedTree
     fills: FillSource
     agent: bool = False
+    shapes: tuple[Shape, ...] = ()
 
     @property
     def tree(self) -> Tree:
@@ -400,10 +400,8 @@ class ModelSource(NamedTuple):
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return input shapes from a configuration, or from a dense first layer."""
-        for container in self.tree.containers.values():
-            inputs = container.state.get("model_inputs") if isinstance(container.state, dict) else None
-            if isinstance(inputs, str) and _INPUTS.fullmatch(inputs):
-                return tuple(tuple(map(int, shape.split(","))) for shape in inputs.split(";"))
+        if self.shapes:
+            return self.shapes
         found = find_layers(self.tree, self.framework)
         kinds = [{kind.name for kind in layer.kinds} for layer in found]
         # The first layer that a file lists need not be the one that is called first.
@@ -448,12 +446,26 @@ def model_source(
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
         # A graph numbers the layers of a scope in call order.
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
-        return ModelSource(ready, FillSource(ready.tree, framework, in_order, by_graph, described))
+        fills = FillSource(ready.tree, framework, in_order, by_graph, described)
+        return ModelSource(ready, fills, shapes=_recorded_shapes(checkpoint))
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
     rules |= {place: rule.name for place, rule in rows.rules.items()}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, FillSource(ready.tree, framework))
+
+
+def _recorded_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
+    """Return the shapes of a Keras model's inputs without the batch, () unless all are recorded."""
+    if checkpoint.format not in ("keras_zip", "keras_h5"):
+        return ()
+    with contextlib.suppress(CkpttoolError):
+        graph = read_graph(checkpoint)
+        shapes = [(value.shape or ("",))[1:] for value in graph.inputs] if graph is not None else []
+        fixed = [tuple(each for each in shape if isinstance(each, int)) for shape in shapes]
+        if all(shape and len(known) == len(shape) for shape, known in zip(shapes, fixed, strict=True)):
+            return tuple(fixed)
+    return ()
 
 
 _FRAMEWORK_CLASS = "__torch__.torch."
