@@ -415,7 +415,7 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
         for path, each in orders.items():
             known = result.get(path, each)
             result[path] = WeightUse(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
-    # Several functions call the layers in orders of their own.
+    # Several functions may call the layers in different orders.
     alone = graphs[0] if len(graphs) == 1 else None
     return result if alone is None else with_uses(result, alone)
 

@@ -424,7 +424,7 @@ def _add_calls(
     if source.listed:
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
     calls = {part.name: part.call for part in skeleton.parts if part.call.number >= 0}
-    # A recurrent module calls its layers one after the other: each is a call of its own.
+    # A recurrent module calls its layers one after the other, each separately.
     depths = {name: {part_depth(each.part) for each in ours.layers if each.name == name} for name in calls}
     stride = 1 + max((call.number for call in calls.values()), default=0)
     after = {name: call.after for name, call in calls.items()}
