@@ -397,7 +397,7 @@ def with_uses(orders: _Orders, graph: Graph) -> _Orders:
     for path in {**calls, **orders}:
         role, settings = roles.get(path, ("", {}))
         use = orders.get(path, WeightUse())
-        made[path] = use._replace(call=calls.get(path, NO_CALL), role=role, settings=settings)
+        made[path] = use._replace(call=calls.get(path, NO_CALL), role=role, settings=dict(settings))
     return made
 
 
@@ -506,8 +506,8 @@ def with_orders(
         each = own.get(id(leaf)) if sources is None else found.get(sources.get(path, ()))
         if each is not None and isinstance(leaf, Leaf):
             if not unknown:
-                known = (None if side == UNKNOWN else side for side in (each.takes, each.makes))
-                each = WeightUse(*known, *each[2:])
+                takes, makes = (None if side == UNKNOWN else side for side in (each.takes, each.makes))
+                each = each._replace(takes=takes, makes=makes)
             leaf = replace(leaf, use=each)
         leaves[path] = leaf
     return Tree(leaves, tree.aliases, tree.containers)
