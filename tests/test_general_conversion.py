@@ -20,12 +20,12 @@ from ckpttool.commands.general_conversion import to_objects
 from ckpttool.core import (
     AxisOrder,
     CkpttoolError,
-    FeatureOrders,
     Inline,
     Leaf,
     MappingError,
     Tree,
     UsageError,
+    WeightUse,
     attr,
     framework_order,
     plain_order,
@@ -1270,7 +1270,7 @@ def test_configurations_tell_what_is_flattened(name: str) -> None:
     document = {"class_name": "Sequential", "config": {"name": "m", "layers": layers}}
     graph = read_document(document, Tree(leaves))
     orders = trace_graph_orders(graph, Tree(leaves), -1, opaque=None)
-    assert orders.get((attr("fc"), attr("kernel")), FeatureOrders()).takes == expected
+    assert orders.get((attr("fc"), attr("kernel")), WeightUse()).takes == expected
 
 
 # --- Folders of several files, and files that sort tensors by name ------------------------------------------

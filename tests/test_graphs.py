@@ -17,7 +17,7 @@ import pytest
 import ckpttool
 from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
 from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
-from ckpttool.graphs.graph import OPSET
+from ckpttool.graphs.graph import OPSET, find_roles, number_calls
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
 from tests.conftest import ROOT
 
@@ -510,3 +510,68 @@ def test_real_policies_compute_what_onnxruntime_does(corpus: Path) -> None:
         found = list(evaluate(graph, inputs).values())
         for array, expected in zip(found, run_onnxruntime(path, inputs), strict=True):
             assert_same_numbers(array, expected, 1e-4, 1e-5)
+
+
+def find_paths(graph: Graph) -> dict[str, Any]:
+    """Return the paths of a graph's weights by their last name."""
+    return {str(each.path[-1].value): each.path for each in graph.constants.values() if each.path}
+
+
+def test_calls_of_weights_are_numbered_with_what_their_inputs_depend_on(tmp_path: Path) -> None:
+    a, b, c, rows = f(4, 4), f(4, 4), f(4, 4), f(6, 4)
+    nodes = [
+        # A lookup at computed positions is a call, what is computed from constants alone is none.
+        N("Range", ["zero", "four", "one"], ["positions"]),
+        N("Gather", ["rows", "positions"], ["embedded"]),
+        N("Add", ["x", "embedded"], ["h"]),
+        N("Transpose", ["b"], ["turned"], perm=[1, 0]),
+        N("MatMul", ["h", "a"], ["left"]),
+        N("MatMul", ["h", "turned"], ["right"]),
+        N("Shape", ["left"], ["extents"]),
+        N("Reshape", ["right", "extents"], ["again"]),
+        N("MatMul", ["again", "c"], ["y"]),
+    ]
+    integers = {name: np.asarray(value, np.int64) for name, value in (("zero", 0), ("one", 1), ("four", 4))}
+    constants = {"a": a, "b": b, "c": c, "rows": rows, **integers}
+    graph = load(make_model(nodes, {"x": f(4, 4)}, constants, outputs=("left", "y")), tmp_path / "m.onnx")
+    paths, calls = find_paths(graph), number_calls(graph)
+    numbers = {name: calls[paths[name]].number for name in ("rows", "a", "b", "c")}
+    assert sorted(numbers, key=numbers.__getitem__) == ["rows", "a", "b", "c"]
+    after = {
+        name: {other for other, number in numbers.items() if calls[paths[name]].after >> number & 1}
+        for name in numbers
+    }
+    # The extents of a value are not its numbers.
+    assert after == {"rows": set(), "a": {"rows"}, "b": {"rows"}, "c": {"rows", "b"}}
+    assert {name: calls[paths[name]].leads for name in numbers} == {"rows": 3, "a": 1, "b": 2, "c": 2}
+
+
+def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
+    constants = {
+        "w": f(4, 4),
+        "v": f(4, 4),
+        "b": f(4),
+        "s": f(4),
+        "both": f(4, 4),
+        "k": f(2, 1, 3),
+        "t": f(4),
+    }
+    nodes = [
+        N("MatMul", ["x", "w"], ["h"]),
+        N("Add", ["b", "h"], ["i"]),
+        N("Gemm", ["i", "v", "s"], ["j"], transB=1),
+        N("MatMul", ["j", "both"], ["o"]),
+        N("Gemm", ["o", "both"], ["p"], transB=1),
+        N("LayerNormalization", ["p", "t"], ["q"], epsilon=1e-3),
+        N("Unsqueeze", ["q", "axis"], ["r"]),
+        N("Conv", ["r", "k"], ["y"], dilations=[2], kernel_shape=[3], pads=[2, 2]),
+    ]
+    graph = load(
+        make_model(nodes, {"x": f(4, 4)}, {**constants, "axis": np.asarray([1])}), tmp_path / "m.onnx"
+    )
+    paths, roles = find_paths(graph), find_roles(graph)
+    known = {name: roles[paths[name]][0] for name in constants if paths[name] in roles}
+    # A matrix that is used in both orientations has no role.
+    assert known == {"w": "in_out", "v": "out_in", "b": "added", "s": "added", "k": "", "t": ""}
+    assert roles[paths["k"]][1]["dilation"] == (2,)
+    assert roles[paths["t"]][1]["epsilon"] == pytest.approx(1e-3)

@@ -15,7 +15,7 @@ import pytest
 import ckpttool
 from ckpttool.core import FormatError, UnsupportedError
 from ckpttool.graphs import Graph, evaluate, read_graph, torchscript
-from ckpttool.graphs.graph import inline_constant
+from ckpttool.graphs.graph import extract_module, inline_constant
 from ckpttool.graphs.operators import is_known
 
 torch = pytest.importorskip("torch")
@@ -727,3 +727,26 @@ def test_unexpected_arguments_leave_an_operation_opaque(call: str, tmp_path: Pat
     rewrite_code(tmp_path / "m.pt", f"    return {call}\n")
     with pytest.raises((UnsupportedError, FormatError)):
         run(load(tmp_path / "m.pt"), (MATRIX,))
+
+
+def test_a_module_is_extracted_with_the_constants_that_it_needs(tmp_path):
+    class RMS(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4) + 0.5)
+
+        def forward(self, x):
+            return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3)
+
+    model = nn.Sequential(nn.Linear(3, 4), RMS(), nn.Linear(4, 2))
+    path = str(tmp_path / "m.pt")
+    torch.jit.trace(model, torch.zeros(1, 3)).save(path)
+    graph = read_graph(ckpttool.open(path))
+    module = extract_module(graph, ("1",))
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    outputs = evaluate(module, {module.inputs[0].name: x})
+    expected = model[1](torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(outputs[module.outputs[0].name], expected, rtol=1e-5)
+    # The whole model has no node outside.
+    assert extract_module(graph, ()) is not None
+    assert extract_module(graph, ("no such module",)) is None

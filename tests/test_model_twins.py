@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckpttool.core.activations import CallPlace
 from ckpttool.mapping import LayerCandidate, add_call_places, solve
 from ckpttool.mapping.solver import PLACE
 from ckpttool.networks import probe_module
@@ -34,11 +35,11 @@ def test_recorded_twins_are_never_wrong_without_a_word():
 @pytest.mark.tensorflow
 def test_a_sample_of_twins_computes_the_same():
     names = ("own_xw_torch", "aspp_parallel_dilated", "dueling_functional_unnamed")
-    command = [sys.executable, "-m", "tests.model_pairs.twins", *names, "--sources", "keras,pt"]
+    command = [sys.executable, "-m", "tests.model_pairs.twins", *names, "--sources", "keras,script,pt"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     states = {tuple(line.split("\t")[:2]): line.split("\t")[2] for line in done.stdout.splitlines()}
     # What a layer computes, a dilation, and the flow of calls decide.
-    assert [states[name, "keras"] for name in names] == ["right"] * 3
+    assert [states[name, form] for name in names for form in ("keras", "script")] == ["right"] * 6
     # A state_dict has none of them: what is taken from it is named, or refused.
     assert not {"right", "WRONG", "crash"} & {states[name, "pt"] for name in names}
 
@@ -99,8 +100,9 @@ def test_a_module_of_other_tensors_is_not_compared():
 KIND = frozenset({("dense", (8, 8))})
 
 
-def layer(name, *, call=-1, after=0, settings=()):
-    return LayerCandidate(tuple(name.split("/")), KIND, name, -1, call, after, frozenset(settings))
+def layer(name, *, call=-1, after=0, leads=0, settings=()):
+    place = CallPlace(call, after, leads)
+    return LayerCandidate(tuple(name.split("/")), KIND, name, -1, place, frozenset(settings))
 
 
 def found(sources, targets, **how):
@@ -137,7 +139,7 @@ def chain(names, order):
 def test_the_flow_of_calls_decides_whatever_names_say():
     theirs = chain(["head", "up1", "up2"], ["up2", "up1", "head"])
     ours = chain(["up1", "up2", "out"], ["up1", "up2", "out"])
-    pairs, solution = found(*add_call_places(theirs, ours))
+    pairs, solution = found(*add_call_places(theirs, ours)[:2])
     assert pairs == {"up2": "up1", "up1": "up2", "head": "out"}
     # Names that belong to other layers are said.
     assert {ours[p.target].title for p in solution.renamed} == {"up1", "up2"}
@@ -146,9 +148,23 @@ def test_the_flow_of_calls_decides_whatever_names_say():
 def test_layers_that_stand_beside_each_other_share_a_place():
     theirs = [layer("a", call=0), layer("b", call=1), layer("c", call=2, after=0b11)]
     ours = [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)]
-    pairs, solution = found(*add_call_places(theirs, ours))
+    *sides, by_outputs = add_call_places(theirs, ours)
+    pairs, solution = found(*sides)
     assert pairs == {"c": "z"}
     assert len(solution.ambiguous) == 1
+    assert not by_outputs
+
+
+def test_layers_that_stand_beside_each_other_lead_to_different_outputs():
+    theirs = [layer("a", call=0, leads=0b01), layer("b", call=1, leads=0b10)]
+    ours = [layer("x", call=0, leads=0b10), layer("y", call=1, leads=0b01)]
+    *sides, by_outputs = add_call_places(theirs, ours)
+    assert found(*sides)[0] == {"a": "y", "b": "x"}
+    assert by_outputs
+    # A model with other outputs leaves the layers as they are.
+    *sides, by_outputs = add_call_places(theirs, [layer("x", call=0), layer("y", call=1)])
+    assert found(*sides)[0] == {}
+    assert not by_outputs
 
 
 @pytest.mark.parametrize(
@@ -159,7 +175,7 @@ def test_layers_that_stand_beside_each_other_share_a_place():
     ],
 )
 def test_another_flow_or_an_unseen_call_is_no_evidence(ours):
-    sides = add_call_places(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
+    *sides, _ = add_call_places(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
     assert not any(name == PLACE for side in sides for each in side for name, _ in each.settings)
 
 

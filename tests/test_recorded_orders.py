@@ -9,10 +9,10 @@ import pytest
 
 from ckpttool.core import (
     Container,
-    FeatureOrders,
     Inline,
     Leaf,
     Tree,
+    WeightUse,
     attr,
     framework_order,
     key,
@@ -44,7 +44,7 @@ def test_a_dense_layer_takes_an_image_in_the_order_in_which_it_was_reshaped():
         image = call.image((1, 3, 2, 4))
         call.dense(call.reshaped(image, (1, -1)), WEIGHT, (24, 7))
         parts = ((8, 3),) if channel == 1 else ((6, 4),)
-        assert call.features() == {WEIGHT: FeatureOrders(framework_order(parts, framework), plain_order(7))}
+        assert call.features() == {WEIGHT: WeightUse(framework_order(parts, framework), plain_order(7))}
 
 
 def test_a_vector_between_images_is_a_part_of_its_own():
@@ -105,7 +105,7 @@ IMAGE_TREE = Tree(
 )
 
 
-def orders_of_code(move: str, shape: tuple[int, ...] = (2, 3, 3, 4)) -> dict[str, FeatureOrders]:
+def orders_of_code(move: str, shape: tuple[int, ...] = (2, 3, 3, 4)) -> dict[str, WeightUse]:
     """Return the orders in code with a convolution, an image [2, 4, 2, 3] and a dense layer."""
     translator = ScriptTranslator(
         IMAGE_TREE,
@@ -200,7 +200,7 @@ def test_layers_in_a_module_without_translation_have_unknown_orders():
         tree, {"__torch__": OPAQUE}, operation=apply_operation, integers=set(), shapes=[(2, 3, 3, 4)]
     )
     orders = trace_graph_orders(translator.graph(()), tree, 1)
-    assert orders[inner] == FeatureOrders(UNKNOWN, UNKNOWN)
+    assert orders[inner] == WeightUse(UNKNOWN, UNKNOWN)
     assert orders[dense].takes == UNKNOWN
     assert (attr("free"),) not in orders
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.core import UsageError
+from ckpttool.core.activations import CallPlace
 from ckpttool.mapping import LayerCandidate, Solution, parse_name_step, solve
 
 
@@ -306,7 +307,7 @@ def listed(*said: str) -> list[LayerCandidate]:
 
 def called(*row: LayerCandidate, chain: bool = True) -> list[LayerCandidate]:
     """Return layers as a model calls them: one after the other, or all with the same input."""
-    return [one._replace(call=n, after=(1 << n) - 1 if chain else 0) for n, one in enumerate(row)]
+    return [one._replace(call=CallPlace(n, (1 << n) - 1 if chain else 0)) for n, one in enumerate(row)]
 
 
 @pytest.mark.parametrize("sources", ["dense dense_1 dense_2", "l/0 l/2 l/4", "fc1 fc2 fc3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -44,7 +45,7 @@ from ckpttool.commands.options import (
 from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import sidecar
-from ckpttool.core.activations import parse_order
+from ckpttool.core.activations import CallPlace, WeightUse, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
@@ -54,6 +55,8 @@ from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
+from ckpttool.graphs.graph import Graph, extract_module, read_graph
+from ckpttool.graphs.interpreter import evaluate
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -79,6 +82,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
+from ckpttool.networks.model_child import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
@@ -234,8 +238,10 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
     cls, facts = _class_of(module, framework)
-    call, after = int(module.get("call", -1)), int(module.get("after", "0"), 16)
-    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call, after)
+    call = CallPlace(
+        int(module.get("call", -1)), *(int(module.get(name, "0"), 16) for name in ("after", "leads"))
+    )
+    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call)
 
 
 # The framework class that computes the same as a module of a program's own class.
@@ -358,9 +364,8 @@ _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 # The canonical agent has dense kernels [in, out] and names that mappings recognise as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
-_OF_VECTORS = frozenset(("dense", "batch_norm", "layer_norm", "rms_norm", "prelu"))
-# Input shapes of a model, as formats/keras_config.py writes them.
-_INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
+_NORMS = ("layer_norm", "rms_norm")
+_OF_VECTORS = frozenset(("dense", "batch_norm", "prelu", *_NORMS))
 _BY = {
     "order": "in order",
     "numbers": "by numbers",
@@ -374,12 +379,14 @@ _COUNTED = {**_BY, "given": "as given"}
 class ModelSource(NamedTuple):
     """The source of a model's values: the prepared tree, its framework and how reliable its order is.
 
-    `agent` is true for the networks of a recognised agent by canonical names.
+    `agent` is true for the networks of a recognised agent by canonical names. `shapes` are those of a
+    Keras model's inputs without the batch, () unless all are recorded.
     """
 
     ready: PreparedTree
     fills: FillSource
     agent: bool = False
+    shapes: tuple[Shape, ...] = ()
 
     @property
     def tree(self) -> Tree:
@@ -393,10 +400,8 @@ class ModelSource(NamedTuple):
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return input shapes from a configuration, or from a dense first layer."""
-        for container in self.tree.containers.values():
-            inputs = container.state.get("model_inputs") if isinstance(container.state, dict) else None
-            if isinstance(inputs, str) and _INPUTS.fullmatch(inputs):
-                return tuple(tuple(map(int, shape.split(","))) for shape in inputs.split(";"))
+        if self.shapes:
+            return self.shapes
         found = find_layers(self.tree, self.framework)
         kinds = [{kind.name for kind in layer.kinds} for layer in found]
         # The first layer that a file lists need not be the one that is called first.
@@ -426,7 +431,8 @@ def model_source(
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_policies.read_as_state_dict(checkpoint)
     else:
-        checkpoint = replace(checkpoint, tree=with_orders(checkpoint.tree, checkpoint, shapes))
+        tree = with_orders(checkpoint.tree, checkpoint, shapes)
+        checkpoint = replace(checkpoint, tree=_with_own_norms(tree, checkpoint))
     tree, lost = (checkpoint.tree, ()) if part is None else layer_options.select_part(checkpoint.tree, part)
     restore.require_shards(tree)
     ready, described = _as_saved(prepare_tree(checkpoint.tree, tree, part, wanted, known))
@@ -440,12 +446,75 @@ def model_source(
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
         # A graph numbers the layers of a scope in call order.
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
-        return ModelSource(ready, FillSource(ready.tree, framework, in_order, by_graph, described))
+        fills = FillSource(ready.tree, framework, in_order, by_graph, described)
+        return ModelSource(ready, fills, shapes=_recorded_shapes(checkpoint))
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
     rules |= {place: rule.name for place, rule in rows.rules.items()}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, FillSource(ready.tree, framework))
+
+
+def _recorded_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
+    """Return the shapes of a Keras model's inputs without the batch, () unless all are recorded."""
+    if checkpoint.format not in ("keras_zip", "keras_h5"):
+        return ()
+    with contextlib.suppress(CkpttoolError):
+        graph = read_graph(checkpoint)
+        shapes = [(value.shape or ("",))[1:] for value in graph.inputs] if graph is not None else []
+        fixed = [tuple(each for each in shape if isinstance(each, int)) for shape in shapes]
+        if all(shape and len(known) == len(shape) for shape, known in zip(shapes, fixed, strict=True)):
+            return tuple(fixed)
+    return ()
+
+
+_FRAMEWORK_CLASS = "__torch__.torch."
+_PROBED_SHAPES = ((4,), (3, 2))
+
+
+def _with_own_norms(tree: Tree, checkpoint: Checkpoint) -> Tree:
+    """Return the tree with the norms that modules of a program's own classes compute.
+
+    The nodes of such a module in the file's graph are evaluated for generated numbers.
+    """
+    owners = {
+        path[:-1]
+        for path, leaf in tree.tensors()
+        if len(leaf.shape) == 1
+        and (container := checkpoint.tree.containers.get(path[:-1])) is not None
+        and (container.name or _FRAMEWORK_CLASS).startswith("__torch__.")
+        and not str(container.name).startswith(_FRAMEWORK_CLASS)
+    }
+    try:
+        graph = read_graph(checkpoint) if owners else None
+    except CkpttoolError:
+        graph = None
+    leaves = dict(tree.items())
+    for owner in owners if graph is not None else ():
+        members = {path: leaf for path, leaf in tree.tensors() if path[:-1] == owner}
+        computed = _probe_nodes(graph, owner, {str(path[-1].value): leaf for path, leaf in members.items()})
+        if computed.get("kind") in _NORMS:
+            facts = {"role": computed["kind"], "settings": {"epsilon": computed["epsilon"]}}
+            for path, leaf in members.items():
+                leaves[path] = replace(leaf, use=(leaf.use or WeightUse())._replace(**facts))
+    return Tree(leaves, tree.aliases, tree.containers)
+
+
+def _probe_nodes(graph: Graph | None, owner: Path, tensors: Mapping[str, Leaf]) -> dict[str, Any]:
+    """Return what a module's nodes compute (see networks.probe_module), {} for another layer."""
+    module = None if graph is None else extract_module(graph, tuple(str(step.value) for step in owner))
+    if module is None or any(len(leaf.shape) != 1 for leaf in tensors.values()):
+        return {}
+    values = {name: leaf.array() for name, leaf in tensors.items()}
+    features = max(leaf.shape[0] for leaf in tensors.values())
+    for outer in _PROBED_SHAPES:
+        with contextlib.suppress(CkpttoolError, ValueError):
+            return probe_module(
+                values,
+                (*outer, features),
+                lambda x: evaluate(module, {module.inputs[0].name: x})[module.outputs[0].name],
+            )
+    return {}
 
 
 def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleInfo]]:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from ckpttool.core.activations import (
         ActivationTracker as ActivationTracker,
         AxisOrder as AxisOrder,
-        FeatureOrders as FeatureOrders,
+        WeightUse as WeightUse,
         framework_order as framework_order,
         plain_order as plain_order,
     )

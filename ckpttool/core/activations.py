@@ -61,11 +61,34 @@ UNKNOWN = AxisOrder((), ())
 NO_IMAGE = AxisOrder(((1, 1),), (0,))
 
 
-class FeatureOrders(NamedTuple):
-    """Input and output feature order of a layer; None where nothing records it."""
+class CallPlace(NamedTuple):
+    """The first call of a layer among the calls of its model: its number, -1 where nothing records it.
+
+    `after` is a bit set of the calls whose results are its inputs, `leads` one of the model's outputs
+    that depend on its result.
+    """
+
+    number: int = -1
+    after: int = 0
+    leads: int = 0
+
+
+NO_CALL = CallPlace()
+
+
+class WeightUse(NamedTuple):
+    """What a computation does with a weight: the order of the features that its layer takes and makes.
+
+    An order is None where nothing records it. `role` is that in a product: "in_out" and "out_in" are
+    matrices by their axes, "added" is a bias; or the norm that its module computes. `settings` are those
+    of its layer, by their names in Keras.
+    """
 
     takes: Optional[AxisOrder] = None  # noqa: UP045
     makes: Optional[AxisOrder] = None  # noqa: UP045
+    call: CallPlace = NO_CALL
+    role: str = ""
+    settings: Optional[Dict[str, Any]] = None  # noqa: UP006, UP045
 
 
 def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045

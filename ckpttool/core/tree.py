@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.core import dtypes, limits
-from ckpttool.core.activations import FeatureOrders
+from ckpttool.core.activations import WeightUse
 from ckpttool.core.source import Buffer, Shape, Source, as_array, require_length
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Leaf:
     slot: str | None = None
     trainable: bool | None = None
     name: str | None = None
-    features: FeatureOrders | None = field(default=None, compare=False, repr=False)
+    use: WeightUse | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:

@@ -6,7 +6,7 @@ import builtins
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from types import MappingProxyType
@@ -643,9 +643,7 @@ def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
     return found
 
 
-# Calls of the layers in a Keras model's configuration.
-#
-# Source: keras/src/models/functional.py and sequential.py (configurations).
+# Calls of the layers in a functional Keras model's configuration (keras/src/models/functional.py).
 
 _MOST_LAYERS = 20_000
 
@@ -666,135 +664,3 @@ def list_references(value: Any) -> list[tuple[str, int, int]]:
         else:
             stack += reversed(item)
     return found
-
-
-_Reference = tuple[str, int, int]
-_KerasNode = tuple[str, KerasConfig, int, list[_Reference]]
-_Call = Callable[[KerasConfig, Sequence[Any], tuple[str, ...]], list[Any]]
-
-
-def follow_model(
-    config: KerasConfig, given: Sequence[Any], above: tuple[str, ...], apply: _Call
-) -> list[Any]:
-    """Return the outputs of a Sequential or functional model for its inputs.
-
-    `apply` returns the outputs of one call of a layer, from the layer, its inputs and the names of the
-    models around it; other outputs are None. Raise ValueError for calls whose inputs are not listed.
-    """
-    layers = config.settings.get("layers")
-    if not isinstance(layers, list) or len(layers) > _MOST_LAYERS:
-        raise ValueError
-    if config.cls == "Sequential":
-        values = list(given[:1])
-        for each in layers:
-            values = apply(config_of(each), values, above)[:1]
-        return values
-    outer = dict(
-        zip([ref[0] for ref in list_references(config.settings.get("input_layers"))], given, strict=False)
-    )
-    outputs: dict[_Reference, Any] = {}
-    waiting: list[_KerasNode] = []
-    for each in layers:
-        layer = config_of(each)
-        name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
-        if layer.cls == "InputLayer":
-            outputs[name, 0, 0] = apply(layer, [outer[name]] if name in outer else [], above)[0]
-            continue
-        nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
-        for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-            waiting.append((name, layer, number, list_references(node)))
-    visits = 0
-    while waiting:
-        before, visits = len(waiting), visits + len(waiting)
-        waiting = [row for row in waiting if not _is_called(row, outputs, above, apply)]
-        if len(waiting) == before or visits > _MOST_VISITS:
-            raise ValueError
-    return [outputs.get(ref) for ref in list_references(config.settings.get("output_layers"))]
-
-
-def _is_called(
-    node: _KerasNode, outputs: dict[_Reference, Any], above: tuple[str, ...], apply: _Call
-) -> bool:
-    """Apply a call whose inputs are known, and return whether they are."""
-    name, layer, number, refs = node
-    if not all(ref in outputs for ref in refs):
-        return False
-    made = apply(layer, [outputs[ref] for ref in refs], above)
-    made += [None] * (_MOST_OUTPUTS - len(made))
-    outputs.update(((name, number, place), value) for place, value in enumerate(made))
-    return True
-
-
-# Of one layer: the states of a stack of cells.
-_MOST_OUTPUTS = 16
-# Of calls whose inputs are looked for: layers may be listed in any order.
-_MOST_VISITS = 1 << 18
-
-
-class KerasCalls:
-    """The calls of a model's layers in its configuration, numbered, with the calls that each needs.
-
-    `found` has by layer the number of its first call and, as bits, the calls whose results are its
-    inputs; `inputs` are the shapes of the model's input layers without the batch, None if not fixed.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, ...], tuple[int, int]] = {}
-        self.inputs: list[Sequence[int] | None] = []
-
-    def apply(self, layer: KerasConfig, given: Sequence[int | None], above: tuple[str, ...]) -> list[int]:
-        """Return by output the calls that the outputs of a call need."""
-        name = (*above, layer.name or "")
-        if layer.cls in MODELS:
-            return follow_model(layer, given, name, self.apply) or [0]
-        before = 0
-        for each in given:
-            before |= each or 0
-        if layer.cls == "InputLayer":
-            if not above:
-                shape = layer.settings.get("batch_shape") or layer.settings.get("batch_input_shape")
-                self.inputs.append(_fixed_shape(shape))
-            return [before]
-        if len(self.found) > _MOST_LAYERS:
-            raise ValueError
-        number, _ = self.found.setdefault(name, (len(self.found), before))
-        return [before | 1 << number] * _MOST_OUTPUTS
-
-
-def _fixed_shape(shape: Any) -> list[int] | None:
-    """Return a shape without its first axis, the batch; None if an extent is not fixed."""
-    axes = shape[1:] if isinstance(shape, list) else []
-    return axes if axes and all(type(axis) is int and axis > 0 for axis in axes) else None
-
-
-def with_calls(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with the call order added to the settings of its layers."""
-    calls = KerasCalls()
-    try:
-        follow_model(model, [0], (), calls.apply)
-    except (RecursionError, ValueError, TypeError, KeyError):
-        return model
-    shapes = [",".join(map(str, shape)) for shape in calls.inputs if shape is not None]
-    inputs = {"model_inputs": ";".join(shapes)} if len(shapes) == len(calls.inputs) > 0 else {}
-    facts = {
-        name: {"call_number": number, "called_after": hex(before), **inputs}
-        for name, (number, before) in calls.found.items()
-    }
-    return _add_settings(model, facts, ())
-
-
-def _add_settings(
-    model: KerasConfig, facts: Mapping[tuple[str, ...], Mapping[str, Any]], above: tuple[str, ...]
-) -> KerasConfig:
-    layers = model.settings.get("layers")
-    if not isinstance(layers, list):
-        return model
-    made = []
-    for each in layers:
-        layer = config_of(each)
-        name = (*above, layer.name or "")
-        if isinstance(each, dict) and layer.cls is not None:
-            inner = _add_settings(layer, facts, name)
-            each = {**each, "config": {**inner.settings, **facts.get(name, {})}}
-        made.append(each)
-    return KerasConfig(model.cls, {**model.settings, "layers": made})

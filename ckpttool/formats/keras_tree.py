@@ -27,7 +27,6 @@ from ckpttool.formats.keras_config import (
     snake_case,
     split_number,
     stored_names,
-    with_calls,
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
@@ -77,7 +76,7 @@ def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasCo
 
 def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
     root, strays = build_nodes(index)
-    walk = KerasWalk(with_calls(config), root)
+    walk = KerasWalk(config, root)
     leaves = dict(walk.leaves)
     containers = dict(walk.containers)
     notes = list(index.notes)
@@ -127,7 +126,7 @@ def _list_legacy(index: Hdf5Index) -> KerasModel:
     found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
     trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
     config, optimizer = (
-        with_calls(config_of(found)),
+        config_of(found),
         optimizer_config(trained.get("optimizer_config")),
     )
     leaves, containers, owners = _list_weights(index, config)

@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpttool.core.activations import (
+    NO_CALL,
     UNKNOWN,
     ActivationTracker,
     AxisOrder,
-    FeatureOrders,
     TrackingLimitError,
+    WeightUse,
     framework_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
-from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
+from ckpttool.graphs.graph import Graph, OperatorNode, find_roles, number_calls, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
 
@@ -310,7 +311,7 @@ class OrderTracer:
 
     # --- Result -----------------------------------------------------------------------------------------
 
-    def features(self) -> dict[Path, FeatureOrders]:
+    def features(self) -> dict[Path, WeightUse]:
         """Return the orders by weight, UNKNOWN where an operation before the layer was not evaluated."""
         for weight, made in self._made:
             # For most convolutions the entries are never requested.
@@ -320,7 +321,7 @@ class OrderTracer:
         found = {}
         for weight, sides in self.uses.items():
             orders = {side: self._order(calls) for side, calls in sides.items()}
-            found[weight] = FeatureOrders(orders.get("takes"), orders.get("makes"))
+            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"))
         return found
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
@@ -338,12 +339,12 @@ class OrderTracer:
         return orders[0] if len(set(orders)) == 1 else UNKNOWN
 
 
-def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:
+def mark_orders_unknown(tree: Tree) -> dict[Path, WeightUse]:
     """Return unknown orders for all layers of an image model."""
     if all(len(leaf.shape) < _IMAGE_RANK for _, leaf in tree.tensors()):
         return {}
     return {
-        path: FeatureOrders(UNKNOWN, UNKNOWN)
+        path: WeightUse(UNKNOWN, UNKNOWN)
         for path, leaf in tree.tensors()
         if len(leaf.shape) == _MATRIX and leaf.role == "parameter"
     }
@@ -363,7 +364,7 @@ _FAILURES = (
     *(CkpttoolError, UntraceableError, TrackingLimitError, SyntaxError, ArithmeticError, LookupError),
     *(TypeError, ValueError, RecursionError, MemoryError),
 )
-_Orders = Mapping[Path, FeatureOrders]
+_Orders = Mapping[Path, WeightUse]
 
 
 def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders:
@@ -373,13 +374,14 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
     record those of the source.
     """
     try:
-        if checkpoint.format == "onnx":
+        if checkpoint.format in ("onnx", "keras_zip", "keras_h5"):
             graph = read_graph(checkpoint)
-            return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, 1)
-        if checkpoint.format in ("keras_zip", "keras_h5"):
-            graph = read_graph(checkpoint)
+            if graph is None:
+                return {}
+            if checkpoint.format == "onnx":
+                return with_uses(trace_graph_orders(graph, checkpoint.tree, 1), graph)
             # What a custom layer does to an image is not in the file: its order is not recorded.
-            return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, -1, opaque=None)
+            return with_uses(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
         root = checkpoint.tree.containers.get(())
@@ -388,20 +390,34 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
         return {}
 
 
+def with_uses(orders: _Orders, graph: Graph) -> _Orders:
+    """Return the orders with the position of each weight's call in the graph, its role and settings."""
+    calls, roles = number_calls(graph), find_roles(graph)
+    made = {}
+    for path in {**calls, **orders}:
+        role, settings = roles.get(path, ("", {}))
+        use = orders.get(path, WeightUse())
+        made[path] = use._replace(call=calls.get(path, NO_CALL), role=role, settings=dict(settings))
+    return made
+
+
 def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
     """Return the orders in a SavedModel's functions; if several use a layer, they must agree."""
     from ckpttool.graphs import tensorflow
 
-    result: dict[Path, FeatureOrders] = {}
-    for graph in tensorflow.read_each(checkpoint):
+    result: dict[Path, WeightUse] = {}
+    graphs = list(tensorflow.read_each(checkpoint))
+    for graph in graphs:
         if graph is None:
             orders: _Orders = mark_orders_unknown(checkpoint.tree)
         else:
             orders = trace_graph_orders(graph, checkpoint.tree, -1)
         for path, each in orders.items():
-            pairs = zip(result.get(path, each), each, strict=True)
-            result[path] = FeatureOrders(*(_agreed(one, two) for one, two in pairs))
-    return result
+            known = result.get(path, each)
+            result[path] = WeightUse(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
+    # Several functions may call the layers in different orders.
+    alone = graphs[0] if len(graphs) == 1 else None
+    return result if alone is None else with_uses(result, alone)
 
 
 def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:
@@ -428,7 +444,7 @@ def _read_script_orders(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> _Ord
     graph = torchscript.read_for_shapes(checkpoint, [traced] if traced else _candidates(checkpoint, shapes))
     if graph is not None:
         result = trace_graph_orders(graph, checkpoint.tree, 1)
-        return result if traced else _keep_size_independent(result)
+        return with_uses(result if traced else _keep_size_independent(result), graph)
     if traced or any(map(_REORDERING_CODE.search, texts.values())):
         return mark_orders_unknown(checkpoint.tree)
     return {}
@@ -443,7 +459,7 @@ def _keep_size_independent(orders: _Orders) -> _Orders:
         forms = (framework_order(order.parts, each) for each in ("torch", "tensorflow"))
         return order if order in forms else UNKNOWN
 
-    return {path: FeatureOrders(*map(kept, each)) for path, each in orders.items()}
+    return {path: WeightUse(kept(each.takes), kept(each.makes)) for path, each in orders.items()}
 
 
 def _candidates(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:
@@ -489,8 +505,10 @@ def with_orders(
     for path, leaf in tree.items():
         each = own.get(id(leaf)) if sources is None else found.get(sources.get(path, ()))
         if each is not None and isinstance(leaf, Leaf):
-            each = each if unknown else FeatureOrders(*(None if side == UNKNOWN else side for side in each))
-            leaf = replace(leaf, features=each)
+            if not unknown:
+                takes, makes = (None if side == UNKNOWN else side for side in (each.takes, each.makes))
+                each = each._replace(takes=takes, makes=makes)
+            leaf = replace(leaf, use=each)
         leaves[path] = leaf
     return Tree(leaves, tree.aliases, tree.containers)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpttool.core import dtypes
-from ckpttool.core.activations import UNKNOWN, AxisOrder
+from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
@@ -54,6 +53,7 @@ from ckpttool.mapping.solver import (
     add_call_places,
     is_framework_counter,
     name_numbers,
+    part_depth,
     solve,
     steps_of_part,
 )
@@ -123,7 +123,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
             frozenset(s for kind in layer.kinds if (s := layer_signature(tree, layer, kind)) is not None),
             layer.title,
             ranks.get(number, -1),
-            *_call_order(layer),
+            _call_place(tree, layer),
             settings=_comparable_settings(layer),
             listed=_is_saved_by_place(tree, layer, keys),
         )
@@ -137,13 +137,17 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
     return MatchSide(tree, found, bare, tuple(candidates))
 
 
-def _call_order(layer: Layer) -> tuple[int, int]:
-    """Return the number of the layer's call and the calls before it, from a file's configuration."""
-    number, after = (layer.about.settings.get(name) for name in ("call_number", "called_after"))
-    try:
-        return (number, int(str(after), 16)) if isinstance(number, int) and not layer.part else (-1, 0)
-    except ValueError:
-        return -1, 0
+def _call_place(tree: Tree, layer: Layer) -> CallPlace:
+    """Return the layer's place among the calls of its model, as its file's computation records it."""
+    leaves = [tree[path] for path in layer.tensors.values()]
+    uses = [leaf.use for leaf in leaves if isinstance(leaf, Leaf) and leaf.use is not None]
+    calls = [use.call for use in uses if use.call.number >= 0]
+    if not calls:
+        return NO_CALL
+    after = leads = own = 0
+    for call in calls:
+        after, leads, own = after | call.after, leads | call.leads, own | 1 << call.number
+    return CallPlace(min(call.number for call in calls), after & ~own, leads)
 
 
 def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
@@ -214,8 +218,7 @@ class ModelModule:
 
     `flatten` is the image (channels last) that the module receives flattened; () means that there is
     none, None that it is unknown. `orders` are those of its input features ("in") and output features
-    ("out"), None if they could not be followed. `call` is the number of the module's first call, -1
-    if no call was observed, and `after` is a bit set of the calls whose results are its inputs.
+    ("out"), None if they could not be followed. `call` is its place among the calls of the model.
     """
 
     name: Name
@@ -224,8 +227,7 @@ class ModelModule:
     tensors: Mapping[str, Path]
     flatten: Shape | None = None
     orders: Mapping[str, AxisOrder | None] = field(default_factory=dict)
-    call: int = -1
-    after: int = 0
+    call: CallPlace = NO_CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,9 @@ def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillR
 
 def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
     tree, (target, places) = source.tree, skeleton.named()
-    theirs, ours = _add_calls(*_build_sides(source, options.choices, target, skeleton), source, skeleton)
+    theirs, ours, by_outputs = _add_calls(
+        *_build_sides(source, options.choices, target, skeleton), source, skeleton
+    )
     solution = solve(
         theirs.candidates,
         ours.candidates,
@@ -399,7 +403,11 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         ),
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
-        (*_describe_assumptions(theirs, ours, solution), *dict.fromkeys(made.assumed)),
+        (
+            *_describe_assumptions(theirs, ours, solution),
+            *(("both models return their outputs in the same order",) if by_outputs else ()),
+            *dict.fromkeys(made.assumed),
+        ),
         (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
         (*misfits, *different, *unfit.values()),
         made.evidence,
@@ -408,20 +416,33 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
 
 def _add_calls(
     theirs: MatchSide, ours: MatchSide, source: FillSource, skeleton: Skeleton
-) -> tuple[MatchSide, MatchSide]:
-    """Return both sides with the positions of their layers in the calls of their models."""
+) -> tuple[MatchSide, MatchSide, bool]:
+    """Return both sides with the positions of their layers in the calls of their models.
+
+    The third result is whether the order of the models' outputs decides some of them.
+    """
     if source.listed:
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
-    calls = {part.name: part for part in skeleton.parts}
-    parts = Counter(layer.name for layer in ours.layers)
-    wanting = [
-        one._replace(call=part.call, after=part.after)
-        if (part := calls.get(layer.name)) is not None and parts[layer.name] == 1
-        else one
-        for one, layer in zip(ours.candidates, ours.layers, strict=False)
-    ]
-    having, wanting = add_call_places(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
-    return theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
+    calls = {part.name: part.call for part in skeleton.parts if part.call.number >= 0}
+    # A recurrent module calls its layers one after the other, each separately.
+    depths = {name: {part_depth(each.part) for each in ours.layers if each.name == name} for name in calls}
+    stride = 1 + max((call.number for call in calls.values()), default=0)
+    after = {name: call.after for name, call in calls.items()}
+    for name, call in calls.items():
+        inner = sum(1 << call.number + depth * stride for depth in depths[name])
+        for other in after:
+            if other != name and after[other] >> call.number & 1:
+                after[other] |= inner
+    wanting = list(ours.candidates)
+    for n, layer in enumerate(ours.layers):
+        if (call := calls.get(layer.name, NO_CALL)) is not NO_CALL:
+            depth = part_depth(layer.part)
+            within = sum(1 << call.number + each * stride for each in depths[layer.name] if each < depth)
+            place = CallPlace(call.number + depth * stride, after[layer.name] | within, call.leads)
+            wanting[n] = wanting[n]._replace(call=place)
+    having, wanting, by_outputs = add_call_places(theirs.candidates, wanting)
+    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
+    return theirs, ours, by_outputs
 
 
 def _build_sides(

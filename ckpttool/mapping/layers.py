@@ -15,7 +15,7 @@ from ckpttool.core.activations import (
     NO_IMAGE,
     UNKNOWN,
     AxisOrder,
-    FeatureOrders,
+    WeightUse,
     framework_order,
 )
 from ckpttool.core.errors import MappingError, UsageError
@@ -564,13 +564,22 @@ def _as_layer(tree: Tree, module: Layer, framework: str, described: Mapping[Path
     stored = min(module.tensors, key=lambda name: name.count("/"))
     path = module.tensors[stored]
     if path in described:
-        return module._replace(about=NO_MODULE_INFO if "/" in stored else described[path])
-    about = _recorded_info(tree, path[: -1 - stored.count("/")])
+        about = NO_MODULE_INFO if "/" in stored else described[path]
+        return module._replace(about=_with_used_settings(tree, module, about))
+    about = _with_used_settings(tree, module, _recorded_info(tree, path[: -1 - stored.count("/")]))
     if framework == "tensorflow" and len(module.name) > 1 and _CELL.fullmatch(module.last):
         outer = _recorded_info(tree, path[:-2])
         about = ModuleInfo(about.cls or outer.cls, {**outer.settings, **about.settings}, about.own)
         return module._replace(name=module.name[:-1], about=about)
     return module._replace(about=about)
+
+
+def _with_used_settings(tree: Tree, module: Layer, about: ModuleInfo) -> ModuleInfo:
+    """Return the facts about a module with the settings that its file's computation records."""
+    leaves = [tree[path] for path in module.tensors.values()]
+    uses = [leaf.use.settings for leaf in leaves if isinstance(leaf, Leaf) and leaf.use is not None]
+    used = {name: value for settings in uses for name, value in (settings or {}).items()}
+    return about._replace(settings={**used, **about.settings}) if used else about
 
 
 def _recorded_info(tree: Tree, path: Path) -> ModuleInfo:
@@ -604,6 +613,8 @@ def narrow_kinds(
     named = _kinds_of_class(kinds, group, about)
     if named is not None:
         return named
+    if (about.own or not about.cls) and (named := _recorded_kinds(kinds, group)):
+        return named
     # The class of a layer made of several modules does not matter.
     classes = classes and not any("/" in name for name in group if not name.startswith("vars/"))
     why = _unknown_class_reason(kinds, group, about) if classes else None
@@ -621,7 +632,7 @@ def narrow_kinds(
 def _kinds_of_class(
     kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo
 ) -> tuple[LayerKind, ...] | None:
-    """Return the kinds for the module's class, None if the class does not decide."""
+    """Return the kinds for the module's class, or for its own computation; None if neither decides."""
     if about.cls in _IN_OUT_CLASSES:
         able = (*kinds, *oriented_kinds(group, kinds[0].framework))
         return tuple(kind for kind in able if kind.form == _IN_OUT_CLASSES[about.cls])[:1] or None
@@ -652,6 +663,25 @@ def _kinds_of_class(
     if why is not None:
         named = tuple(replace(kind, refused=why) for kind in named)
     return named[:1] if len({kind.name for kind in named}) == 1 else named
+
+
+def _recorded_kinds(kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf]) -> tuple[LayerKind, ...]:
+    """Return the norm, or the dense layer, that the file's computation records; () for another layer."""
+    roles = sorted(leaf.use.role for leaf in group.values() if leaf.use is not None)
+    if len(roles) != len(group):
+        return ()
+    if len(set(roles)) == 1 and (norms := tuple(kind for kind in kinds if kind.name == roles[0])):
+        return norms
+    matrix = [role for role in roles if role != "added"]
+    if len(roles) > len(matrix) + 1 or matrix not in (["in_out"], ["out_in"]):
+        return ()
+    oriented = tuple(
+        kind
+        for kind in oriented_kinds(group, kinds[0].framework)
+        for each in kind.weights
+        if each.canonical == "kernel" and (each.to_canonical == KEEP) == (matrix == ["in_out"])
+    )
+    return oriented or _refuse_kinds(kinds, f"its matrix is {matrix[0]}, as no layer with such names")
 
 
 def _incompatible_reason(about: ModuleInfo) -> str | None:
@@ -892,7 +922,7 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     unknown = UNKNOWN if about.settings.get("axis_order") == "unknown" else None
     facts = LayerFacts(takes=unknown, makes=unknown)
     for leaf in group.values():
-        takes, makes = leaf.features or FeatureOrders()
+        takes, makes, *_ = leaf.use or WeightUse()
         facts = facts._replace(
             takes=takes if takes not in (None, UNKNOWN) else facts.takes or takes,
             makes=makes if makes not in (None, UNKNOWN) else facts.makes or makes,

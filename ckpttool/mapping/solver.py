@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from ckpttool.core.activations import NO_CALL, CallPlace
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
 from ckpttool.mapping.layers import DIRECTION_NAME
@@ -100,6 +101,12 @@ def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
     if found is None:
         return (part,) if part else ()
     return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)
+
+
+def part_depth(part: str) -> int:
+    """Return the position of a torch module's recurrent layer among those that it calls in turn."""
+    match = _PART.fullmatch(part)
+    return 0 if match is None else int(match[1])
 
 
 # Words for the purpose of a layer; those on one line are synonyms. Two lines of one family exclude each
@@ -219,8 +226,7 @@ class LayerCandidate(NamedTuple):
     """A layer of either side: its name's steps, its possible kinds with shapes, its displayed name.
 
     `rank` is its position in the order in which its model lists or uses layers, -1 if the file has
-    none. `call` is the number of its call in a call of its model, -1 if none was observed, and
-    `after` is a bit set of the calls whose results are its inputs. `settings` distinguish layers of
+    none. `call` is its place among the calls of its model. `settings` distinguish layers of
     the same kind and shape, by name and value. `listed` means that a number in its name follows a
     list of its model or the calls of its graph, not the order in which its program created layers.
     `lone` is a tensor outside of layers.
@@ -230,8 +236,7 @@ class LayerCandidate(NamedTuple):
     signatures: frozenset[Signature]
     shown: str = ""
     rank: int = -1
-    call: int = -1
-    after: int = 0
+    call: CallPlace = NO_CALL
     settings: frozenset[tuple[str, object]] = frozenset()
     listed: bool = False
     lone: bool = False
@@ -329,12 +334,13 @@ def build_scope(every: Sequence[LayerCandidate], some: Iterable[int]) -> NameSco
 
 def add_call_places(
     theirs: Sequence[LayerCandidate], ours: Sequence[LayerCandidate]
-) -> tuple[list[LayerCandidate], list[LayerCandidate]]:
+) -> tuple[list[LayerCandidate], list[LayerCandidate], bool]:
     """Return both sides with each layer's position in the order of calls among its settings.
 
-    The position of a layer follows from its kind and shape, and from its inputs and consumers. It is
-    evidence only if both sides have equally many layers at each position; otherwise the settings stay
-    unchanged.
+    The position of a layer follows from its kind and shape, from its inputs and consumers, and from the
+    outputs of the model that depend on it. It is evidence only if both sides have equally many layers at
+    each position; otherwise outputs count as equal, and then the settings stay unchanged. The third result
+    is whether only the order of the outputs distinguishes some positions.
     """
     sides = list(theirs), list(ours)
     known = frozenset.intersection(
@@ -347,34 +353,49 @@ def add_call_places(
         for side, own in zip(sides, kinds, strict=True)
         for each, kind in zip(side, own, strict=True)
         for s in kind
-        if each.call < 0
+        if each.call.number < 0
     }
     marks: list[dict[int, object]] = [
         {n: tuple(sorted(map(repr, kind))) for n, kind in enumerate(own) if kind and not kind & unseen}
         for own in kinds
     ]
     if min(map(len, marks)) < 2 or len(marks[0]) > _MOST_PLACED:
-        return sides
-    numbers: dict[object, int] = {}
-    before = 0
-    for _ in range(_ROUNDS):
-        marks = [_refine_marks(side, mark, numbers) for side, mark in zip(sides, marks, strict=True)]
-        counts = [sorted(map(str, mark.values())) for mark in marks]
-        if counts[0] != counts[1]:
-            return sides
-        now = len(set(counts[0]))
-        if now == before:
-            break
-        before = now
-    for side, mark in zip(sides, marks, strict=True):
-        for n, place in mark.items():
+        return *sides, False
+    with_outputs: list[dict[int, object]] = [
+        {n: (mark, side[n].call.leads) for n, mark in own.items()}
+        for side, own in zip(sides, marks, strict=True)
+    ]
+    places = plain = _find_places(sides, marks)
+    by_outputs = _find_places(sides, with_outputs)
+    decide = bool(by_outputs) and len({*by_outputs[0].values()}) > len({*plain[0].values()} if plain else ())
+    places = by_outputs if decide else plain
+    for side, own in zip(sides, places, strict=False):
+        for n, place in own.items():
             side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, place)})
-    return sides
+    return *sides, decide
 
 
 PLACE = "position in the order of calls"
 _ROUNDS = 8
 _MOST_PLACED = 600
+
+
+def _find_places(
+    sides: Sequence[Sequence[LayerCandidate]], marks: Sequence[Mapping[int, object]]
+) -> Sequence[Mapping[int, object]]:
+    """Return the positions of the layers on both sides, refined from their marks; none if they disagree."""
+    numbers: dict[object, int] = {}
+    before = 0
+    for _ in range(_ROUNDS):
+        marks = [_refine_marks(side, own, numbers) for side, own in zip(sides, marks, strict=True)]
+        counts = [sorted(map(str, own.values())) for own in marks]
+        if counts[0] != counts[1]:
+            return ()
+        now = len(set(counts[0]))
+        if now == before:
+            break
+        before = now
+    return marks
 
 
 def _refine_marks(
@@ -383,11 +404,10 @@ def _refine_marks(
     """Return each layer's mark combined with those of the layers before and after it."""
     above: dict[int, list[str]] = {n: [] for n in marks}
     below: dict[int, list[str]] = {n: [] for n in marks}
-    calls = {side[n].call: n for n in marks}
     for n in marks:
-        bits = side[n].after
-        for call, other in calls.items():
-            if bits >> call & 1 and other != n:
+        bits = side[n].call.after
+        for other in marks:
+            if bits >> side[other].call.number & 1 and other != n:
                 above[n].append(str(marks[other]))
                 below[other].append(str(marks[n]))
     return {
@@ -791,13 +811,13 @@ class _Solver:
         if agreed is None:
             return
         calls = [self.targets[n] for n in ours.layers]
-        seen = all(one.call >= 0 for one in calls)
+        seen = all(one.call.number >= 0 for one in calls)
         chain = seen and _is_chain(calls)
         if agreed == "counted" and (theirs.by_construction or ((seen or ours.by_construction) and not chain)):
             return
         if not chain and self._differ_unseen(having, wanting):
             return
-        if agreed == "named" and seen and any(b.call < a.call for a, b in pairwise(calls)):
+        if agreed == "named" and seen and any(b.call.number < a.call.number for a, b in pairwise(calls)):
             return  # the model does not call its layers in the order of their numbers
         for source, target in zip(theirs.layers, ours.layers, strict=True):
             if self._pair(source, target, "numbers"):
@@ -840,10 +860,10 @@ class _Solver:
 
     def _by_calls(self, having: list[int], wanting: list[int]) -> None:
         """Match a row of numbered layers with those of a model that calls them one after the other."""
-        if len(having) != len(wanting) or any(self.targets[n].call < 0 for n in wanting):
+        if len(having) != len(wanting) or any(self.targets[n].call.number < 0 for n in wanting):
             return
         theirs = _build_row(self.sources, having)
-        ours = sorted(wanting, key=lambda n: self.targets[n].call)
+        ours = sorted(wanting, key=lambda n: self.targets[n].call.number)
         if theirs is None or theirs.has_networks or theirs.by_construction:
             return
         if not _is_chain([self.targets[n] for n in ours]):
@@ -904,9 +924,11 @@ class _Solver:
         """Return layers of one kind and shape in order, None if the source has none."""
         if len(having) != len(wanting):
             return None
-        if all(self.sources[n].call >= 0 for n in having) and all(self.targets[n].call >= 0 for n in wanting):
-            having = sorted(having, key=lambda n: self.sources[n].call)
-            wanting = sorted(wanting, key=lambda n: self.targets[n].call)
+        if all(self.sources[n].call.number >= 0 for n in having) and all(
+            self.targets[n].call.number >= 0 for n in wanting
+        ):
+            having = sorted(having, key=lambda n: self.sources[n].call.number)
+            wanting = sorted(wanting, key=lambda n: self.targets[n].call.number)
         elif not self.in_order and all(self.sources[n].rank >= 0 for n in having):
             having = sorted(having, key=lambda n: self.sources[n].rank)
         elif not self.in_order:
@@ -931,7 +953,7 @@ class _Solver:
         if self._row_of(having, wanting) is None:
             return None
         both = ([self.sources[n] for n in having], [self.targets[n] for n in wanting])
-        if all(one.call >= 0 for side in both for one in side):
+        if all(one.call.number >= 0 for side in both for one in side):
             return "calls"
         theirs, ours = _build_row(self.sources, having), _build_row(self.targets, wanting)
         if theirs is None or ours is None or theirs.nesting != ours.nesting:
@@ -1014,7 +1036,7 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
 
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:
     """Return whether the input of each layer depends on the layer before it."""
-    return all(later.after >> earlier.call & 1 for earlier, later in pairwise(called))
+    return all(later.call.after >> earlier.call.number & 1 for earlier, later in pairwise(called))
 
 
 def _is_by_class(step: str) -> bool:

@@ -45,10 +45,12 @@ class CallLog:
         self._order: dict[int, int] = {}
         self._before: list[int] = []
         self._flow: dict[int, tuple[Any, int]] = {}
+        # The results of the last call, which is the model's own.
+        self._made: Any = None
 
     def flow(self, module: Any, given: Any, made: Any) -> None:
         """Record which modules contribute to the output of a module or function (None)."""
-        before = 0
+        before, self._made = 0, made
         for tensor in iter_tensors(given):
             before |= self._flow.get(id(tensor), (None, 0))[1]
         if module is not None and _own_tensors(module):
@@ -61,11 +63,19 @@ class CallLog:
             self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
 
     def order(self) -> dict[int, dict[str, Any]]:
-        """Return per module the number of its first call, and as hex bits the calls that it depends on."""
+        """Return per module the number of its first call, the calls that it depends on, and its outputs.
+
+        `after` has a bit for each call, `leads` one for each output of the model that depends on this one.
+        """
         if len(self._order) == _MOST_FOLLOWED:
             return {}
+        outputs = [self._flow.get(id(tensor), (None, 0))[1] for tensor in iter_tensors(self._made)]
         return {
-            module: {"call": number, "after": hex(self._before[number])}
+            module: {
+                "call": number,
+                "after": hex(self._before[number]),
+                "leads": hex(sum((bits >> number & 1) << place for place, bits in enumerate(outputs))),
+            }
             for module, number in self._order.items()
         }
 
