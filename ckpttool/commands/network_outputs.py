@@ -24,7 +24,8 @@ from ckpttool.commands.restore import (
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import ACTIVATIONS, LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.kinds import ACTIVATIONS
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from ckpttool.core import atomic_write, filesystem, text
 from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, ActivationName
 from ckpttool.core.source import File
 from ckpttool.version import __version__
 
@@ -23,26 +24,7 @@ from ckpttool.version import __version__
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
-
-# Functions after a hidden layer, with the default arguments of torch/nn/modules/activation.py.
-ActivationName = Literal[
-    "relu",
-    "tanh",
-    "sigmoid",
-    "elu",
-    "leaky_relu",
-    "gelu",
-    "silu",
-    "softplus",
-    "linear",
-    "mish",
-    "selu",
-    "relu6",
-    "hardtanh",
-    "hardswish",
-]
-ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)
-DEFAULT_SLOPE = 0.01
+DEFAULT_SLOPE: float = ACTIVATION_KINDS["leaky_relu"].arguments["negative_slope"]
 _SLOPED = re.compile(r"leaky_relu\((-?[\d.]+(?:e[-+]?\d+)?)\)")
 # Prefixes of a fact's provenance; otherwise it is "given ...".
 _READ, _ASSUMED = "read from", "assumed"

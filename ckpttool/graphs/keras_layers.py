@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.graph import Constant, OperatorNode, inline_constant, trim_inputs
+from ckpttool.graphs.graph import ACTIVATION_NODES, Constant, OperatorNode, inline_constant, trim_inputs
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -305,10 +306,6 @@ def _moving(rule: _OneRule) -> LayerRule:
 # Activations: keras/src/activations/activations.py.
 
 
-def _log_sigmoid(call: LayerCall, x: str) -> str:
-    return call.add("Neg", call.add("Softplus", call.add("Neg", x)))
-
-
 def _clip(call: LayerCall, x: str, low: float, high: float) -> str:
     dtype = call.compute_dtype
     return call.add("Clip", x, call.constant(low, dtype), call.constant(high, dtype))
@@ -325,13 +322,6 @@ def _hard_sigmoid_slope(call: LayerCall) -> float:
     return 1 / 6 if version is None or version > 2 else 0.2
 
 
-def _square_plus(call: LayerCall, x: str) -> str:
-    inner = call.add("Add", call.add("Mul", x, x), call.constant(4, call.compute_dtype))
-    return call.add(
-        "Mul", call.add("Add", x, call.add("Sqrt", inner)), call.constant(0.5, call.compute_dtype)
-    )
-
-
 def _gated(call: LayerCall, x: str) -> str:
     left, right = call.split("Split", [x], 2, axis=-1, num_outputs=2)
     return call.add("Mul", left, call.add("Sigmoid", right))
@@ -341,32 +331,24 @@ def _plain(op: str, **attributes: Any) -> _OneRule:
     return lambda call, x: call.add(op, x, **attributes)
 
 
+def _elementary(name: str) -> _OneRule:
+    """Return the rule of a function of core/kinds.py."""
+    rule = ACTIVATION_NODES[name]
+    return lambda call, x: rule(call.add, lambda number: call.constant(number, call.compute_dtype), x)
+
+
 _ACTIVATIONS: dict[str, _OneRule] = {
-    "linear": lambda _call, x: x,
-    "relu": _plain("Relu"),
-    "tanh": _plain("Tanh"),
-    "sigmoid": _plain("Sigmoid"),
-    "softplus": _plain("Softplus"),
-    "softsign": _plain("Softsign"),
-    "elu": _plain("Elu"),
-    "selu": _plain("Selu"),
-    "gelu": _plain("Gelu"),
-    **dict.fromkeys(("silu", "swish"), _plain("Swish")),
-    "exponential": _plain("Exp"),
+    **{
+        word: _elementary(row.name)
+        for row in ACTIVATION_KINDS.values()
+        if row.name in ACTIVATION_NODES
+        for word in row.keras
+    },
     "leaky_relu": _plain("LeakyRelu", alpha=0.2),
-    "relu6": lambda call, x: _clip(call, x, 0, 6),
-    "celu": _plain("Celu"),
-    "mish": _plain("Mish"),
     "hard_sigmoid": _hard_sigmoid,
-    **dict.fromkeys(("hard_silu", "hard_swish"), _plain("HardSwish")),
-    "softmax": _plain("Softmax", axis=-1),
-    "log_softmax": _plain("LogSoftmax", axis=-1),
-    "log_sigmoid": _log_sigmoid,
-    "squareplus": _square_plus,
+    **{name: _plain(ACTIVATION_KINDS[name].onnx, axis=-1) for name in ("softmax", "log_softmax")},
     "soft_shrink": _plain("Shrink", bias=0.5, lambd=0.5),
     "hard_shrink": _plain("Shrink", bias=0.0, lambd=0.5),
-    "tanh_shrink": lambda call, x: call.add("Sub", x, call.add("Tanh", x)),
-    "hard_tanh": lambda call, x: _clip(call, x, -1, 1),
     "glu": _gated,
 }
 
@@ -1495,23 +1477,15 @@ _BINARY = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", 
 _BINARY |= {"Power": "Pow", "Maximum": "Max", "Minimum": "Min", "Matmul": "MatMul"}
 _COMPARISONS = {"Greater": "Greater", "GreaterEqual": "GreaterOrEqual", "Less": "Less", "Equal": "Equal"}
 _COMPARISONS |= {"LessEqual": "LessOrEqual", "LogicalAnd": "And", "LogicalOr": "Or"}
+# Classes of functions without arguments: `LogSigmoid` is log_sigmoid.
 _SMOOTH = {
-    "Relu": "relu",
-    "Relu6": "relu6",
-    "Sigmoid": "sigmoid",
-    "Softplus": "softplus",
-    "Softsign": "softsign",
-    "Silu": "silu",
-    "LogSigmoid": "log_sigmoid",
-    "HardSigmoid": "hard_sigmoid",
-    "HardSilu": "hard_silu",
-    "HardTanh": "hard_tanh",
-    "Selu": "selu",
-    "TanhShrink": "tanh_shrink",
-    "Squareplus": "squareplus",
-    "Mish": "mish",
+    "".join(map(str.capitalize, row.keras[0].split("_"))): row.keras[0]
+    for row in ACTIVATION_KINDS.values()
+    if row.is_plain
+    and row.keras[:1]
+    and row.keras[0] in _ACTIVATIONS
+    and row.keras[0] not in ("linear", "exponential")
 }
-
 _FUNCTIONS: dict[str, LayerRule] = {
     **{name: _function(op, 1) for name, op in _UNARY.items()},
     **{name: _function(op, 2) for name, op in _BINARY.items()},

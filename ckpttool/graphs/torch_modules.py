@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.graphs.graph import (
+    ACTIVATION_NODES,
     Constant,
     Graph,
     OperatorNode,
@@ -383,6 +385,11 @@ def _plain(op: str, **settings: str) -> _Rule:
         return call.add(op, x, **attributes)
 
     return rule
+
+
+def _elementary(name: str) -> _Rule:
+    """Return the rule of a function of core/kinds.py."""
+    return lambda call, x: ACTIVATION_NODES[name](call.add, call.constant, x)
 
 
 def _limits(call: TorchCall, x: str) -> str:
@@ -887,17 +894,16 @@ def _self_attention(call: TorchCall, x: str) -> str:
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("Identity", "Dropout", "AlphaDropout", "FeatureAlphaDropout"), _same),
-    **{name: _plain(op) for name, op in (("ReLU", "Relu"), ("SiLU", "Swish"), ("Hardswish", "HardSwish"))},
-    **{name: _plain(name) for name in ("Tanh", "Sigmoid", "Softsign", "Mish")},
-    "SELU": _plain("Selu"),
+    **{
+        row.torch: _elementary(row.name)
+        for row in ACTIVATION_KINDS.values()
+        if row.is_plain and row.torch and row.name in ACTIVATION_NODES
+    },
     "LeakyReLU": _plain("LeakyRelu", alpha="negative_slope"),
     "ELU": _plain("Elu", alpha="alpha"),
     "CELU": _plain("Celu", alpha="alpha"),
     "Softshrink": _plain("Shrink", lambd="lambd", bias="lambd"),
     "Hardshrink": _plain("Shrink", lambd="lambd"),
-    "Hardsigmoid": lambda call, x: call.add("HardSigmoid", x, alpha=1 / 6, beta=0.5),
-    "Tanhshrink": lambda call, x: call.add("Sub", x, call.add("Tanh", x)),
-    "LogSigmoid": lambda call, x: call.add("Neg", call.add("Softplus", call.add("Neg", x))),
     **dict.fromkeys(("Hardtanh", "ReLU6"), _limits),
     "Softplus": _softplus,
     "GELU": _gelu,

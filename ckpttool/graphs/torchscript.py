@@ -22,10 +22,10 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
-from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import Graph, inline_constant
+from ckpttool.graphs.graph import Graph, GraphBuilder, inline_constant
 from ckpttool.graphs.torchscript_code import (
     ScriptTensor,
     UnsupportedScriptError,
@@ -361,16 +361,15 @@ for _torch, _onnx in {
 }.items():
     _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, a.x))  # type: ignore[misc]
 for _torch, _onnx in {
-    **{
-        n: n.capitalize()
-        for n in ("tanh", "sigmoid", "exp", "log", "sqrt", "sin", "cos", "tan", "erf", "mish")
-    },
+    **{n: n.capitalize() for n in ("exp", "log", "sqrt", "sin", "cos", "tan", "erf")},
     **{n: n.capitalize() for n in ("sinh", "cosh", "reciprocal")},
     **{f"a{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     **{f"arc{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    "hardswish": "HardSwish",
-    "silu": "Swish",
-    "selu": "Selu",
+    **{
+        row.name: row.onnx
+        for row in ACTIVATION_KINDS.values()
+        if row.is_plain and row.torch and row.onnx and row.name not in ("relu", "linear")
+    },
 }.items():
     _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, _floating(t, a.x)))  # type: ignore[misc]
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.kinds import ACTIVATION_KINDS, KERAS_ACTIVATIONS
 from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.tree import Path
 from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
@@ -176,31 +177,10 @@ def _read_head(
     )
 
 
-# Keras activations, by their names in keras/src/activations/__init__.py, that are the same function here. Its
-# leaky_relu has a different slope (0.2) than torch's.
-KERAS_ACTIVATIONS = {
-    **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
-    "swish": "silu",
-}
-# Further functions of keras/src/activations/__init__.py, of both versions, that policies do not support.
-_OTHER_KERAS = frozenset(
-    (
-        "leaky_relu",
-        "selu",
-        "celu",
-        "relu6",
-        "softsign",
-        "hard_sigmoid",
-        "hard_silu",
-        "hard_swish",
-        "hard_tanh",
-    )
-) | {"hard_shrink", "soft_shrink", "tanh_shrink", "squareplus", "mish", "exponential", "softmax", "glu"}
-_OTHER_KERAS |= {"log_softmax", "log_sigmoid", "sparse_plus", "sparse_sigmoid", "sparsemax", "threshold"}
 _SKIPPED = frozenset(
     ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
 )
-_LAYERS = {"ReLU": "relu", "ELU": "elu"}
+_LAYERS = {ACTIVATION_KINDS[name].layer: name for name in ("relu", "elu")}
 
 
 def own_class(document: Mapping[str, Any]) -> str | None:
@@ -333,7 +313,7 @@ def _keras_activation(name: Name, activation: Any) -> ChainStep:
     """Return the step of an activation; a named one without an equivalent is unknown."""
     if isinstance(activation, str) and activation in KERAS_ACTIVATIONS:
         return ChainStep("activation", name, KERAS_ACTIVATIONS[activation])
-    if isinstance(activation, str) and activation in _OTHER_KERAS:
+    if isinstance(activation, str) and any(activation in row.keras for row in ACTIVATION_KINDS.values()):
         return ChainStep("unknown", name, activation)
     if activation is None:
         return ChainStep("activation", name, None)

@@ -816,25 +816,7 @@ def require_action_bounds(
     return known
 
 
-# Canonical activation names, by torch class and by RLlib setting.
-#
-# Sources: torch/nn/modules/activation.py; rllib/models/utils.py, `get_activation_fn`.
-
-TORCH = {
-    "ReLU": "relu",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "SiLU": "silu",
-    "ELU": "elu",
-    "LeakyReLU": "leaky_relu",
-    "GELU": "gelu",
-    "Softplus": "softplus",
-    "Mish": "mish",
-    "SELU": "selu",
-    "ReLU6": "relu6",
-    "Hardtanh": "hardtanh",
-    "Hardswish": "hardswish",
-}
+# Activations by RLlib setting (rllib/models/utils.py, `get_activation_fn`).
 
 RLLIB = {"swish": "silu", "None": "linear"}
 
