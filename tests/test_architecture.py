@@ -583,9 +583,9 @@ def test_settings_other_than_the_defaults_of_their_class_are_listed(tmp_path: Pa
     details = {}
     for name, module in rows.items():
         torch.save(module, tmp_path / f"{name}.pt")
-        model = described(tmp_path / f"{name}.pt")
+        model = described(tmp_path / f"{name}.pt")["model"]
         details[name] = [layer["detail"] for layer in layers(model)][1:]
-    assert details["plain"] == ["3 -> 4, 3x3", "", "", "2x2"]
+    assert details["plain"] == ["3 -> 4, 3x3", None, None, "2x2"]
     assert details["set"] == ["3 -> 4, 3x3, stride 3", "eps 0.001", "eps 1e-05", "2x2, stride 1"]
 
 
@@ -596,5 +596,5 @@ def test_each_norm_of_keras_has_its_own_default_of_epsilon(tmp_path: Path) -> No
 
     rows = [norm(cls, n) for cls in ("LayerNormalization", "RMSNormalization") for n in (1e-3, 1e-6)]
     file = keras_file(tmp_path, {"class_name": "Sequential", "module": "keras", "config": {"layers": rows}})
-    model = described(file)
-    assert [layer["detail"] for layer in layers(model)][1:] == ["", "eps 1e-06", "eps 0.001", ""]
+    model = described(file)["model"]
+    assert [layer["detail"] for layer in layers(model)][1:] == [None, "eps 1e-06", "eps 0.001", None]

@@ -448,11 +448,10 @@ def _list_settings(
     for row, default, value in settings:
         if row.name == "epsilon":
             default = default_epsilon(cls, library)
+        elif row.name == "stride" and window is not None:
+            default = window
         known = value is not None and value != () and not isinstance(value, dict)
-        usual = (default is not None and _axes(value) == default) or (
-            row.name == "stride" and _axes(value) == window
-        )
-        if known and row.text and not usual:
+        if known and row.text and (default is None or _axes(value) != default):
             yield row.text.format(_axes_text(value))
 
 
