@@ -251,8 +251,8 @@ def test_activations_compute_what_pytorch_computes() -> None:
     import torch
     from torch import nn
 
-    from ckpttool.graphs.graph import ACTIVATION_NODES, GraphBuilder, Value
-    from ckpttool.graphs.interpreter import evaluate
+    from ckpttool.graphs import Value, evaluate
+    from ckpttool.graphs.graph import ACTIVATION_NODES, GraphBuilder
 
     x = np.linspace(-8, 8, 97, dtype=np.float32)
     for name, rule in ACTIVATION_NODES.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from math import prod
@@ -97,7 +97,9 @@ Reading = Callable[[Group, LayerFacts], LayerMapping]
 class LayerKind:
     """One way in which a framework stores one kind of layer.
 
-    Without `reading` and `writing`, the weights' own rules are used. `also` is a condition besides
+    Without `reading`, the weights' own rules are used. Writing is the inverse of reading tensors of the
+    `shapes` that a canonical layer has in the framework, unless `writing` does more; `multiplier` is the
+    canonical kernel whose last axis is the number in the facts for that. `also` is a condition besides
     names and ranks. `form` names the variant if a framework has several; "" is the one that is
     written. `modules` is a pattern for the module's name if that distinguishes the kind from another.
     `asked` means that the kind is used only if an option or the file selects it; `refused` is the
@@ -111,6 +113,8 @@ class LayerKind:
     also: Callable[[Group], bool] | None = None
     reading: Reading | None = None
     writing: Reading | None = None
+    shapes: Callable[[Group, LayerFacts], Mapping[str, Shape]] | None = None
+    multiplier: str = ""
     modules: str | None = None
     opt_in: bool = False
     refused: str | None = None
@@ -167,12 +171,29 @@ class LayerKind:
         if self.writing is not None:
             return self.writing(canonical, facts)
         require_tensors(self, canonical, [w.canonical for w in self.weights if not w.optional])
+        if self.shapes is not None:
+            return self._invert_reading(self.shapes(canonical, facts), canonical, facts)
         rows = tuple(
             TensorMapping(w.name, w.canonical, w.to_canonical.inverse(canonical[w.canonical]))
             for w in self.weights
             if w.canonical in canonical
         )
         return LayerMapping(rows, left=leftover_names(canonical, rows))
+
+    def _invert_reading(
+        self, shapes: Mapping[str, Shape], canonical: Group, facts: LayerFacts
+    ) -> LayerMapping:
+        if self.multiplier:
+            facts = facts._replace(number=canonical[self.multiplier].shape[-1])
+        like = next(iter(canonical.values()))
+        stored = {name: placeholder_leaf(like, shape) for name, shape in shapes.items()}
+        reading = self.read(stored, facts)
+        rows = tuple(
+            TensorMapping(row.stored, row.canonical, row.rule.inverse(stored[row.stored]))
+            for row in reading.rows
+            if row.canonical in canonical
+        )
+        return LayerMapping(rows, left=leftover_names(canonical, rows), assumed=reading.assumed)
 
 
 def leftover_names(canonical: Group, rows: Iterable[TensorMapping]) -> tuple[str, ...]:
@@ -230,15 +251,15 @@ def _read_keras(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
     return LayerMapping(tuple(rows))
 
 
-def _write_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
+def _keras_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
     require_tensors(KERAS, canonical, [f"{name}_kernel" for name in _ALL])
     heads = facts.number or _head_count(facts)
     if heads is None:
         raise MappingError(HEADS)
-    rows = []
+    shapes: dict[str, Shape] = {}
     for name in _ALL:
-        kernel, bias = canonical[f"{name}_kernel"], canonical.get(f"{name}_bias")
-        width = kernel.shape[0 if name == _OUT else 1]
+        kernel, bias = canonical[f"{name}_kernel"].shape, canonical.get(f"{name}_bias")
+        width = kernel[0 if name == _OUT else 1]
         if heads < 1 or width % heads:
             raise MappingError(
                 "the attention width is not a multiple of the number of heads",
@@ -246,17 +267,10 @@ def _write_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
                 found=f"{heads} heads",
             )
         split = (heads, width // heads)
-        shape = (*split, kernel.shape[1]) if name == _OUT else (kernel.shape[0], *split)
-        rows.append(TensorMapping(f"{name}/kernel", f"{name}_kernel", Reshape(shape)))
+        shapes[f"{name}/kernel"] = (*split, kernel[1]) if name == _OUT else (kernel[0], *split)
         if bias is not None:
-            rows.append(
-                TensorMapping(
-                    f"{name}/bias",
-                    f"{name}_bias",
-                    chain_rules(Reshape(split)) if name != _OUT else chain_rules(),
-                )
-            )
-    return LayerMapping(tuple(rows))
+            shapes[f"{name}/bias"] = bias.shape if name == _OUT else split
+    return shapes
 
 
 def _head_count(facts: LayerFacts) -> int | None:
@@ -281,7 +295,7 @@ def _read_torch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
     return LayerMapping(tuple(rows))
 
 
-def _write_torch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _torch_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
     require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
     kernels = {name: canonical[f"{name}_kernel"].shape for name in _ALL}
     width = kernels["query"][0]
@@ -291,22 +305,12 @@ def _write_torch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: 
             expected=str(width),
             found=", ".join(f"{name} {list(shape)}" for name, shape in kernels.items()),
         )
-    apart = any(kernels[name][0] != width for name in PROJECTIONS)
-    rows = []
-    for number, name in enumerate(PROJECTIONS):
-        place = AxisSlice(0, number * width, (number + 1) * width, 3 * width).inverse(
-            canonical["query_kernel"]
-        )
-        if apart:
-            rows.append(TensorMapping(f"{name[0]}_proj_weight", f"{name}_kernel", TRANSPOSE))
-        else:
-            rows.append(TensorMapping("in_proj_weight", f"{name}_kernel", chain_rules(TRANSPOSE, place)))
-        if f"{name}_bias" in canonical:
-            rows.append(TensorMapping("in_proj_bias", f"{name}_bias", place))
-    rows.append(TensorMapping("out_proj/weight", "output_kernel", TRANSPOSE))
-    if "output_bias" in canonical:
-        rows.append(TensorMapping("out_proj/bias", "output_bias"))
-    return LayerMapping(tuple(rows))
+    shapes: dict[str, Shape] = {"in_proj_weight": (3 * width, width)}
+    if any(kernels[name][0] != width for name in PROJECTIONS):
+        shapes = {f"{name[0]}_proj_weight": kernels[name][::-1] for name in PROJECTIONS}
+    if any(f"{name}_bias" in canonical for name in PROJECTIONS):
+        shapes["in_proj_bias"] = (3 * width,)
+    return {**shapes, "out_proj/weight": (width, width), "out_proj/bias": (width,)}
 
 
 def _keras_fits(group: Group) -> bool:
@@ -336,7 +340,7 @@ KERAS = LayerKind(
     ),
     also=_keras_fits,
     reading=_read_keras,
-    writing=_write_keras,
+    shapes=_keras_shapes,
 )
 TORCH = LayerKind(
     "attention",
@@ -349,7 +353,7 @@ TORCH = LayerKind(
     ),
     also=_torch_fits,
     reading=_read_torch,
-    writing=_write_torch,
+    shapes=_torch_shapes,
 )
 
 
@@ -372,7 +376,7 @@ def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
     )
 
 
-def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C901  # its reading, its writing
+def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:
     """Return an attention of two linear layers, the first with query, key and value as outputs in this order.
 
     If heads interleave (GPT-NeoX's `query_key_value`), the rows have another order, which is not
@@ -396,7 +400,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
             rows.append(TensorMapping(f"{out}/bias", "output_bias"))
         return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
 
-    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
         widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
         if len(widths) != 1:
@@ -404,19 +408,12 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
                 "a combined layer for query, key and value requires equal widths",
                 found=", ".join(str(list(shape)) for shape in sorted(widths)),
             )
-        width = canonical["query_kernel"].shape[1]
-        rows = []
-        for number, name in enumerate(PROJECTIONS):
-            start, end = number * width, (number + 1) * width
-            place = AxisSlice(axis, start, end, 3 * width).inverse(canonical["query_kernel"])
-            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", chain_rules(turned, place)))
-            if f"{name}_bias" in canonical:
-                place = AxisSlice(0, start, end, 3 * width).inverse(canonical[f"{name}_bias"])
-                rows.append(TensorMapping(f"{joined}/bias", f"{name}_bias", place))
-        rows.append(TensorMapping(f"{out}/weight", "output_kernel", turned))
-        if "output_bias" in canonical:
-            rows.append(TensorMapping(f"{out}/bias", "output_bias"))
-        return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
+        (inputs, width), outputs = widths.pop(), canonical["output_kernel"].shape
+        matrices = {joined: (inputs, 3 * width), out: outputs}
+        return {
+            **{f"{name}/weight": shape if in_out else shape[::-1] for name, shape in matrices.items()},
+            **{f"{name}/bias": shape[1:] for name, shape in matrices.items()},
+        }
 
     def fits(group: Group) -> bool:
         shape = group[f"{joined}/weight"].shape
@@ -431,7 +428,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
         for name, rank in (("weight", 2), ("bias", 1))
     )
     form = "fused_in_out" if in_out else "fused"
-    return LayerKind("attention", "torch", weights, form, fits, read, write, opt_in=True)
+    return LayerKind("attention", "torch", weights, form, fits, read, shapes=shapes, opt_in=True)
 
 
 _BLOCKS = "an attention layer with one combined projection outputs query, key and value, in this order"
@@ -575,17 +572,9 @@ def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[
     return rule, () if known else ("depthwise convolutions have one output per channel",)
 
 
-def _write_depthwise_kernel(stored: str, canonical: str, kernel: Leaf) -> TensorMapping:
-    *space, channels, multiplier = kernel.shape
-    there = _depthwise_rule(channels, multiplier, tuple(space))
-    weight = replace(kernel, shape=(channels * multiplier, 1, *space))
-    return TensorMapping(stored, canonical, there.inverse(weight))
-
-
-def _write_torch_depthwise(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-    require_tensors(_TORCH_DEPTHWISE[0], canonical, ("kernel",))
-    weight = _write_depthwise_kernel("weight", "kernel", canonical["kernel"])
-    return LayerMapping((weight, *((TensorMapping("bias", "bias"),) if "bias" in canonical else ())))
+def _depthwise_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
+    *space, channels, multiplier = canonical["kernel"].shape
+    return {"weight": (channels * multiplier, 1, *space), "bias": (channels * multiplier,)}
 
 
 def _depthwise_kinds(dimensions: int) -> tuple[LayerKind, ...]:
@@ -621,7 +610,8 @@ _TORCH_DEPTHWISE = tuple(
         (WeightSpec("weight", "kernel", dimensions + 2), _BIAS),
         also=_is_depthwise,
         reading=_read_torch_depthwise,
-        writing=_write_torch_depthwise,
+        shapes=_depthwise_shapes,
+        multiplier="kernel",
     )
     for dimensions in (1, 2)
 )
@@ -638,19 +628,11 @@ def _read_two_convolutions(group: Group, facts: LayerFacts) -> LayerMapping:
     return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
 
 
-def _write_two_convolutions(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-    require_tensors(_TORCH_SEPARABLE[0], canonical, ("depthwise_kernel", "pointwise_kernel"))
-    pointwise = canonical["pointwise_kernel"]
-    rows = (
-        _write_depthwise_kernel("depthwise/weight", "depthwise_kernel", canonical["depthwise_kernel"]),
-        TensorMapping(
-            "pointwise/weight",
-            "pointwise_kernel",
-            kernel_permutation(len(pointwise.shape) - 2).inverse(pointwise),
-        ),
-        TensorMapping("pointwise/bias", "bias"),
-    )
-    return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+def _separable_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
+    *space, channels, multiplier = canonical["depthwise_kernel"].shape
+    *window, inputs, outputs = canonical["pointwise_kernel"].shape
+    shapes = {"depthwise": (channels * multiplier, 1, *space), "pointwise": (outputs, inputs, *window)}
+    return {**{f"{name}/weight": shape for name, shape in shapes.items()}, "pointwise/bias": (outputs,)}
 
 
 def _separable_kind(dimensions: int) -> LayerKind:
@@ -670,7 +652,8 @@ _TORCH_SEPARABLE = tuple(
             WeightSpec("pointwise/bias", "bias", 1, optional=True),
         ),
         reading=_read_two_convolutions,
-        writing=_write_two_convolutions,
+        shapes=_separable_shapes,
+        multiplier="depthwise_kernel",
         opt_in=True,
     )
     for dimensions in (1, 2)
@@ -724,16 +707,9 @@ def _read_dense(group: Group, facts: LayerFacts) -> LayerMapping:
     return LayerMapping(tuple(row for row in rows if row.stored in group))
 
 
-def _write_dense(canonical: Group, facts: LayerFacts) -> LayerMapping:
-    require_tensors(DENSE_TORCH, canonical, ("kernel",))
+def _dense_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
     inputs, outputs = canonical["kernel"].shape
-    rule = (
-        channels_first_rule(_check_flatten_shape(facts.flatten, inputs), outputs)
-        if facts.flatten
-        else TRANSPOSE
-    )
-    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
-    return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+    return {"weight": (outputs, inputs), "bias": (outputs,)}
 
 
 def _fits_bias(outputs: int, group: Group) -> bool:
@@ -758,17 +734,15 @@ def _row_bias_kind() -> LayerKind:
         bias = TensorMapping("bias", "bias", Reshape(group["bias"].shape[1:]))
         return LayerMapping((TensorMapping("weight", "kernel"), bias))
 
-    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-        bias = TensorMapping("bias", "bias", Reshape((1, canonical["kernel"].shape[1])))
-        return LayerMapping(
-            tuple(row for row in (TensorMapping("weight", "kernel"), bias) if row.canonical in canonical)
-        )
+    def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
+        kernel = canonical["kernel"].shape
+        return {"weight": kernel, "bias": (1, kernel[1])}
 
     def fits(group: Group) -> bool:
         return group["bias"].shape == (1, group["weight"].shape[1])
 
     weights = (WeightSpec("weight", "kernel", 2), WeightSpec("bias", "bias", 2))
-    return LayerKind("dense", "tensorflow", weights, ROW_BIAS, fits, read, write)
+    return LayerKind("dense", "tensorflow", weights, ROW_BIAS, fits, read, shapes=shapes)
 
 
 def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
@@ -787,14 +761,10 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
         )
         return LayerMapping(tuple(row for row in rows if row.stored in group))
 
-    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         inputs, outputs = canonical["kernel"].shape
-        shape = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
-        rows = (
-            TensorMapping(name, "kernel", chain_rules(turned, Reshape(shape))),
-            TensorMapping("bias", "bias"),
-        )
-        return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+        kernel = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
+        return {name: kernel, "bias": (outputs,)}
 
     def fits(group: Group) -> bool:
         shape = group[name].shape
@@ -809,7 +779,7 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
         POINTWISE,
         fits,
         read,
-        write,
+        shapes=shapes,
         opt_in=True,
     )
 
@@ -826,7 +796,7 @@ DENSE_TORCH = LayerKind(
     (WeightSpec("weight", "kernel", 2, TRANSPOSE), _DENSE_BIAS),
     also=_WEIGHT_BIASED,
     reading=_read_dense,
-    writing=_write_dense,
+    shapes=_dense_shapes,
 )
 
 
@@ -1017,10 +987,9 @@ def _read_alpha(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
     return LayerMapping((TensorMapping("alpha", "alpha", Reshape((shape[-1],)) if len(shape) > 1 else KEEP),))
 
 
-def _write_alpha(canonical: Group, facts: LayerFacts) -> LayerMapping:
+def _alpha_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
     (channels,) = canonical["alpha"].shape
-    wanted = facts.wanted.get("alpha", (*(1,) * (facts.number or 0), channels))
-    return LayerMapping((TensorMapping("alpha", "alpha", Reshape(wanted) if len(wanted) > 1 else KEEP),))
+    return {"alpha": facts.wanted.get("alpha", (*(1,) * (facts.number or 0), channels))}
 
 
 def _image_norm_kinds(rank: int) -> tuple[LayerKind, ...]:
@@ -1072,7 +1041,7 @@ NORM_KINDS: tuple[LayerKind, ...] = (
             "tensorflow",
             (WeightSpec("alpha", "alpha", rank),),
             reading=_read_alpha,
-            writing=_write_alpha,
+            shapes=_alpha_shapes,
         )
         for rank in (1, 2, 3, 4)
     ),

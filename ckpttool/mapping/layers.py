@@ -1034,7 +1034,7 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
         if all(theirs.get(name) == rank for name, rank in ranks.items()):
             return each
     for each in able:
-        if each.writing is not None:
+        if each.writing is not None or each.shapes is not None:
             return each
     for each in KINDS:
         # A norm over several axes, which only its class distinguishes from a dense layer.
