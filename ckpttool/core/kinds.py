@@ -284,173 +284,186 @@ _WINDOW = ("dilation", "stride")
 _CELL = ("activation", "recurrent_activation", "go_backwards")
 _OF_VECTORS = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
 _OF_CELLS = {"kernel": {"takes": 0}}
-_NORMS = ("LayerNorm", "GroupNorm"), ("LayerNormalization", "GroupNormalization")
-_Type = LayerType
+_NORMS = "LayerNorm GroupNorm", "LayerNormalization GroupNormalization"
+
+
+def _layer(
+    name: str, family: str, torch: str = "", keras: str = "", more: str = "", onnx: str = "", **rest: Any
+) -> LayerType:
+    """Return a row whose names are separated by spaces."""
+    names = {"torch": torch, "keras": keras, "more": more, "onnx": onnx}
+    return LayerType(name, family, **{key: tuple(each.split()) for key, each in names.items()}, **rest)
+
+
+def _norm(name: str, torch: str, keras: str, note: str, **rest: Any) -> LayerType:
+    """Return a row of a norm, which differs by its epsilon."""
+    row = _layer(name, "norm", torch, keras, settings=("epsilon",), noted=("epsilon",), note=note)
+    return row._replace(**{"features": _OF_VECTORS, "epsilons": _EPSILONS, **rest})
+
+
+def _convolution(name: str, torch: str, keras: str, more: str = "", **rest: Any) -> LayerType:
+    row = _layer(name, "convolution", torch, keras, more, settings=_WINDOW, noted=_PADDED, note=_PADDING)
+    return row._replace(**rest)
+
+
 # In this order the words of a family are looked for in the name of a class.
-LAYER_TYPES: Mapping[str, LayerType] = {
-    row.name: row
-    for row in (
-        _Type(
-            "attention",
-            "attention",
-            ("MultiheadAttention",),
-            ("MultiHeadAttention",),
-            onnx=("Attention",),
-            words="attention",
-            settings=("number of heads",),
-            noted=("number of heads",),
-            note="attention layers: pass the number of heads to PyTorch's module",
-        ),
-        _Type(
-            "lstm",
+_ROWS = (
+    _layer(
+        "attention",
+        "attention",
+        "MultiheadAttention",
+        "MultiHeadAttention",
+        "",
+        "Attention",
+        words="attention",
+        settings=("number of heads",),
+        noted=("number of heads",),
+        note="attention layers: pass the number of heads to PyTorch's module",
+    ),
+    _layer(
+        "lstm",
+        "recurrent",
+        "LSTM LSTMCell",
+        "LSTM LSTMCell",
+        "CuDNNLSTM LSTMV1 LSTMV2 BasicLSTMCell",
+        "LSTM",
+        words="lstm|gru|rnn|bidirectional",
+        noted=_CELL,
+        note=f"LSTMs: {_SIGMOID}",
+        features=_OF_CELLS,
+    ),
+    *(
+        _layer(
+            name,
             "recurrent",
-            ("LSTM", "LSTMCell"),
-            ("LSTM", "LSTMCell"),
-            ("CuDNNLSTM", "LSTMV1", "LSTMV2", "BasicLSTMCell"),
-            ("LSTM",),
-            "lstm|gru|rnn|bidirectional",
+            "GRU GRUCell",
+            "GRU GRUCell",
+            "CuDNNGRU GRUV1 GRUV2",
+            "GRU",
             noted=_CELL,
-            note=f"LSTMs: {_SIGMOID}",
+            note=f"GRUs: PyTorch's GRU is Keras's with reset_after=True; {_SIGMOID}",
             features=_OF_CELLS,
-        ),
-        *(
-            _Type(
-                name,
-                "recurrent",
-                ("GRU", "GRUCell"),
-                ("GRU", "GRUCell"),
-                ("CuDNNGRU", "GRUV1", "GRUV2"),
-                ("GRU",),
-                noted=_CELL,
-                note=f"GRUs: PyTorch's GRU is Keras's with reset_after=True; {_SIGMOID}",
-                features=_OF_CELLS,
-            )
-            for name in ("gru", "gru_reset_before")
-        ),
-        _Type(
-            "simple_rnn",
-            "recurrent",
-            ("RNN", "RNNCell"),
-            ("SimpleRNN", "SimpleRNNCell"),
-            ("BasicRNNCell",),
-            ("RNN",),
-            settings=("activation",),
-            noted=("activation", "go_backwards"),
-            note="simple RNNs: the activation is tanh unless the program set relu",
-            features=_OF_CELLS,
-        ),
-        _Type(
-            "convolution",
-            "convolution",
-            ("Conv{}d", "ConvTranspose{}d"),
-            ("Conv{}D", "Conv{}DTranspose", "Convolution{}D", "Convolution{}DTranspose"),
-            onnx=("Conv", "ConvTranspose"),
-            words="conv",
-            settings=(*_WINDOW, "groups"),
-            noted=_PADDED,
-            note=_PADDING,
-            features={"kernel": {"takes": -2, "makes": -1}, "bias": {"makes": 0}},
-        ),
-        _Type(
-            "depthwise",
-            "convolution",
-            ("Conv{}d",),
-            ("DepthwiseConv1D", "DepthwiseConv2D"),
-            ("DepthwiseConvolution1D", "DepthwiseConvolution2D"),
-            settings=_WINDOW,
-            noted=_PADDED,
-            note=_PADDING,
-        ),
-        _Type(
-            "separable",
-            "convolution",
-            keras=("SeparableConv1D", "SeparableConv2D", "SeparableConvolution1D", "SeparableConvolution2D"),
-            settings=_WINDOW,
-            noted=_PADDED,
-            note=_PADDING,
-        ),
-        _Type(
-            "batch_norm",
-            "batch_norm",
-            ("BatchNorm{}d", "SyncBatchNorm", "InstanceNorm{}d"),
-            ("BatchNormalization",),
-            ("BatchNormalizationV1", "SyncBatchNormalization"),
-            ("BatchNormalization",),
-            "batch_?norm",
-            settings=("epsilon",),
-            noted=("epsilon", "momentum"),
-            note=f"batch norms: {_EPSILON}; Keras's momentum m is 1 - m in PyTorch",
-            epsilons=_EPSILONS,
-            features=_OF_VECTORS,
-        ),
-        _Type(
-            "layer_norm",
-            "norm",
-            (*_NORMS[0], "InstanceNorm{}d"),
-            _NORMS[1],
-            onnx=("LayerNormalization", "GroupNormalization", "InstanceNormalization"),
-            words="layer_?norm|group_?norm|rms_?norm|instance_?norm",
-            settings=("epsilon",),
-            noted=("epsilon",),
-            note=f"layer and group norms: {_EPSILON}",
-            epsilons={**_EPSILONS, "Sonnet": 1e-5},
-            features=_OF_VECTORS,
-        ),
-        # Over whole images, whose axes the frameworks order differently.
-        _Type(
-            "layer_norm_images",
-            "norm",
-            *_NORMS,
-            settings=("epsilon",),
-            noted=("epsilon",),
-            note=f"layer and group norms: {_EPSILON}",
-            epsilons=_EPSILONS,
-        ),
-        _Type(
-            "rms_norm",
-            "norm",
-            ("RMSNorm",),
-            ("RMSNormalization",),
-            onnx=("RMSNormalization",),
-            settings=("epsilon",),
-            noted=("epsilon",),
-            note="RMS norms: epsilon defaults to 1e-6 in Keras and to that of the element type in PyTorch",
-            epsilons={"PyTorch": None, "Keras": 1e-6},
-            features=_OF_VECTORS,
-        ),
-        _Type(
-            "embedding",
-            "embedding",
-            ("Embedding", "EmbeddingBag"),
-            ("Embedding",),
-            onnx=("Gather",),
-            words="embed|gather",
-            settings=("max_norm",),
-            features={"embeddings": {"makes": 1}},
-        ),
-        _Type(
-            "dense",
-            "dense",
-            ("Linear", "LazyLinear", "NonDynamicallyQuantizableLinear"),
-            ("Dense", "EinsumDense"),
-            onnx=("Gemm", "MatMul"),
-            words="dense|linear|gemm|matmul",
-            features={"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
-        ),
-        _Type("dropout", "dropout", ("Dropout", "Dropout{}d"), ("Dropout",), words="dropout"),
-        _Type("pooling", "pool", words="pool"),
-        _Type("flatten", "flatten", ("Flatten",), ("Flatten",), words="flatten|reshape"),
-        _Type(
-            "prelu",
-            "activation",
-            ("PReLU",),
-            ("PReLU",),
-            onnx=("PRelu",),
-            words="relu|gelu|elu|tanh|sigmoid|softmax|silu|swish|softplus|activation|mish",
-            features={"alpha": {"takes": 0}},
-        ),
-    )
+        )
+        for name in ("gru", "gru_reset_before")
+    ),
+    _layer(
+        "simple_rnn",
+        "recurrent",
+        "RNN RNNCell",
+        "SimpleRNN SimpleRNNCell",
+        "BasicRNNCell",
+        "RNN",
+        settings=("activation",),
+        noted=("activation", "go_backwards"),
+        note="simple RNNs: the activation is tanh unless the program set relu",
+        features=_OF_CELLS,
+    ),
+    _convolution(
+        "convolution",
+        "Conv{}d ConvTranspose{}d",
+        "Conv{}D Conv{}DTranspose Convolution{}D Convolution{}DTranspose",
+        onnx=("Conv", "ConvTranspose"),
+        words="conv",
+        settings=(*_WINDOW, "groups"),
+        features={"kernel": {"takes": -2, "makes": -1}, "bias": {"makes": 0}},
+    ),
+    _convolution(
+        "depthwise",
+        "Conv{}d",
+        "DepthwiseConv1D DepthwiseConv2D",
+        "DepthwiseConvolution1D DepthwiseConvolution2D",
+    ),
+    _convolution(
+        "separable", "", "SeparableConv1D SeparableConv2D SeparableConvolution1D SeparableConvolution2D"
+    ),
+    _norm(
+        "batch_norm",
+        "BatchNorm{}d SyncBatchNorm InstanceNorm{}d",
+        "BatchNormalization",
+        f"batch norms: {_EPSILON}; Keras's momentum m is 1 - m in PyTorch",
+        more=("BatchNormalizationV1", "SyncBatchNormalization"),
+        family="batch_norm",
+        onnx=("BatchNormalization",),
+        words="batch_?norm",
+        noted=("epsilon", "momentum"),
+    ),
+    _norm(
+        "layer_norm",
+        f"{_NORMS[0]} InstanceNorm{{}}d",
+        _NORMS[1],
+        f"layer and group norms: {_EPSILON}",
+        onnx=("LayerNormalization", "GroupNormalization", "InstanceNormalization"),
+        words="layer_?norm|group_?norm|rms_?norm|instance_?norm",
+        epsilons={**_EPSILONS, "Sonnet": 1e-5},
+    ),
+    # Over whole images, whose axes the frameworks order differently.
+    _norm("layer_norm_images", *_NORMS, f"layer and group norms: {_EPSILON}", features=_NO_NUMBERS),
+    _norm(
+        "rms_norm",
+        "RMSNorm",
+        "RMSNormalization",
+        "RMS norms: epsilon defaults to 1e-6 in Keras and to that of the element type in PyTorch",
+        onnx=("RMSNormalization",),
+        epsilons={"PyTorch": None, "Keras": 1e-6},
+    ),
+    _layer(
+        "embedding",
+        "embedding",
+        "Embedding EmbeddingBag",
+        "Embedding",
+        "",
+        "Gather",
+        words="embed|gather",
+        settings=("max_norm",),
+        features={"embeddings": {"makes": 1}},
+    ),
+    _layer(
+        "dense",
+        "dense",
+        "Linear LazyLinear NonDynamicallyQuantizableLinear",
+        "Dense EinsumDense",
+        "",
+        "Gemm MatMul",
+        words="dense|linear|gemm|matmul",
+        features={"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
+    ),
+    _layer("dropout", "dropout", "Dropout Dropout{}d", "Dropout", words="dropout"),
+    _layer("pooling", "pool", words="pool"),
+    _layer("flatten", "flatten", "Flatten", "Flatten", words="flatten|reshape"),
+    _layer(
+        "prelu",
+        "activation",
+        "PReLU",
+        "PReLU",
+        "",
+        "PRelu",
+        words="relu|gelu|elu|tanh|sigmoid|softmax|silu|swish|softplus|activation|mish",
+        features={"alpha": {"takes": 0}},
+    ),
+)
+LAYER_TYPES: Mapping[str, LayerType] = {row.name: row for row in _ROWS}
+
+
+# Blocks of gates in a recurrent layer's tensors: input, forget, cell (g) and output; update (z), reset and
+# candidate (h). "" is Keras's order, and that of every library that is not listed. Sources:
+# keras/src/layers/rnn/{lstm,gru}.py; torch/nn/modules/rnn.py; onnx/docs/Operators.md;
+# stable_baselines/common/tf_layers.py (lstm); tf_keras/src/layers/rnn/legacy_cells.py (i, j, f, o).
+_GATES: Mapping[str, Mapping[str, str]] = {
+    "lstm": {"": "ifgo", "onnx": "iofg", "baselines": "ifog", "tf1": "igfo"},
+    "gru": {"": "zrh", "torch": "rzh"},
+    "simple_rnn": {"": "h"},
 }
+
+
+def count_gates(kind: str) -> int:
+    """Return the number of gates of a recurrent kind."""
+    return len(_GATES[kind][""])
+
+
+def gate_order(kind: str, source: str, target: str = "") -> tuple[int, ...]:
+    """Return the place in a library's tensors of each gate in the order of another library."""
+    gates = _GATES[kind]
+    return tuple(map(gates.get(source, gates[""]).index, gates.get(target, gates[""])))
 
 
 @cache

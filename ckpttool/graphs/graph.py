@@ -235,6 +235,41 @@ class GraphBuilder:
         return Graph(nodes, tuple(inputs), tuple(outputs), constants, name)
 
 
+class ModuleNodes:
+    """The nodes that one module or layer becomes; its front end adds them to the graph, or drops them.
+
+    `reader` keeps the constants of the graph, traces shapes and names values by a stem; `title` is the
+    module's name.
+    """
+
+    def __init__(self, reader: Any, scope: tuple[str, ...], title: str, place: str) -> None:
+        """Record the module; nothing is added to the graph yet."""
+        self.reader, self.scope, self.title, self.place = reader, scope, title, place
+        self.nodes: list[OperatorNode] = []
+
+    def split(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """Add a node with several outputs and return their names."""
+        names = tuple(self.reader.new_name(f"{self.title}/{op}") for _ in range(count))
+        node = OperatorNode(op, trim_inputs(inputs), names, attributes, self.title, self.scope, self.place)
+        self.nodes.append(node)
+        self.reader.tracer.add(node)
+        return list(names)
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        return self.split(op, inputs, 1, **attributes)[0]
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """Return the name of a constant with these numbers."""
+        name: str = self.reader.new_name(f"{self.title}/constant")
+        self.reader.constants[name] = inline_constant(np.asarray(value, dtypes.numpy_dtype(dtype)))
+        return name
+
+    def integers(self, *values: int) -> str:
+        """Return the name of a constant list of integers."""
+        return self.constant(list(values), "int64")
+
+
 def needed_nodes(nodes: Sequence[OperatorNode], needed: set[str]) -> tuple[OperatorNode, ...]:
     """Return the nodes whose outputs are needed, and those without outputs; add what they use to `needed`."""
     kept: list[OperatorNode] = []

@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core.kinds import ACTIVATION_KINDS
+from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.graph import ACTIVATION_NODES, Constant, OperatorNode, inline_constant, trim_inputs
+from ckpttool.graphs.graph import ACTIVATION_NODES, Constant, ModuleNodes
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -84,7 +84,7 @@ def _require(condition: object, missing: str = "") -> None:
         raise OpaqueLayerError(missing)
 
 
-class LayerCall:
+class LayerCall(ModuleNodes):
     """One call of a layer: its settings, its arguments, and the nodes that it becomes.
 
     `part` is the path of the layer's weights below `scope`.
@@ -100,12 +100,11 @@ class LayerCall:
     ) -> None:
         """Record the call; nothing is added to the graph yet."""
         config = config_of(dict(layer))
-        self.reader, self.layer, self.scope = reader, layer, scope
+        super().__init__(reader, scope, "/".join(scope), f"layer {'/'.join(scope)}")
+        self.layer = layer
         self.cls, self.settings = str(config.cls), config.settings
         self.arguments, self.named = arguments, named
         self.part: tuple[str, ...] = ()
-        self.nodes: list[OperatorNode] = []
-        self.place = f"layer {'/'.join(scope)}"
         self._read = set[str]()
 
     # Settings and arguments.
@@ -196,34 +195,6 @@ class LayerCall:
     def rank(self, name: str) -> int:
         """Return the number of axes of a value."""
         return len(self.shape(name))
-
-    def split(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
-        """Add a node with several outputs and return their names."""
-        title = "/".join(self.scope)
-        names = tuple(self.reader.new_name(f"{title}/{op}") for _ in range(count))
-        node = OperatorNode(op, trim_inputs(inputs), names, attributes, title, self.scope, self.place)
-        self.nodes.append(node)
-        self.reader.tracer.add(node)
-        return list(names)
-
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        return self.split(op, inputs, 1, **attributes)[0]
-
-    def constant(self, value: Any, dtype: str) -> str:
-        """Return the name of a constant with these numbers."""
-        import numpy as np
-
-        from ckpttool.core import dtypes
-
-        array = np.asarray(value, dtypes.numpy_dtype(dtype))
-        name = self.reader.new_name(f"{'/'.join(self.scope)}/constant")
-        self.reader.constants[name] = inline_constant(array)
-        return name
-
-    def integers(self, *values: int) -> str:
-        """Return the name of a constant list of integers."""
-        return self.constant(list(values), "int64")
 
     # Weights.
 
@@ -936,12 +907,14 @@ def _dot(call: LayerCall) -> list[Flow]:
 
 # Recurrent layers.
 
-# Blocks of gates in the order of the operator, whose orders are those of onnx/docs/Operators.md; Keras:
-# input, forget, cell, output; update, reset, candidate.
+# Operators of cells, and the order of their gates.
 _CELLS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "LSTMCell": ("LSTM", (0, 3, 1, 2)),
-    "GRUCell": ("GRU", (0, 1, 2)),
-    "SimpleRNNCell": ("RNN", (0,)),
+    cell: (op, gate_order(kind, "", "onnx"))
+    for cell, op, kind in (
+        ("LSTMCell", "LSTM", "lstm"),
+        ("GRUCell", "GRU", "gru"),
+        ("SimpleRNNCell", "RNN", "simple_rnn"),
+    )
 }
 _CELL_ACTIVATIONS = {
     "tanh": "Tanh",

@@ -22,7 +22,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
-from ckpttool.core.kinds import ACTIVATION_KINDS
+from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
 from ckpttool.graphs.graph import Graph, GraphBuilder, inline_constant
@@ -1772,16 +1772,13 @@ _define_resizes()
 
 # Recurrent layers.
 
-# The gates of PyTorch (i f g o, r z n) in ONNX's order (i o f c, z r h).
-_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
-
 
 def _gate_rows(t: ScriptTranslator, kind: str, value: Any) -> str:
     """Return the name of one direction's weights, [1, gates * units, ...], in ONNX's order of gates."""
     leaf = t.stored_leaf(value)
     if leaf is None:
         raise refuse("a recurrent layer with computed weights")
-    order = BlockOrder(0, _GATES[kind])
+    order = BlockOrder(0, gate_order({"RNN": "simple_rnn"}.get(kind, kind.lower()), "torch", "onnx"))
     return t.changed(value, chain_rules(order, Reshape((1, *leaf.shape))))
 
 

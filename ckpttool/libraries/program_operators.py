@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS
+from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode
@@ -1055,8 +1055,7 @@ def _cell(b: ProgramBuilder, node: OperatorNode, *operands: Any) -> Any:
     if None in states or (weight.array.shape, recurrent.array.shape) != shapes:
         return None
     both = np.zeros((2, gates * units)) if biases is None else biases.array.reshape(2, gates * units)
-    # The operator orders gates i, o, f, c and z, r, h; here they are i, f, c, o and z, r, h.
-    order = (0, 2, 3, 1) if lstm else (0, 1, 2)
+    order = gate_order("lstm" if lstm else "gru", "onnx")
     turn = np.concatenate([np.arange(gate * units, (gate + 1) * units) for gate in order])
     step = b.add(
         "lstm" if lstm else "gru",

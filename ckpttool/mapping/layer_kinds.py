@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from ckpttool.core.activations import AxisOrder
 from ckpttool.core.errors import MappingError
+from ckpttool.core.kinds import count_gates, gate_order
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf
 from ckpttool.mapping.rules import (
@@ -170,7 +171,8 @@ class LayerKind:
         """Return the mapping from canonical tensors to stored ones; raise MappingError if there is none."""
         if self.writing is not None:
             return self.writing(canonical, facts)
-        require_tensors(self, canonical, [w.canonical for w in self.weights if not w.optional])
+        required = [w.canonical for w in self.weights if w.canonical and not w.optional]
+        require_tensors(self, canonical, required)
         if self.shapes is not None:
             return self._invert_reading(self.shapes(canonical, facts), canonical, facts)
         rows = tuple(
@@ -1060,13 +1062,12 @@ NORM_KINDS: tuple[LayerKind, ...] = (
 
 KERNELS = ("kernel", "recurrent_kernel")
 BIASES = ("bias_input", "bias_recurrent")
-_GATES = {"lstm": 4, "gru": 3, "simple_rnn": 1}
 
 
 class _CellForm(NamedTuple):
-    """Storage form of a cell: names of kernels and biases, order of gates, form of biases.
+    """Storage form of a cell: names of kernels and biases, form of biases.
 
-    `order` reorders stored blocks into canonical ones. Biases are one for both, two in a row ("long",
+    Biases are one for both, two in a row ("long",
     as in cuDNN), two rows ("rows"), or two tensors ("apart").
     """
 
@@ -1075,7 +1076,6 @@ class _CellForm(NamedTuple):
     names: tuple[str, ...]
     biases: Literal["one", "long", "rows", "apart"]
     form: str = ""
-    order: tuple[int, ...] = ()
 
     def record(self) -> LayerKind:
         """Return the form as a kind."""
@@ -1100,7 +1100,7 @@ class _CellForm(NamedTuple):
         biases = [group[name].shape for name in self.names[2:] if name in group]
         units, width = recurrent
         return (
-            width == _GATES[self.kind] * units
+            width == count_gates(self.kind) * units
             and kernel[1] == width
             and all(shape == self._length(width) for shape in biases)
             and len(biases) in (0, len(self.names) - 2)
@@ -1117,36 +1117,24 @@ class _CellForm(NamedTuple):
     def write(self, canonical: Group, facts: LayerFacts) -> LayerMapping:
         """Return the mapping from canonical tensors to a cell's; a missing bias is 0."""
         require_tensors(self.record(), canonical, KERNELS)
-        kernels = [canonical[name].shape for name in KERNELS]
-        rows = [
-            TensorMapping(
-                row.stored,
-                row.canonical,
-                row.rule.inverse(placeholder_leaf(canonical["kernel"], self._canonical(shape))),
-            )
-            for row, shape in zip(self._kernels(*kernels), kernels, strict=True)
-        ]
-        given = [name for name in BIASES if name in canonical]
-        width = kernels[0][1]
-        if not given:
-            zeros = constant_tensor(canonical["kernel"].dtype, self._length(width), 0.0)
-            wanted = [name for name in self.names[2:] if name in facts.wanted]
-            return LayerMapping(tuple(rows), dict.fromkeys(wanted, zeros))
-        if self.biases == "one":
-            back = self._reordered(0).inverse(canonical[given[0]])
-            whole = (back,) if len(given) == 1 else (back, SumTerm(len(given)))
-            return LayerMapping(
-                (*rows, *(TensorMapping(self.names[2], name, chain_rules(*whole)) for name in given))
-            )
+        like, given = canonical["kernel"], [name for name in BIASES if name in canonical]
+        width = like.shape[1]
+        shapes = (*(self._canonical(canonical[name].shape) for name in KERNELS), *[self._length(width)] * 2)
+        stored = {n: placeholder_leaf(like, shape) for n, shape in zip(self.names, shapes, strict=False)}
+        rows: list[TensorMapping] = []
         fills: dict[str, Leaf] = {}
-        for row in self._biases(width):
-            back = row.rule.inverse(placeholder_leaf(canonical["kernel"], self._length(width)))
-            if row.canonical in given:
+        for row in self.read(stored, facts).rows:
+            back = row.rule.inverse(stored[row.stored])
+            if self.biases == "one" and row.canonical in BIASES:
+                terms = (SumTerm(len(given)),) if len(given) > 1 else ()
+                rows += [TensorMapping(row.stored, name, chain_rules(back, *terms)) for name in given]
+            elif row.canonical in canonical:
                 rows.append(TensorMapping(row.stored, row.canonical, back))
-            else:
-                fills |= apply_rule(
-                    row.stored, back, constant_tensor(canonical["kernel"].dtype, (width,), 0.0)
-                )
+            elif given:
+                fills |= apply_rule(row.stored, back, constant_tensor(like.dtype, (width,), 0.0))
+        if not given:
+            zeros = constant_tensor(like.dtype, self._length(width), 0.0)
+            fills = {name: zeros for name in self.names[2:] if name in facts.wanted}
         return LayerMapping(tuple(rows), fills)
 
     def _canonical(self, shape: Shape) -> Shape:
@@ -1156,12 +1144,13 @@ class _CellForm(NamedTuple):
         return {"long": (2 * width,), "rows": (2, width)}.get(self.biases, (width,))
 
     def _reordered(self, axis: int) -> Rule:
-        return BlockOrder(axis, self.order) if self.order else KEEP
+        order = gate_order(self.kind, self.form or self.framework)
+        return KEEP if order == tuple(sorted(order)) else BlockOrder(axis, order)
 
     def _kernels(self, kernel: Shape, recurrent: Shape) -> Iterator[TensorMapping]:
         """Yield the mappings to the canonical kernels, which have these shapes."""
         turned: Rule = KEEP if self.framework == "tensorflow" else TRANSPOSE
-        gates = _GATES[self.kind]
+        gates = count_gates(self.kind)
         rules = (turned, turned)
         if self.biases == "long":
             rules = (
@@ -1216,19 +1205,17 @@ def apply_rule(name: str, rule: Rule, leaf: Leaf) -> dict[str, Leaf]:
 
 _KERAS = ("kernel", "recurrent_kernel", "bias")
 TORCH_CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-# Keras uses z, r, h and torch r, z, n: the first two are swapped.
-_ZR = (1, 0, 2)
 RECURRENT_KINDS: tuple[LayerKind, ...] = tuple(
     form.record()
     for form in (
         _CellForm("lstm", "tensorflow", _KERAS, "one"),
         _CellForm("lstm", "tensorflow", _KERAS, "long", "cudnn"),
         _CellForm("lstm", "tensorflow", ("w_i", "w_h", "b"), "one", "sonnet"),
-        _CellForm("lstm", "tensorflow", ("wx", "wh", "b"), "one", "baselines", (0, 1, 3, 2)),
+        _CellForm("lstm", "tensorflow", ("wx", "wh", "b"), "one", "baselines"),
         _CellForm("lstm", "torch", TORCH_CELL_WEIGHTS, "apart"),
         _CellForm("gru", "tensorflow", _KERAS, "rows"),
         _CellForm("gru", "tensorflow", _KERAS, "long", "cudnn"),
-        _CellForm("gru", "torch", TORCH_CELL_WEIGHTS, "apart", order=_ZR),
+        _CellForm("gru", "torch", TORCH_CELL_WEIGHTS, "apart"),
         _CellForm("simple_rnn", "tensorflow", _KERAS, "one"),
         _CellForm("simple_rnn", "torch", TORCH_CELL_WEIGHTS, "apart"),
     )

@@ -19,7 +19,7 @@ from ckpttool.core.activations import (
     framework_order,
 )
 from ckpttool.core.errors import MappingError, UsageError
-from ckpttool.core.kinds import LAYER_TYPES, kinds_by_class, list_kinds
+from ckpttool.core.kinds import LAYER_TYPES, count_gates, gate_order, kinds_by_class, list_kinds
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.mapping import layer_kinds
@@ -59,8 +59,6 @@ from ckpttool.mapping.rules import (
 # Sources: tf_keras/src/layers/rnn/legacy_cells.py; keras/src/layers/rnn/gru.py (reset_after);
 # sonnet/src/recurrent.py (GRU); torch/nn/modules/rnn.py (proj_size).
 
-# i, j (elsewhere called g), f, o.
-_ORDER = (0, 2, 1, 3)
 _FORGET = 1.0
 _ASSUMED = "TensorFlow 1's LSTM cells add a forget bias of 1 at run time"
 
@@ -71,7 +69,7 @@ def _fits_cell(gates: int, group: Group) -> bool:
 
 
 def _gate_order_rule(gates: int, axis: int) -> Rule:
-    return BlockOrder(axis, _ORDER) if gates == len(_ORDER) else KEEP
+    return BlockOrder(axis, gate_order("lstm", "tf1")) if gates == count_gates("lstm") else KEEP
 
 
 def _forget_bias(dtype: str, width: int, value: float) -> Leaf:
