@@ -291,8 +291,8 @@ def _layer(
     name: str, family: str, torch: str = "", keras: str = "", more: str = "", onnx: str = "", **rest: Any
 ) -> LayerType:
     """Return a row whose names are separated by spaces."""
-    names = {"torch": torch, "keras": keras, "more": more, "onnx": onnx}
-    return LayerType(name, family, **{key: tuple(each.split()) for key, each in names.items()}, **rest)
+    classes = [tuple(names.split()) for names in (torch, keras, more, onnx)]
+    return LayerType(name, family, classes[0], classes[1], classes[2], classes[3], **rest)
 
 
 def _norm(name: str, torch: str, keras: str, note: str, **rest: Any) -> LayerType:
