@@ -13,6 +13,7 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.core import File, Inline, Leaf, Span, kinds
+from ckpttool.libraries import model_steps
 from ckpttool.mapping import apply_plan, flattening, layer_kinds, layers
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
@@ -323,3 +324,54 @@ def test_depthwise_convolutions_note_their_padding() -> None:
     assert both == {"depthwise", "convolution"}
     assert len(flattening.describe_kinds(found)) == 1
     assert flattening.describe_kinds(found[:1]) == flattening.describe_kinds(found[1:])
+
+
+def _keras_chain(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    rows = [
+        {"class_name": cls, "module": "keras.layers", "config": {"name": f"{cls}_{number}", **settings}}
+        for number, (cls, settings) in enumerate(layers)
+    ]
+    return {"class_name": "Sequential", "module": "keras", "config": {"name": "m", "layers": rows}}
+
+
+@pytest.mark.parametrize("name", [*kinds.KERAS_ACTIVATIONS, "leaky_relu", "softmax"])
+def test_activations_of_policies_are_steps_of_keras_models(name: str) -> None:
+    document = _keras_chain(("Dense", {"units": 3, "activation": name}), ("Dense", {"units": 2}))
+    steps = model_steps.read_keras_steps(document)
+    assert steps is not None
+    known = kinds.KERAS_ACTIVATIONS.get(name)
+    assert steps[1][::2] == (("activation", known) if known else ("unknown", name))
+
+
+def _functional(calls: dict[str, list[str]], last: str) -> dict[str, Any]:
+    rows = [
+        {
+            "class_name": "Dense" if sources else "InputLayer",
+            "module": "keras.layers",
+            "name": name,
+            "config": {"name": name, "units": 3, "batch_shape": [None, 3]},
+            "inbound_nodes": [[[each[0], int(each[1:] or 0), 0, {}]] for each in sources],
+        }
+        for name, sources in calls.items()
+    ]
+    config = {"layers": rows, "input_layers": [["x", 0, 0]], "output_layers": [[last, 0, 0]]}
+    return {"class_name": "Functional", "module": "keras", "config": {"name": "m", **config}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "last", "chain"),
+    [
+        ({"x": [], "a": ["x"], "b": ["a"]}, "b", True),
+        ({"b": ["a"], "x": [], "a": ["x"]}, "b", True),  # in any order
+        ({"x": [], "a": ["x"], "b": ["x"]}, "b", False),  # a layer beside the chain
+        ({"x": [], "a": ["x"], "b": ["a"]}, "a", False),  # a layer after the output
+        ({"x": [], "a": ["x", "a"], "b": ["a1"]}, "b", False),  # a layer that is called twice
+        ({"x": [], "b": ["a"], "a": ["b"]}, "b", False),  # a cycle
+    ],
+)  # fmt: skip
+def test_only_models_whose_layers_follow_one_another_are_chains(
+    calls: dict[str, list[str]], last: str, chain: bool
+) -> None:
+    steps = model_steps.read_keras_steps(_functional(calls, last))
+    assert (steps is not None) == chain
+    assert steps is None or [each.name for each in steps if each.kind == "dense"] == [("a",), ("b",)]
