@@ -1450,15 +1450,15 @@ _BINARY = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", 
 _BINARY |= {"Power": "Pow", "Maximum": "Max", "Minimum": "Min", "Matmul": "MatMul"}
 _COMPARISONS = {"Greater": "Greater", "GreaterEqual": "GreaterOrEqual", "Less": "Less", "Equal": "Equal"}
 _COMPARISONS |= {"LessEqual": "LessOrEqual", "LogicalAnd": "And", "LogicalOr": "Or"}
-# Classes of functions without arguments: `LogSigmoid` is log_sigmoid.
+# Functions without arguments: LogSigmoid is log_sigmoid.
 _SMOOTH = {
-    "".join(map(str.capitalize, row.keras[0].split("_"))): row.keras[0]
-    for row in ACTIVATION_KINDS.values()
-    if row.is_plain
-    and row.keras[:1]
-    and row.keras[0] in _ACTIVATIONS
-    and row.keras[0] not in ("linear", "exponential")
+    "".join(map(str.capitalize, name.split("_"))): name
+    for name in (
+        *("relu", "relu6", "sigmoid", "softplus", "softsign", "silu", "log_sigmoid", "hard_sigmoid"),
+        *("hard_silu", "hard_tanh", "selu", "tanh_shrink", "squareplus", "mish"),
+    )
 }
+
 _FUNCTIONS: dict[str, LayerRule] = {
     **{name: _function(op, 1) for name, op in _UNARY.items()},
     **{name: _function(op, 2) for name, op in _BINARY.items()},

@@ -100,7 +100,9 @@ def layer_settings(layer: Layer) -> dict[str, object]:
     if kind.name in NORM_KIND_NAMES and kind.name in kinds_by_class().get(cls, ()):
         many = next((held[word] for word in SPELLINGS["groups"] if word in held), None)
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
-        found["norm"] = of_groups if cls.startswith("Group") else "over all channels"
+        found["norm"] = "over all channels"
+        if cls.startswith(("Group", "Instance")):
+            found["norm"] = of_groups if cls.startswith("Group") else _INSTANCE
     return found
 
 
