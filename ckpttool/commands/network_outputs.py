@@ -160,9 +160,7 @@ def derive_network_settings(
     facts = agent.binding.facts
     sidecars = [each.sidecar for each in (agent, other) if each is not None]
     assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
-    epsilon = facts.epsilon
-    if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
-        epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
+    epsilon = known.norm_epsilon(facts.epsilon) if agent.binding.has_norms else facts.epsilon
     low, high = known.action_low, known.action_high
     choices = known_choices(known)
     if choices is None and known.head == "argmax":

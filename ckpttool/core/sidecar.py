@@ -109,6 +109,10 @@ class Sidecar:
         """Return whether a user gave a fact."""
         return getattr(self, name) is not None and self.provenance.get(name) == "given"
 
+    def norm_epsilon(self, default: float) -> float:
+        """Return the epsilon of the layer norms, or the default if it is not known."""
+        return float((self.epsilon or {}).get("layer_norm", default))
+
     def origin(self, name: str) -> str:
         """Return the origin of a fact: the file or the default; empty if the sidecar records none."""
         text = str(self.provenance.get(name, ""))

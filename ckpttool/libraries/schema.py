@@ -583,6 +583,11 @@ class RecognizedAgent:
         """The first network that acts, None if there is none."""
         return next((part for part in self.parts if part.acts), None)
 
+    @property
+    def has_norms(self) -> bool:
+        """Whether a network has a layer norm, whose epsilon matters."""
+        return any(layer.kind == "layer_norm" for part in self.parts for layer in part.layers)
+
     def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
         """Return the binding with sources replaced by `place`."""
         moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
