@@ -565,7 +565,7 @@ class _KerasReader:
     ) -> _LayerResult | None:
         from ckpttool.graphs.keras import KerasLayerShapes
 
-        cls, settings = config_of(dict(document))
+        cls, settings, _ = config_of(dict(document))
         if cls == INPUT:
             shape = given[0] if given else _input_shape(settings)
             return None if shape is None else _LayerResult((shape,))

@@ -295,8 +295,10 @@ def body(nodes: Sequence[OperatorNode], outputs: Sequence[str], inputs: Sequence
 
 # Activations as operators, for all front ends.
 
-# Adds a node with an operator, inputs and attributes; returns a constant of the type of the values.
-_Add, _Number = Callable[..., str], Callable[[float], str]
+# Adds a node with an operator, inputs and attributes.
+_Add = Callable[..., str]
+# Returns a constant of the type of the values.
+_Number = Callable[[float], str]
 ActivationNodes = Callable[[_Add, _Number, str], str]
 
 
