@@ -24,7 +24,8 @@ from ckpttool.commands.restore import (
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import ACTIVATIONS, LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.kinds import ACTIVATIONS
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, tf_names
@@ -159,9 +160,7 @@ def derive_network_settings(
     facts = agent.binding.facts
     sidecars = [each.sidecar for each in (agent, other) if each is not None]
     assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
-    epsilon = facts.epsilon
-    if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
-        epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
+    epsilon = known.norm_epsilon(facts.epsilon) if agent.binding.has_norms else facts.epsilon
     low, high = known.action_low, known.action_high
     choices = known_choices(known)
     if choices is None and known.head == "argmax":

@@ -517,10 +517,14 @@ _NOTES = 64
 
 
 class KerasConfig(NamedTuple):
-    """The class and settings of one object; empty for an unknown object."""
+    """The class and settings of one object; empty for an unknown object.
+
+    `foreign` marks a class that is not Keras's own (see has_foreign_class).
+    """
 
     cls: str | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
+    foreign: bool = False
 
     @property
     def name(self) -> str | None:
@@ -571,7 +575,7 @@ def config_of(found: Any) -> KerasConfig:
         settings = {"layers": settings}
     if not isinstance(cls, str) or not isinstance(settings, dict):
         return NOTHING
-    return KerasConfig(class_name(cls[:MAX_TEXT]), settings)
+    return KerasConfig(class_name(cls[:MAX_TEXT]), settings, has_foreign_class(found))
 
 
 def note_lambdas(root: KerasConfig) -> tuple[str, ...]:

@@ -583,6 +583,11 @@ class RecognizedAgent:
         """The first network that acts, None if there is none."""
         return next((part for part in self.parts if part.acts), None)
 
+    @property
+    def has_norms(self) -> bool:
+        """Whether a network has a layer norm, whose epsilon matters."""
+        return any(layer.kind == "layer_norm" for part in self.parts for layer in part.layers)
+
     def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
         """Return the binding with sources replaced by `place`."""
         moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
@@ -816,25 +821,7 @@ def require_action_bounds(
     return known
 
 
-# Canonical activation names, by torch class and by RLlib setting.
-#
-# Sources: torch/nn/modules/activation.py; rllib/models/utils.py, `get_activation_fn`.
-
-TORCH = {
-    "ReLU": "relu",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "SiLU": "silu",
-    "ELU": "elu",
-    "LeakyReLU": "leaky_relu",
-    "GELU": "gelu",
-    "Softplus": "softplus",
-    "Mish": "mish",
-    "SELU": "selu",
-    "ReLU6": "relu6",
-    "Hardtanh": "hardtanh",
-    "Hardswish": "hardswish",
-}
+# Activations by RLlib setting (rllib/models/utils.py, `get_activation_fn`).
 
 RLLIB = {"swish": "silu", "None": "linear"}
 

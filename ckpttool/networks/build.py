@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import ACTIVATIONS, parse_activation
+from ckpttool.core.kinds import ACTIVATIONS
+from ckpttool.core.sidecar import parse_activation
 from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
