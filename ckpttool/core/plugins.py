@@ -266,6 +266,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/(mu|logits)/.*"),
         Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
         Plugin("elegantrl", "ckpttool.libraries.elegantrl", names=r"((_parameters|_buffers)/)?state_avg"),
+        Plugin("agilerl", "ckpttool.libraries.agilerl", names=r"network_info/modules/actor_cls"),
         Plugin(
             "skrl",
             "ckpttool.libraries.skrl",
@@ -288,7 +289,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("keras_rl", "ckpttool.libraries.keras_rl", files=r".*\.h5f"),
         Plugin(
             "rlgraph",
-            "ckpttool.libraries.rlgraph",
+            "ckpttool.libraries.tf2rl:RLGRAPH",
             names=r"policy/action-adapter-0/action-network/[^/]+/dense/kernel",
         ),
         Plugin(
