@@ -286,7 +286,8 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             # A learner's networks, and the variables of a snapshot.
             names=r"([^/]*/)?(target_policy|target_critic)(/.*)?|_variables(/.*)?",
         ),
-        Plugin("keras_rl", "ckpttool.libraries.keras_rl", files=r".*\.h5f"),
+        Plugin("torchrl", "ckpttool.libraries.torchrl", names=r"(.*/)?module/0/module/(0/)?\d+/weight"),
+        Plugin("keras_rl", "ckpttool.libraries.tf2rl:KERAS_RL", files=r".*\.h5f"),
         Plugin(
             "rlgraph",
             "ckpttool.libraries.tf2rl:RLGRAPH",

@@ -182,6 +182,14 @@ DISCRETE_CHOICE = "choosing among discrete actions"
 """Why a policy that chooses among discrete actions is not played where its action space is unclear."""
 
 
+HALVES = unknown_fact(
+    "architecture",
+    "whether the last layer outputs deviations too, which the number of actions shows",
+    decides=True,
+)
+"""Unknown fact of a policy whose last layer may have means, or means and deviations."""
+
+
 def make_settings_note(number: int, where: str = "") -> str:
     """Return the note that an agent's settings, at `where` in the file, were not converted."""
     at = f" ({where})" if where else ""
