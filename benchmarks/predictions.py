@@ -133,8 +133,9 @@ def main() -> int:
     print(f"\n{len(rows)} of {len(files)} agents, {ROWS} observations; largest difference {worst:.1e}")
     if arguments.document:
         head = (
-            f"Largest difference from Stable-Baselines3's own prediction of {ROWS} observations, relative to\n"
-            "the largest output of the last layer (at least 1): `python -m benchmarks.predictions --document`."
+            f"Largest difference from Stable-Baselines3's own prediction of {ROWS} observations,\n"
+            "relative to the largest output of the last layer, at least 1: `python -m benchmarks.predictions "
+            "--document`."
         )
         DOCUMENT.write_text(f"# Predictions\n\n{head}\n\n{table(rows)}\n")
     return int(worst > LIMIT)

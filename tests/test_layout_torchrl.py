@@ -150,6 +150,7 @@ def test_what_follows_the_network_shows_its_outputs(where: str, tmp_path: Path) 
     [
         ({"module.1.module.0.weight": torch.ones(2, 2)}, "module/1"),
         ({"module.0.module.5.weight": torch.ones(3, 3), "module.0.module.5.bias": torch.ones(3)}, "5"),
+        ({"obs_norm.loc": torch.ones(4), "obs_norm.scale": torch.ones(4)}, "obs_norm"),
         ({"support": torch.linspace(0, 1, 3)}, "support"),
         (state(net(3), "other."), "other"),
     ],

@@ -496,7 +496,7 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     environment (None) it is assumed only of a policy that is certainly discrete. Of a last
     layer that may have the deviations too, the means are taken if it has twice as many outputs as actions.
     """
-    agent = take_means(agent, spec)
+    agent = take_means(agent, *count_actions(agent, spec))
     if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
         return agent
     choices, origin = one_choice(agent)
@@ -516,18 +516,23 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     return dataclasses.replace(agent, known=known)
 
 
-def take_means(agent: Agent, spec: EnvSpec | None) -> Agent:
-    """Return the agent with the outputs of an open last layer that are actions, or their means."""
+def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:
+    """Return the number of actions that the environment, or else bounds, show (0: none), and if discrete."""
+    if spec is None:
+        bounds = agent.known.action_low or []
+        return (len(bounds) if len(bounds) != 1 else 0), False
+    if spec.choices:
+        return (len(spec.choices) if spec.binary else sum(count for count, _ in spec.choices)), True
+    return spec.action_dim, False
+
+
+def take_means(agent: Agent, number: int, discrete: bool = False) -> Agent:
+    """Return the agent with the outputs of an open last layer that are so many actions, or their means."""
     part, known = agent.binding.policy, agent.known
     if part is None or schema.HALVES not in agent.binding.facts.lacks:
         return agent
     width, bounds = layer_widths(agent.tree, part)[1], known.action_low or []
-    number = len(bounds) if len(bounds) != 1 else 0
-    if spec is not None:
-        number = spec.action_dim
-    if spec is not None and spec.choices:
-        number = len(spec.choices) if spec.binary else sum(count for count, _ in spec.choices)
-    doubled = width == 2 * number and (spec is None or not spec.choices)
+    doubled = width == 2 * number and not discrete
     if not doubled and width != number:
         return agent
     facts = agent.binding.facts.without_lack(schema.HALVES)

@@ -23,7 +23,7 @@ from dataclasses import replace
 from ckpttool.core.sidecar import NO_ACTION_MAP, NO_ACTIVATIONS, NO_BOUNDS
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, bind, list_leaves
+from ckpttool.libraries.recognize import MODULE_LAYER, LayoutTable, bind, list_leaves
 from ckpttool.libraries.schema import AgentMetadata, AgentNetwork, RecognizedAgent, read_numbers
 from ckpttool.mapping.rules import KEEP, Move, Permute, Reshape, chain_rules
 
@@ -39,7 +39,6 @@ TABLE = LayoutTable(
     "DQNLoss, SACLoss, TD3Loss, ClipPPOLoss",
 )
 
-_LAYER = re.compile(r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)")
 # Loss modules' parameters: what their networks are where the module shows it.
 _LOSS = {
     "actor_network_params": "actor",
@@ -52,6 +51,8 @@ _IDLE = re.compile(
     r"(.*/)?(eps|eps_init|eps_end|sigma|sigma_init|sigma_end|annealing_num_steps|spec/.*|entropy_coeff|critic_coeff"
     r"|clip_epsilon|log_alpha|alpha_init|_target_entropy|max_action|min_action|_?eps_threshold)"
 )
+# ObservationNorm and VecNorm (torchrl/envs/transforms), whose formula is in no file.
+_STATISTICS = re.compile(r"(^|[/_])(loc|scale|sum|ssq|mean|var|std)$")
 _SLOW = re.compile(r"(^|[_/])target_")
 _SCALE = "state_independent_scale"
 
@@ -60,7 +61,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     """Return the recognised agent of a state_dict whose network is `module.0.module`."""
     found: dict[str, list[int]] = {}
     for path, _ in tree.tensors():
-        if (match := _LAYER.fullmatch(tree.names[path])) is not None:
+        if (match := MODULE_LAYER.fullmatch(tree.names[path])) is not None:
             found.setdefault(match[1], []).append(int(match[2]))
     if not found:
         return None
@@ -91,10 +92,15 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     behind = [
         name
         for name, path in numbers.items()
-        if path not in taken and re.match(r".*module/[1-9]\d*/", name) and "_network_params" not in name
+        if path not in taken and (_STATISTICS.search(name) or any(_follows(root, name) for root in roles))
     ]
     binding = replace(binding, consumed=binding.consumed | idle)
     return binding.refused(component, *behind) if behind else binding
+
+
+def _follows(root: str, name: str) -> bool:
+    """Return whether a tensor is of a module behind the network at this root."""
+    return re.match(rf"{re.escape(root)}module/[1-9]\d*/", name) is not None
 
 
 def _add_outputs(
