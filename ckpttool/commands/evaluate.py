@@ -504,8 +504,14 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
-        if not spec.choices or width != (len(choices.counts) if spec.binary else sum(choices.counts)):
+        number, _ = count_actions(agent, spec)
+        open_ = schema.DUELING in agent.binding.facts.lacks
+        dueling = open_ and choices.single and width == number + 1
+        if not spec.choices or (width != number and not dueling):
             return agent
+        if open_:
+            agent = _settle_dueling(agent, dueling=dueling)
+        choices = choices._replace(scores="value_first") if dueling else choices
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
     known = dataclasses.replace(
         agent.known,
@@ -514,6 +520,15 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
         provenance={**agent.known.provenance, **origins},
     )
     return dataclasses.replace(agent, known=known)
+
+
+def _settle_dueling(agent: Agent, *, dueling: bool) -> Agent:
+    """Return the agent with what an environment shows of its network."""
+    binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(schema.DUELING))
+    ledger = tuple(each for each in agent.ledger if each != schema.DUELING)
+    why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
+    more = sidecar.assumption_entries("architecture", (why,)) if dueling else ()
+    return dataclasses.replace(agent, binding=binding, ledger=sidecar.merge_entries(ledger, more))
 
 
 def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:

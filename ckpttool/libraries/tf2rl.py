@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, key
+from ckpttool.libraries import schema
 from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
@@ -291,7 +292,8 @@ RLGRAPH = LibraryPlugin(RLGRAPH_TABLE, recognize_rlgraph)
 #
 # rl/agents/dqn.py, sarsa.py and cem.py save one model (`NAME.h5f`): the largest of its outputs is the
 # action (rl/policy.py, GreedyQPolicy). With `enable_dueling_network` it has one output more than actions,
-# which an environment shows; such a file is not played.
+# which an environment shows: the state's value comes first. Of its three types the largest value is that of
+# the same action; `avg`, the default, subtracts the mean of the advantages.
 
 KERAS_RL_TABLE = LayoutTable(
     name="keras_rl",
@@ -338,7 +340,8 @@ def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     wide = isinstance(kernels[-1], Leaf) and kernels[-1].shape[1] > 1
     if not wide or any(path not in moved for path, _ in tree.tensors()):
         return None
-    return replace(binding.choosing(tree), evidence="one Q-network")
+    binding = replace(binding.choosing(tree), evidence="one Q-network")
+    return replace(binding, facts=binding.facts.lacking(schema.DUELING))
 
 
 def _bind_single(tree: Tree, component: str) -> RecognizedAgent | None:

@@ -658,6 +658,13 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
         "quantiles": QuantileMean(number),
         "quantiles_last": QuantileMean(number, last=True),
         **dict.fromkeys(("atoms", "dueling_atoms"), AtomMean(np.asarray(choices.support, np.float32))),
+        # The mean of the advantages is subtracted, and the first output added.
+        "value_first": Dense(
+            np.concatenate([np.ones((1, width - 1)), np.eye(width - 1) - 1 / max(width - 1, 1)]).astype(
+                np.float32
+            ),
+            constant=True,
+        ),
         # The logit of 0 is 0, so that 1 is chosen above it.
         "bernoulli": Dense(np.kron(np.eye(width), [[0, 1]]).astype(np.float32), constant=True),
     }
