@@ -553,8 +553,8 @@ def take_means(agent: Agent, number: int, discrete: bool = False) -> Agent:
     facts = agent.binding.facts.without_lack(schema.HALVES)
     ledger = tuple(each for each in agent.ledger if each != schema.HALVES)
     if len(bounds) == 1:
-        wide = {name: list(getattr(known, name)) * number for name in ("action_low", "action_high")}
-        known = dataclasses.replace(known, **wide)
+        low, high = (list(each or ()) * number for each in (known.action_low, known.action_high))
+        known = dataclasses.replace(known, action_low=low, action_high=high)
     leaves = dict(agent.tree.items())
     for name, axis in (("kernel", 1), ("bias", 0)) if doubled else ():
         path = schema.canonical_weight_path(part, len(part.layers) - 1, name)
