@@ -35,7 +35,7 @@ TABLE = LayoutTable(
     optimizers={},
     counters={},
     facts=AgentMetadata(head="", hidden="relu", epsilon=1e-5),
-    seen="written by AgileRL 2.58.0: DQN, DDPG, TD3, PPO",
+    seen="written by AgileRL 2.4.3 and 2.58.0: DQN, DDPG, TD3, PPO",
 )
 
 _INFO = "network_info"
