@@ -28,7 +28,7 @@ from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
-from ckpttool.libraries import recognize, tf_names
+from ckpttool.libraries import recognize, schema, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
     CRITICS,
@@ -83,6 +83,12 @@ def require_facts(agent: Agent, *, needs_env: bool = False, other: Agent | None 
     known = agent.known if other is None else _complete_metadata(agent, other)
     restore.require_understood(agent.binding, known, agent.checkpoint.path)
     missing = missing_options(agent, known)
+    if schema.HALVES in agent.binding.facts.lacks and not missing:
+        raise UsageError(
+            "needs --env: the last layer may output the actions, or their means and deviations",
+            file=agent.checkpoint.path,
+            hint="add --env ID, or --bounds with a number for each action",
+        )
     if not missing:
         return
     options = ["--env"] * needs_env + [*missing]

@@ -899,7 +899,10 @@ def build_agent(
                 file=checkpoint.path,
                 hint="leave out --activation",
             )
-        facts = facts.sized(*policy_sizes(binding, tree))
+        hidden, actions = policy_sizes(binding, tree)
+        if schema.HALVES in binding.facts.lacks and (given := len(facts.known.get("action_low", ()))):
+            actions = given
+        facts = facts.sized(hidden, actions)
         held = merge_metadata(own.sidecar, read_metadata(binding, tree))
         used = (*used, f"given: {facts.described()}", *facts.contradictions(held, stated))
         own = replace(own, sidecar=facts.over(own.sidecar))
@@ -1057,6 +1060,7 @@ def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree
         or recorded.action_low is None
         or recorded.action_high is None
         or len(recorded.action_low) != 1
+        or schema.HALVES in binding.facts.lacks
     ):
         return own
     _, actions = policy_sizes(binding, tree)

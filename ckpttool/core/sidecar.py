@@ -291,7 +291,9 @@ def _is_plain_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(map(plain, value.values()))
 
 
-Scores = Literal["values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms", "bernoulli"]
+Scores = Literal[
+    "values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms", "value_first", "bernoulli"
+]
 """What discrete actions are chosen by (libraries/schema.py, Choices)."""
 
 

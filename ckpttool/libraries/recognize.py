@@ -618,6 +618,7 @@ class LibraryPlugin:
     companions: Callable[[str], Sequence[str]] | None = None
     read_companion: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
     COPIES_TARGETS: str | None = None
+    NEVER_RUN: frozenset[str] = frozenset()
 
 
 def as_companion_reader(layout: object) -> CompanionReader | None:
@@ -732,8 +733,14 @@ def _installed_layouts() -> list[plugins.Plugin]:
     return [p for p in plugins.installed("layouts") if p.name not in ours]
 
 
+# A layer of TorchRL's modules: root, number, tensor. Their `module` is no prefix of a wrapper.
+MODULE_LAYER = re.compile(r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)")
+
+
 def _recognize_unwrapped(tree: Tree, name: str, requested: _Asked) -> RecognizedAgent | None:
     """Match the tree under its module names without wrapper prefixes."""
+    if any(map(MODULE_LAYER.fullmatch, tree.names.values())):
+        return None
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:
         return None

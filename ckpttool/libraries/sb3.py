@@ -253,7 +253,7 @@ def read_choices(tree: Tree, scores: Scores = "values") -> Choices | None:
     return None if choices is None else choices._replace(starts=(0,) * len(choices.counts), scores=scores)
 
 
-def _read_binary_choices(tree: Tree) -> Choices | None:
+def read_binary_choices(tree: Tree) -> Choices | None:
     """Return the actions of a MultiBinary space (gymnasium/spaces/multi_binary.py); None for others."""
     if _space_class(tree, "action_space").rpartition(".")[2] != "MultiBinary":
         return None
@@ -1392,7 +1392,7 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
         drawn = None if table is _SEARCHED else schema.CATEGORICAL
         binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
-        return add_choices(binding, read_choices(tree) or _read_binary_choices(tree), "actor")
+        return add_choices(binding, read_choices(tree) or read_binary_choices(tree), "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
 
