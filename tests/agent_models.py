@@ -12,6 +12,39 @@ def compare(folder: Path) -> dict[str, Any]:
     return {path: _compare(path) for path in json.loads((folder / "paths.json").read_text())}
 
 
+def compare_steps(folder: Path) -> dict[str, Any]:
+    """Compare the models of a policy with memory, over two steps, and of one with images."""
+    import numpy as np
+    import tensorflow as tf
+
+    import ckpttool
+
+    found = {}
+    for path in map(str, sorted(folder.glob("*_agent.*"))):
+        agent = ckpttool.load_agent(path)
+        shape = agent.observation_space.shape
+        obs = np.random.default_rng(0).integers(0, 255, (5, *shape)).astype(np.float32)
+        if len(shape) == 1:
+            obs = obs / 128 - 1
+        model = next(iter(agent.networks("tensorflow").values()))
+        known, after = (agent.scores(obs), None) if agent.choices else agent.predict(obs)
+        pairs, states = [], [np.zeros_like(each) for each in after or ()]
+        with tf.GradientTape() as tape:
+            output, *states = model(obs, *states) if states else [model(obs)]
+            pairs += [(output, known), *zip(states, after or (), strict=True)]
+            if states:
+                output, *states = model(obs, *states)
+                pairs.append((output, agent.predict(obs, after)[0]))
+            loss = tf.reduce_sum(output)
+        gradients = tape.gradient(loss, [each.value for each in model.trainable_variables])
+        found[Path(path).stem] = {
+            "apart": max(float(np.abs(ours.numpy() - own).max()) for ours, own in pairs),
+            "compared": len(pairs),
+            "gradients": all(each is not None for each in gradients),
+        }
+    return found
+
+
 def _compare(path: str) -> dict[str, Any]:
     import keras
     import numpy as np

@@ -141,3 +141,29 @@ def test_keras_models_compute_what_the_agent_does(made: Any, tmp_path: Path) -> 
         assert found["apart"] < 1e-5, path
         assert found["critic"] < 1e-5, path
         assert all(found["holds"].values()), (path, found)
+
+
+@pytest.mark.tensorflow
+def test_keras_models_with_memory_and_images_compute_what_the_agent_does(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    nn = torch.nn
+    torch.manual_seed(0)
+    bounds = {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}
+    for kind in ("LSTM", "GRU"):
+        actor = nn.ModuleDict(
+            {"memory": getattr(nn, kind)(3, 6), "l1": nn.Linear(6, 5), "l2": nn.Linear(5, 2)}
+        )
+        torch.save({"actor": {**actor.state_dict(), **bounds}, "total_it": 5}, tmp_path / f"{kind}_agent.pt")
+    sizes = ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    layers = [each for size in sizes for each in (nn.Conv2d(*size), nn.ReLU())]
+    images = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 3))
+    state = {f"network.{name}": each for name, each in images.state_dict().items()}
+    torch.save(state, tmp_path / "images_agent.cleanrl_model")
+    answer = tensorflow_child.run(agent_models.__file__, "compare_steps", tmp_path)
+    # Outputs of two steps, and the states between them.
+    assert {name: each["compared"] for name, each in answer.items()} == {
+        "GRU_agent": 3, "LSTM_agent": 4, "images_agent": 1
+    }  # fmt: skip
+    for name, found in answer.items():
+        assert found["apart"] < 1e-5, name
+        assert found["gradients"], name

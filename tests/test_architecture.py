@@ -568,3 +568,33 @@ def test_a_shape_that_the_stored_weights_do_not_fit_is_refused(
 
 def test_the_shape_of_a_list_of_modules_is_refused(modules: Path) -> None:
     refused(in_process("inspect", modules / "net.pt", "--input-shape", "blocks=4"))
+
+
+def test_settings_other_than_the_defaults_of_their_class_are_listed(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    rows = {
+        "plain": nn.Sequential(nn.Conv2d(3, 4, 3), nn.LayerNorm(4), nn.RMSNorm(4), nn.MaxPool2d(2)),
+        "set": nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=3), nn.LayerNorm(4, 1e-3), nn.RMSNorm(4, 1e-5), nn.MaxPool2d(2, 1)
+        ),
+    }
+    details = {}
+    for name, module in rows.items():
+        torch.save(module, tmp_path / f"{name}.pt")
+        model = described(tmp_path / f"{name}.pt")["model"]
+        details[name] = [layer["detail"] for layer in layers(model)][1:]
+    assert details["plain"] == ["3 -> 4, 3x3", None, None, "2x2"]
+    assert details["set"] == ["3 -> 4, 3x3, stride 3", "eps 0.001", "eps 1e-05", "2x2, stride 1"]
+
+
+def test_each_norm_of_keras_has_its_own_default_of_epsilon(tmp_path: Path) -> None:
+    def norm(cls: str, epsilon: float) -> dict[str, Any]:
+        config = {"name": f"{cls}_{epsilon}", "epsilon": epsilon}
+        return {"class_name": cls, "module": "keras.layers", "config": config}
+
+    rows = [norm(cls, n) for cls in ("LayerNormalization", "RMSNormalization") for n in (1e-3, 1e-6)]
+    file = keras_file(tmp_path, {"class_name": "Sequential", "module": "keras", "config": {"layers": rows}})
+    model = described(file)["model"]
+    assert [layer["detail"] for layer in layers(model)][1:] == [None, "eps 1e-06", "eps 0.001", None]

@@ -644,11 +644,23 @@ def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:
     assert "value_std" in str(caught.value.found)
 
 
-def test_a_dueling_network_of_keras_rl_has_another_number_of_outputs(tmp_path: Path) -> None:
-    arrays = arrays_of(mlp(ACTIONS + 1), ["dense", "dense_1", "dense_2"], ("kernel", "bias"))
-    hdf5(arrays, tmp_path / "dqn_weights.h5f")
+def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> None:
+    """rl/agents/dqn.py: a Lambda adds the first output to the others less their mean."""
+    net, facts = mlp(ACTIONS + 1), AgentFacts(activations=("elu",))
+    hdf5(arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias")), tmp_path / "dqn_weights.h5f")
+    path = str(tmp_path / "dqn_weights.h5f")
+    with torch.no_grad():
+        found = net(torch.from_numpy(rows()))
+        wanted = (found[:, :1] + found[:, 1:] - found[:, 1:].mean(1, keepdim=True)).numpy()
+    for backend in ("numpy", "torch"):
+        agent = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
+        require_close(agent.scores(rows()), wanted)
+        np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
+    assert any("dueling" in each for each in agent.assumed)
+    # Without an environment the outputs may be as many actions.
+    assert any("dueling" in each.value for each in load_agent(path, facts=facts).ledger)
     with pytest.raises(EnvironmentMismatchError):
-        load_agent(str(tmp_path / "dqn_weights.h5f"), "CartPole-v1", facts=AgentFacts(activations=("relu",)))
+        load_agent(path, "MountainCar-v0", facts=facts)
 
 
 @pytest.mark.parametrize(

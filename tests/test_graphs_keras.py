@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import zipfile
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 import ckpttool
 from ckpttool.commands.network_outputs import run_network
-from ckpttool.core import Tree, UnsupportedError
+from ckpttool.core import Tree, UnsupportedError, kinds
 from ckpttool.graphs import Graph, evaluate, infer_shapes, read_graph
 from ckpttool.graphs.keras import read_document
 from ckpttool.graphs.operators import is_known
@@ -505,3 +506,27 @@ def test_a_program_reads_only_the_tensors_of_its_output(answers: Callable[[str],
     graph = answers("vectors.keras").graph
     used = lower_policy(graph, "shared", "x.keras", half=True).used
     assert [str(path[-1].value) for path in used] == ["kernel", "bias"]
+
+
+def catalogue_faults(_folder: Path) -> list[str]:
+    """Return what of core/kinds.py Keras does not have, or has with another default."""
+    import keras
+
+    old = {"ThresholdedReLU"}  # of Keras 2
+    classes = {
+        each for row in kinds.LAYER_TYPES.values() for name in row.keras for each in kinds.ranked(name)
+    }
+    classes |= {row.layer for row in kinds.ACTIVATION_KINDS.values()} - {""}
+    faults = [name for name in sorted(classes - old) if not hasattr(keras.layers, name)]
+    for name in sorted(classes - old - {*faults}):
+        known = inspect.signature(getattr(keras.layers, name)).parameters
+        wanted = kinds.default_epsilon(name, "Keras")
+        if "epsilon" in known and known["epsilon"].default != wanted:
+            faults.append(f"{name}: {known['epsilon'].default}, {wanted}")
+    functions = (name for row in kinds.ACTIVATION_KINDS.values() for name in row.keras)
+    return faults + [name for name in functions if keras.activations.get(name) is None]
+
+
+@pytest.mark.slow
+def test_the_catalogue_has_the_names_and_defaults_of_keras(tmp_path: Path) -> None:
+    assert tensorflow_child.run(__file__, "catalogue_faults", tmp_path) == []

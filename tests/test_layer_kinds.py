@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.core import File, Leaf, Span
+from ckpttool.core import File, Inline, Leaf, Span, kinds
+from ckpttool.libraries import model_steps
 from ckpttool.mapping import apply_plan, flattening, layer_kinds, layers
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
@@ -212,3 +214,164 @@ def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind
             # The unusual orientation of a matrix counts where a bias leaves no other.
             biased = len(group) > 1 and any(len(each.shape) == 1 for each in group.values())
             assert layers.candidate_kinds(group, framework) == (usual or (plain if biased else ()))
+
+
+# The catalogue (core/kinds.py) against the frameworks' own signatures.
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    return {name: each.default for name, each in inspect.signature(cls).parameters.items()}
+
+
+def test_the_catalogue_has_the_names_and_defaults_of_pytorch() -> None:
+    from torch import nn
+    from torch.nn.modules import linear
+
+    for row in kinds.LAYER_TYPES.values():
+        for name in row.torch:
+            for title in kinds.ranked(name):
+                cls = getattr(nn, title, None) or getattr(linear, title)
+                known = _defaults(cls)
+                for setting in kinds.SETTINGS:
+                    default = setting.torch_default
+                    if setting.name == "epsilon":
+                        default = kinds.default_epsilon(cls.__name__, "PyTorch")
+                    if setting.torch in known and setting.torch_default is not None and row.settings:
+                        assert known[setting.torch] == default, (cls, setting.name)
+    for kind in kinds.ACTIVATION_KINDS.values():
+        if kind.torch:
+            known = _defaults(getattr(nn, kind.torch))
+            assert all(
+                known[name] in (default, inspect.Parameter.empty) for name, default in kind.arguments.items()
+            ), kind.name
+            # `linear` is the matrix product there.
+            assert hasattr(nn.functional, kind.name)
+
+
+def test_activations_compute_what_pytorch_computes() -> None:
+    import torch
+    from torch import nn
+
+    from ckpttool.graphs import Value, evaluate
+    from ckpttool.graphs.graph import ACTIVATION_NODES, GraphBuilder
+
+    x = np.linspace(-8, 8, 97, dtype=np.float32)
+    for name, rule in ACTIVATION_NODES.items():
+        kind = kinds.ACTIVATION_KINDS[name]
+        if not kind.torch or not kind.is_plain:
+            continue
+        build = GraphBuilder()
+        result = rule(build.one, lambda number, build=build: build.number(number, "float32"), "x")
+        graph = build.graph([Value("x", "float32", (97,))], [Value(result, "float32")])
+        found = evaluate(graph, {"x": x})[result]
+        wanted = getattr(nn, kind.torch)()(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_a_kind_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a new norm is found by its classes, compared by its epsilon, and named in a cause."""
+    row = kinds.LAYER_TYPES["rms_norm"]._replace(
+        name="layer_norm",
+        torch=("PowerNorm",),
+        keras=("PowerNormalization",),
+        words="power_?norm",
+        family="power",
+        epsilons={"PyTorch": 0.5, "Keras": 0.25},
+        note="power norms: a note",
+    )
+    monkeypatch.setattr(kinds, "LAYER_TYPES", {**kinds.LAYER_TYPES, "layer_norm": row})
+    monkeypatch.setattr(flattening, "LAYER_TYPES", kinds.LAYER_TYPES)
+    kinds.kinds_by_class.cache_clear()
+    try:
+        assert kinds.find_family("my.PowerNorm2") == "power"
+        assert kinds.default_epsilon("PowerNorm", "PyTorch") == 0.5
+        about = layers.ModuleInfo("PowerNorm", {"eps": 0.125})
+        leaf = Leaf("float32", (5,), Inline(b""), "")
+        source = tensorflow_tree({"a/gamma": np.ones(5, np.float32), "a/beta": np.ones(5, np.float32)})
+        (found,) = layers.find_layers(source, "tensorflow")
+        target = found._replace(kinds=(layers.SPELLING["torch", "layer_norm"],), about=about)
+        assert layers.narrow_kinds(
+            (layers.SPELLING["torch", "layer_norm"],), {"weight": leaf, "bias": leaf}, about
+        )
+        (sentence,) = flattening.describe_differences([(found, target)], foreign=True)
+        assert "0.25" in sentence
+        assert "0.125" in sentence
+        assert flattening.describe_kinds([found]) == ("power norms: a note",)
+    finally:
+        kinds.kinds_by_class.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("names", "library", "default"), [("gamma beta", "Keras", 1e-3), ("scale offset", "Sonnet", 1e-5)]
+)
+def test_an_unrecorded_epsilon_is_the_one_of_the_library(names: str, library: str, default: float) -> None:
+    """Sonnet's layer norms (scale, offset) have another default than Keras's."""
+    tree = tensorflow_tree({f"a/{name}": np.ones(5, np.float32) for name in names.split()})
+    (source,) = layers.find_layers(tree, "tensorflow")
+    for epsilon in (1e-3, 1e-5):
+        about = layers.ModuleInfo("LayerNorm", {"eps": epsilon})
+        target = source._replace(kinds=(layers.SPELLING["torch", "layer_norm"],), about=about)
+        sentences = [*flattening.describe_differences([(source, target)], foreign=True)]
+        assert len(sentences) == (epsilon != default)
+        assert all(library in each for each in sentences)
+
+
+def test_depthwise_convolutions_note_their_padding() -> None:
+    shapes = {"a/depthwise_kernel": np.ones((3, 3, 4, 2), np.float32), "a/bias": np.ones(8, np.float32)}
+    plain = {"b/kernel": np.ones((3, 3, 4, 2), np.float32)}
+    found = layers.find_layers(tensorflow_tree({**shapes, **plain}), "tensorflow")
+    both = {layer.kinds[0].name for layer in found}
+    assert both == {"depthwise", "convolution"}
+    assert len(flattening.describe_kinds(found)) == 1
+    assert flattening.describe_kinds(found[:1]) == flattening.describe_kinds(found[1:])
+
+
+def _keras_chain(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    rows = [
+        {"class_name": cls, "module": "keras.layers", "config": {"name": f"{cls}_{number}", **settings}}
+        for number, (cls, settings) in enumerate(layers)
+    ]
+    return {"class_name": "Sequential", "module": "keras", "config": {"name": "m", "layers": rows}}
+
+
+@pytest.mark.parametrize("name", [*kinds.KERAS_ACTIVATIONS, "leaky_relu", "softmax"])
+def test_activations_of_policies_are_steps_of_keras_models(name: str) -> None:
+    document = _keras_chain(("Dense", {"units": 3, "activation": name}), ("Dense", {"units": 2}))
+    steps = model_steps.read_keras_steps(document)
+    assert steps is not None
+    known = kinds.KERAS_ACTIVATIONS.get(name)
+    assert steps[1][::2] == (("activation", known) if known else ("unknown", name))
+
+
+def _functional(calls: dict[str, list[str]], last: str) -> dict[str, Any]:
+    rows = [
+        {
+            "class_name": "Dense" if sources else "InputLayer",
+            "module": "keras.layers",
+            "name": name,
+            "config": {"name": name, "units": 3, "batch_shape": [None, 3]},
+            "inbound_nodes": [[[each[0], int(each[1:] or 0), 0, {}]] for each in sources],
+        }
+        for name, sources in calls.items()
+    ]
+    config = {"layers": rows, "input_layers": [["x", 0, 0]], "output_layers": [[last, 0, 0]]}
+    return {"class_name": "Functional", "module": "keras", "config": {"name": "m", **config}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "last", "chain"),
+    [
+        ({"x": [], "a": ["x"], "b": ["a"]}, "b", True),
+        ({"b": ["a"], "x": [], "a": ["x"]}, "b", True),  # in any order
+        ({"x": [], "a": ["x"], "b": ["x"]}, "b", False),  # a layer beside the chain
+        ({"x": [], "a": ["x"], "b": ["a"]}, "a", False),  # a layer after the output
+        ({"x": [], "a": ["x", "a"], "b": ["a1"]}, "b", False),  # a layer that is called twice
+        ({"x": [], "b": ["a"], "a": ["b"]}, "b", False),  # a cycle
+    ],
+)  # fmt: skip
+def test_only_models_whose_layers_follow_one_another_are_chains(
+    calls: dict[str, list[str]], last: str, chain: bool
+) -> None:
+    steps = model_steps.read_keras_steps(_functional(calls, last))
+    assert (steps is not None) == chain
+    assert steps is None or [each.name for each in steps if each.kind == "dense"] == [("a",), ("b",)]

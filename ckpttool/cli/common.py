@@ -45,7 +45,7 @@ from ckpttool.core.errors import (
     UsageError,
     abbreviate_list,
 )
-from ckpttool.core.sidecar import ACTIVATIONS
+from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.text import clean, describe_error, shorten, truncate_text
 from ckpttool.version import __version__
 

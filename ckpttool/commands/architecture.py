@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,7 @@ from ckpttool.core.errors import (
     is_system_error,
     suggest_choice,
 )
+from ckpttool.core.kinds import SETTINGS, LayerSetting, default_epsilon
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats.keras_config import (
@@ -409,29 +410,6 @@ def _encode(
 
 # Settings as text.
 
-# Settings that are shown if they differ from the default of the framework, by name.
-_SHOWN_SETTINGS: Mapping[str, tuple[Any, str]] = {
-    "stride": (1, "stride {}"),
-    "padding": (0, "padding {}"),
-    "dilation": (1, "dilation {}"),
-    "groups": (1, "groups {}"),
-    "padding_mode": ("zeros", "{} padding"),
-    "eps": (1e-5, "eps {}"),
-    "p": (None, "p {}"),
-    "num_groups": (None, "{} groups"),
-    "num_heads": (None, "{} heads"),
-    "num_layers": (1, "{} layers"),
-    "bidirectional": (False, "bidirectional"),
-    "batch_first": (None, ""),
-    "negative_slope": (0.01, "slope {}"),
-    "alpha": (1.0, "alpha {}"),
-    "ceil_mode": (False, "ceil"),
-    "output_size": (None, "to {}"),
-    "scale_factor": (None, "x{}"),
-    "size": (None, "to {}"),
-    "start_dim": (1, "from axis {}"),
-    "end_dim": (-1, "to axis {}"),
-}
 _SIZES = (
     ("in_features", "out_features"),
     ("in_channels", "out_channels"),
@@ -455,24 +433,32 @@ def _torch_detail(module: _TorchModule) -> str:
         words.append(_window_text((kernel,) * rank if isinstance(kernel, int) else kernel))
     width = module.value("embed_dim")
     words += [f"{width} features"] if type(width) is int else []
-    for name, (default, text) in _SHOWN_SETTINGS.items():
-        value = module.value(name)
-        if value is None or value == () or not text or _is_default(value, default):
-            continue
-        if name == "stride" and kernel is not None and _axes(value) == _axes(kernel):
-            continue
-        words.append(text.format(_axes_text(value)))
-    return ", ".join(words)
+    window = _axes(kernel) if "Pool" in module.cls else None
+    shown = ((row, row.torch_default, module.value(row.torch)) for row in SETTINGS if row.torch)
+    return ", ".join([*words, *_list_settings(shown, module.cls, "PyTorch", window)])
+
+
+def _list_settings(
+    settings: Iterable[tuple[LayerSetting, Any, Any]], cls: str, library: str, window: Any
+) -> Iterator[str]:
+    """Yield the settings other than the defaults, from their defaults and values.
+
+    A pooling's stride is its `window` by default.
+    """
+    for row, default, value in settings:
+        if row.name == "epsilon":
+            default = default_epsilon(cls, library)
+        elif row.name == "stride" and window is not None:
+            default = window
+        known = value is not None and value != () and not isinstance(value, dict)
+        if known and row.text and (default is None or _axes(value) != default):
+            yield row.text.format(_axes_text(value))
 
 
 def _axes(value: Any) -> Any:
     """Return one number for a tuple of equal ones."""
     equal = isinstance(value, tuple) and value and all(each == value[0] for each in value)
     return value[0] if equal else value
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return default is not None and _axes(value) == default
 
 
 def _axes_text(value: Any) -> str:
@@ -566,7 +552,7 @@ class _KerasReader:
             kind=cls,
             cls=_full_class(document, cls),
             known=own,
-            detail=_keras_detail(settings),
+            detail=_keras_detail(cls, settings),
             activation=_keras_activation(cls, settings),
             parameters=self.sums.get(path, 0),
             output=None if result is None else result.outputs[0],
@@ -579,7 +565,7 @@ class _KerasReader:
     ) -> _LayerResult | None:
         from ckpttool.graphs.keras import KerasLayerShapes
 
-        cls, settings = config_of(dict(document))
+        cls, settings, _ = config_of(dict(document))
         if cls == INPUT:
             shape = given[0] if given else _input_shape(settings)
             return None if shape is None else _LayerResult((shape,))
@@ -871,7 +857,7 @@ def _recorded_shapes(node: Any) -> dict[_KerasReference, Extents]:
     return found
 
 
-def _keras_detail(settings: Mapping[str, Any]) -> str:
+def _keras_detail(cls: str, settings: Mapping[str, Any]) -> str:
     """Return a layer's sizes and its settings other than the defaults."""
     words = []
     for name, text in (("units", "{} units"), ("filters", "{} filters")):
@@ -879,19 +865,13 @@ def _keras_detail(settings: Mapping[str, Any]) -> str:
             words.append(text.format(value))
     windows = (settings.get(name) for name in ("kernel_size", "pool_size"))
     words += [_window_text(tuple(value)) for value in windows if isinstance(value, list)]
-    window = settings.get("pool_size")
-    strides = settings.get("strides")
-    if isinstance(strides, list) and strides != window and _axes(tuple(strides)) != 1:
-        words.append(f"stride {_axes_text(tuple(strides))}")
-    for name, default, text in _KERAS_SETTINGS:
-        value = settings.get(name)
-        value = tuple(value) if isinstance(value, list) else value
-        if value is not None and not isinstance(value, dict) and _axes(value) != default:
-            words.append(text.format(_axes_text(value)))
+    values = {name: tuple(each) if isinstance(each, list) else each for name, each in settings.items()}
+    shown = ((row, row.keras_default, values.get(row.keras)) for row in SETTINGS if row.keras)
+    words += _list_settings(shown, cls, "Keras", _axes(values.get("pool_size")))
     inner = settings.get("layer")
     if isinstance(inner, dict):
         own = config_of(inner)
-        words.append(f"{own.cls} {_keras_detail(own.settings)}".strip())
+        words.append(f"{own.cls} {_keras_detail(str(own.cls), own.settings)}".strip())
     return ", ".join(words)
 
 
@@ -902,27 +882,6 @@ def _keras_activation(cls: str, settings: Mapping[str, Any]) -> str:
     if activation is None or activation == default:
         return ""
     return clean(format_object(activation))[:_WORD]
-
-
-_KERAS_SETTINGS: tuple[tuple[str, Any, str], ...] = (
-    ("padding", "valid", "padding {}"),
-    ("dilation_rate", 1, "dilation {}"),
-    ("groups", 1, "groups {}"),
-    ("data_format", "channels_last", "{}"),
-    ("depth_multiplier", 1, "multiplier {}"),
-    ("epsilon", 1e-3, "eps {}"),
-    ("rate", None, "rate {}"),
-    ("target_shape", None, "to {}"),
-    ("dims", None, "axes {}"),
-    ("n", None, "{} times"),
-    ("input_dim", None, "{} entries"),
-    ("output_dim", None, "{} features"),
-    ("num_heads", None, "{} heads"),
-    ("key_dim", None, "{} features"),
-    ("equation", None, "{}"),
-    ("merge_mode", "concat", "merge {}"),
-    ("negative_slope", 0, "slope {}"),
-)
 
 
 # Recorded computations: the code of a TorchScript archive and the graph of an ONNX model are read as a graph,

@@ -530,9 +530,9 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         return
     if facts.choices is not None:
         counts, scores = facts.choices.counts, facts.choices.scores
-        if scores.startswith("dueling"):
+        if scores.startswith("dueling") or scores == "value_first":
             builder.add("map", "plus value minus mean", (sum(counts),))
-        if scores not in ("values", "dueling", "bernoulli"):
+        if scores not in ("values", "dueling", "value_first", "bernoulli"):
             kind = scores.removeprefix("dueling_").partition("_")[0]
             builder.add("map", f"mean of {kind}", (sum(counts),))
         builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))

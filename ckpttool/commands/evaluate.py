@@ -50,6 +50,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.core.tree import Tree
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES
 from ckpttool.evaluation.gymnasium_engine import ATARI_SIDE, OBS, EnvSpec, VectorEnv
@@ -76,6 +77,7 @@ from ckpttool.evaluation.video import Camera, CutError, StripCamera, StripFrame
 from ckpttool.evaluation.wrappers import Bounds, WrapperSpec
 from ckpttool.libraries import schema, single_networks
 from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
+from ckpttool.mapping.rules import AxisSlice
 from ckpttool.networks.build import (
     NetworkSettings,
     Shapes,
@@ -469,7 +471,7 @@ def may_choose(agent: Agent) -> bool:
     """
     known = agent.known
     unstated = known.head in (None, "") or (known.head == "identity" and known.is_read("head"))
-    alone = agent.binding.layout == NO_LAYOUT and unstated
+    alone = (agent.binding.layout == NO_LAYOUT or not agent.binding.facts.head) and unstated
     return known.choices is None and (alone or known.head == "argmax")
 
 
@@ -491,8 +493,10 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     """Return a policy that may choose as one that takes its largest output for the environment's action.
 
     That is assumed where the outputs are as many as the environment's discrete actions. Without an
-    environment (None) it is assumed only of a policy that is certainly discrete.
+    environment (None) it is assumed only of a policy that is certainly discrete. Of a last
+    layer that may have the deviations too, the means are taken if it has twice as many outputs as actions.
     """
+    agent = take_means(agent, *count_actions(agent, spec))
     if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
         return agent
     choices, origin = one_choice(agent)
@@ -500,8 +504,14 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
-        if not spec.choices or width != (len(choices.counts) if spec.binary else sum(choices.counts)):
+        number, _ = count_actions(agent, spec)
+        open_ = schema.DUELING in agent.binding.facts.lacks
+        dueling = open_ and choices.single and width == number + 1
+        if not spec.choices or (width != number and not dueling):
             return agent
+        if open_:
+            agent = _settle_dueling(agent, dueling=dueling)
+        choices = choices._replace(scores="value_first") if dueling else choices
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
     known = dataclasses.replace(
         agent.known,
@@ -510,6 +520,51 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
         provenance={**agent.known.provenance, **origins},
     )
     return dataclasses.replace(agent, known=known)
+
+
+def _settle_dueling(agent: Agent, *, dueling: bool) -> Agent:
+    """Return the agent with what an environment shows of its network."""
+    binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(schema.DUELING))
+    ledger = tuple(each for each in agent.ledger if each != schema.DUELING)
+    why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
+    more = sidecar.assumption_entries("architecture", (why,)) if dueling else ()
+    return dataclasses.replace(agent, binding=binding, ledger=sidecar.merge_entries(ledger, more))
+
+
+def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:
+    """Return the number of actions that the environment, or else bounds, show (0: none), and if discrete."""
+    if spec is None:
+        bounds = agent.known.action_low or []
+        return (len(bounds) if len(bounds) != 1 else 0), False
+    if spec.choices:
+        return (len(spec.choices) if spec.binary else sum(count for count, _ in spec.choices)), True
+    return spec.action_dim, False
+
+
+def take_means(agent: Agent, number: int, discrete: bool = False) -> Agent:
+    """Return the agent with the outputs of an open last layer that are so many actions, or their means."""
+    part, known = agent.binding.policy, agent.known
+    if part is None or schema.HALVES not in agent.binding.facts.lacks:
+        return agent
+    width, bounds = layer_widths(agent.tree, part)[1], known.action_low or []
+    doubled = width == 2 * number and not discrete
+    if not doubled and width != number:
+        return agent
+    facts = agent.binding.facts.without_lack(schema.HALVES)
+    ledger = tuple(each for each in agent.ledger if each != schema.HALVES)
+    if len(bounds) == 1:
+        low, high = (list(each or ()) * number for each in (known.action_low, known.action_high))
+        known = dataclasses.replace(known, action_low=low, action_high=high)
+    leaves = dict(agent.tree.items())
+    for name, axis in (("kernel", 1), ("bias", 0)) if doubled else ():
+        path = schema.canonical_weight_path(part, len(part.layers) - 1, name)
+        if path in leaves:
+            leaves[path] = AxisSlice(axis, 0, number, width).leaf(leaves[path])
+    if doubled:
+        why = f"the last layer's first {number} of {width} outputs are the means, the others the deviations"
+        ledger = sidecar.merge_entries(ledger, sidecar.assumption_entries("architecture", (why,)))
+    binding = dataclasses.replace(agent.binding, facts=facts)
+    return dataclasses.replace(agent, binding=binding, known=known, tree=Tree(leaves), ledger=ledger)
 
 
 def spec_choices(spec: EnvSpec) -> Choices | None:

@@ -17,6 +17,7 @@ from ckpttool.core import filesystem, sidecar
 from ckpttool.core import text as documents
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.kinds import ACTIVATION_SYNONYMS, ACTIVATIONS
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
 from ckpttool.core.tree import Leaf, Path, Plain, Record, Tree, ValueLeaf
 
@@ -28,17 +29,6 @@ if TYPE_CHECKING:
 # Facts about an agent that a user supplies because no file contains them: activations, action map, bounds.
 
 GIVEN = "given"
-# Synonyms of activation names; both spellings mean the same function.
-_ACTIVATION_SYNONYMS = {
-    "swish": "silu",
-    "leakyrelu": "leaky_relu",
-    "none": "linear",
-    "identity": "linear",
-} | {
-    "hard_tanh": "hardtanh",
-    "hard_swish": "hardswish",
-    "hard_silu": "hardswish",
-}
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
 _BOUNDS = "use --bounds LOW HIGH with two numbers, or with a number for each action, separated by commas"
 _SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
@@ -187,12 +177,12 @@ def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
     if names is None:
         return None
     listed = names.split(",") if isinstance(names, str) else list(names)
-    found = [_ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
+    found = [ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
     for name in found:
         if sidecar.parse_activation(name) is None:
-            raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, sidecar.ACTIVATIONS))
+            raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, ACTIVATIONS))
     if not found:
-        raise UsageError("no activation given", hint=f"choose from {', '.join(sidecar.ACTIVATIONS)}")
+        raise UsageError("no activation given", hint=f"choose from {', '.join(ACTIVATIONS)}")
     return found
 
 
@@ -829,7 +819,7 @@ class _PolicyUsage(NamedTuple):
         # A function after the last layer is the action map; settings of other networks are not played.
         if name is None or not used or name in used or _ELSEWHERE.search(found.name.lower()):
             return None
-        hint = f"--activation {name}" if name in sidecar.ACTIVATIONS else None
+        hint = f"--activation {name}" if name in ACTIVATIONS else None
         return _entry(found, decides=True, hint=hint)
 
     def _distribution(self, found: AgentEvidence) -> LedgerEntry | None:
@@ -954,8 +944,8 @@ def _activation_name(value: Plain) -> str | None:
         return None
     text = value.name if isinstance(value, Record) else value
     last = re.sub(r"\W+$", "", text.strip()).rpartition(".")[2].strip("'\">() ").lower()
-    name = _ACTIVATION_SYNONYMS.get(last, last)
-    return name if name in sidecar.ACTIVATIONS or name.replace("_", "") in _FOREIGN else None
+    name = ACTIVATION_SYNONYMS.get(last, last)
+    return name if name in ACTIVATIONS or name.replace("_", "") in _FOREIGN else None
 
 
 def _squashes(value: Plain, last: str) -> str | None:
@@ -1112,7 +1102,7 @@ def _with_functions(
         return facts
     facts = facts.without_lack("activation")
     where = next(iter(functions))
-    if any(name not in sidecar.ACTIVATIONS for names in functions.values() for name in names):
+    if any(name not in ACTIVATIONS for names in functions.values() for name in names):
         return facts.not_understood("activations", abbreviate_list(functions[where], 3), where)
     if isinstance(chosen, tuple):
         return facts.read(where, activations=chosen)

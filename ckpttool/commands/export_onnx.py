@@ -12,7 +12,13 @@ from typing import IO, Any
 import numpy as np
 
 from ckpttool.commands import receipt, restore
-from ckpttool.commands.evaluate import assume_choices, environment_hint, read_action_bounds
+from ckpttool.commands.evaluate import (
+    assume_choices,
+    count_actions,
+    environment_hint,
+    read_action_bounds,
+    take_means,
+)
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
     ActionBounds,
@@ -261,6 +267,9 @@ def export(
         _require_library()
     agent = restore_agent(source, options.layout, options.facts, options.network)
     title = agent.title(options.network)
+    if schema.HALVES in agent.binding.facts.lacks:
+        spec = None if options.env is None else _environment_spec(agent, options.env, target)
+        agent = take_means(agent, *count_actions(agent, spec))
     part = _choose_part(agent, title)
     stated = options.env or (agent.known.env or {}).get("id") or agent.known.action_low is not None
     require_facts(agent, needs_env=not stated)

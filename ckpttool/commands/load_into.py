@@ -49,6 +49,7 @@ from ckpttool.core.activations import CallPlace, WeightUse, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, format_count
@@ -244,17 +245,13 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call)
 
 
-# The framework class that computes the same as a module of a program's own class.
-_COMPUTES = {
-    ("torch", "dense", "out_in"): "Linear",
-    ("torch", "dense", "in_out"): LINEAR_IN_OUT,
-    ("torch", "layer_norm", ""): "LayerNorm",
-    ("torch", "rms_norm", ""): "RMSNorm",
-    ("keras", "dense", "in_out"): "Dense",
-    ("keras", "dense", "out_in"): DENSE_OUT_IN,
-    ("tensorflow", "dense", "out_in"): DENSE_OUT_IN,
-    ("keras", "layer_norm", ""): "LayerNormalization",
-    ("keras", "rms_norm", ""): "RMSNormalization",
+# The framework class of a dense layer whose matrix has this form.
+_DENSE = {
+    ("torch", "out_in"): "Linear",
+    ("torch", "in_out"): LINEAR_IN_OUT,
+    ("keras", "in_out"): "Dense",
+    ("keras", "out_in"): DENSE_OUT_IN,
+    ("tensorflow", "out_in"): DENSE_OUT_IN,
 }
 _OWN_CLASS = {"torch": "Module", "keras": "Layer", "tensorflow": "Module"}
 
@@ -267,7 +264,10 @@ def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[s
     facts = {**module["facts"], OWN_CALL: own}
     if computes is None:
         return module["class"], facts
-    cls = _COMPUTES.get((framework, computes.get("kind"), computes.get("form", "")))
+    kind = computes.get("kind")
+    cls = _DENSE.get((framework, computes.get("form", ""))) if kind == "dense" else None
+    if kind in LAYER_TYPES and kind != "dense":
+        cls = next(iter(getattr(LAYER_TYPES[kind], framework, ())), None)
     if "epsilon" in computes:
         facts["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
     # It computes something else than these classes, or it is unknown.
@@ -365,7 +365,7 @@ _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 _CANONICAL = "tensorflow"
 _SHOWN = 3
 _NORMS = ("layer_norm", "rms_norm")
-_OF_VECTORS = frozenset(("dense", "batch_norm", "prelu", *_NORMS))
+_OF_VECTORS = list_kinds("dense", "batch_norm", "norm", "activation") - {"layer_norm_images"}
 _BY = {
     "order": "in order",
     "numbers": "by numbers",

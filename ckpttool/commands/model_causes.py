@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckpttool.core.errors import MappingError
-from ckpttool.core.sidecar import ACTIVATIONS, DEFAULT_SLOPE, format_activation
+from ckpttool.core.kinds import ACTIVATIONS, SETTINGS, find_family
+from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf
 from ckpttool.mapping.layer_kinds import LayerFacts
@@ -27,30 +28,12 @@ from ckpttool.networks.network import Activation
 if TYPE_CHECKING:
     from ckpttool.commands.model_comparison import RunnerProcess
 
-# Layers and their families, whatever the framework calls them.
+# Layers and their families (core/kinds.py), whatever the framework calls them.
 
-_FAMILIES = (
-    ("attention", r"attention"),
-    ("recurrent", r"lstm|gru|rnn|bidirectional"),
-    ("convolution", r"conv"),
-    ("batch_norm", r"batch_?norm"),
-    ("norm", r"layer_?norm|group_?norm|rms_?norm|instance_?norm|layernormalization"),
-    ("embedding", r"embed|gather"),
-    ("dense", r"dense|linear|gemm|matmul"),
-    ("dropout", r"dropout"),
-    ("pool", r"pool"),
-    ("flatten", r"flatten|reshape"),
-    ("activation", r"relu|gelu|elu|tanh|sigmoid|softmax|silu|swish|softplus|activation|mish"),
-)
 # Families whose layers are compared as a whole: frameworks divide them differently.
 _COMPOSITE = ("recurrent", "attention")
 # Base classes that do not show what a user's class computes.
 _PLAIN = ("Module", "Layer", "Model", "Functional", "Sequential")
-
-
-def find_family(cls: str) -> str:
-    """Return the kind of layer that a class name names, "" if none."""
-    return next((name for name, words in _FAMILIES if re.search(words, cls, re.IGNORECASE)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,26 +441,6 @@ class _Hypothesis:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# One setting, by the names that frameworks give it.
-_SETTINGS = (
-    ("epsilon", "eps", "epsilon", "layer_norm_eps"),
-    ("padding", "padding", "pads"),
-    ("stride", "stride", "strides"),
-    ("dilation", "dilation", "dilation_rate", "dilations"),
-    ("groups", "num_groups", "groups", "group"),
-    ("axis", "axis", "dim", "normalized_shape"),
-    ("activation", "activation", "nonlinearity"),
-    ("form of gelu", "approximate"),
-    ("slope", "negative_slope", "alpha"),
-    ("pool size", "kernel_size", "pool_size"),
-    ("number of heads", "num_heads"),
-    ("mode", "padding_mode", "mode"),
-    ("rounding of the output size", "ceil_mode"),
-    ("counting of padding", "count_include_pad"),
-    ("scale", "scale", "factor", "temperature"),
-)
-
-
 _MOST_TRANSPOSED = 1 << 24
 _ROLES = (
     ("mean", r"mean"),
@@ -534,7 +497,7 @@ class LayerCauses:
     def _different_settings(self) -> Iterator[_Hypothesis]:
         """Yield A's settings in the place of B's; and other paddings, which may be outside of the layer."""
         a, b = self._pair.a.settings, self._pair.b.settings
-        for title, *names in _SETTINGS:
+        for title, names in ((row.name, row.spellings) for row in SETTINGS if row.changes):
             one = next((a[name] for name in names if name in a), self._default(title))
             own = next((name for name in names if name in b), None)
             if own is None:

@@ -24,10 +24,11 @@ from ckpttool.commands.restore import (
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import ACTIVATIONS, LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.kinds import ACTIVATIONS
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
-from ckpttool.libraries import recognize, tf_names
+from ckpttool.libraries import recognize, schema, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
     CRITICS,
@@ -82,6 +83,12 @@ def require_facts(agent: Agent, *, needs_env: bool = False, other: Agent | None 
     known = agent.known if other is None else _complete_metadata(agent, other)
     restore.require_understood(agent.binding, known, agent.checkpoint.path)
     missing = missing_options(agent, known)
+    if schema.HALVES in agent.binding.facts.lacks and not missing:
+        raise UsageError(
+            "needs --env: the last layer may output the actions, or their means and deviations",
+            file=agent.checkpoint.path,
+            hint="add --env ID, or --bounds with a number for each action",
+        )
     if not missing:
         return
     options = ["--env"] * needs_env + [*missing]
@@ -159,9 +166,7 @@ def derive_network_settings(
     facts = agent.binding.facts
     sidecars = [each.sidecar for each in (agent, other) if each is not None]
     assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
-    epsilon = facts.epsilon
-    if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
-        epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
+    epsilon = known.norm_epsilon(facts.epsilon) if agent.binding.has_norms else facts.epsilon
     low, high = known.action_low, known.action_high
     choices = known_choices(known)
     if choices is None and known.head == "argmax":

@@ -23,15 +23,12 @@ from ckpttool.commands.inspect import (
 )
 from ckpttool.core import filesystem
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.kinds import ACTIVATION_CLASSES
 from ckpttool.core.tree import Leaf
 from ckpttool.formats.detect import find_other_shards
 
 # A shape; None is an extent of any length.
 Extents = tuple[int | None, ...]
-# Layers that a strip of stages shows as activations.
-_ACTIVATIONS = frozenset(
-    ("ReLU", "ReLU6", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Tanh", "Sigmoid", "Softplus", "Softmax")
-) | {"LeakyReLU", "PReLU", "Hardtanh", "Hardswish", "Hardsigmoid", "LogSoftmax", "Softsign", "Activation"}
 # Fewer alike siblings than this are listed one by one.
 _FEWEST_ALIKE = 3
 # Modules with more than _MANY plain values show only the first ones.
@@ -445,7 +442,7 @@ def _stages(layer: ArchitectureLayer) -> Iterator[FlowStage]:
     kind: StageKind = "layer" if layer.parameters else "map"
     if not layer.known:
         kind = "unknown"
-    elif layer.kind in _ACTIVATIONS:
+    elif layer.kind in ACTIVATION_CLASSES or layer.kind == "Activation":
         kind = "activation"
     yield _stage(kind, layer.title, layer.output, layer.parameters, layer.detail)
 

@@ -977,7 +977,7 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
         observation_space=known.observation_space,
         choices=schema.known_choices(known) or layer_facts.choices,
         norm=restore.known_statistics(known) or layer_facts.norm,
-        epsilon=(known.epsilon or {}).get("layer_norm", layer_facts.epsilon),
+        epsilon=known.norm_epsilon(layer_facts.epsilon),
     )
     return replace(binding, facts=facts)
 

@@ -206,16 +206,14 @@ def assumed_entries(
     """
     yield from sidecar.assumption_entries("architecture", binding.moves.assumed)
     facts = binding.facts
-    layer_norm = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
     hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
-    epsilon = (known.epsilon or {}).get("layer_norm", facts.epsilon)
     rows: tuple[tuple[str, Topic, str], ...] = (
         ("activations", "activation", f"hidden activations {hidden}"),
         ("head", "action map", f"action map {known.head or facts.head}"),
-        ("epsilon", "architecture", f"layer norm epsilon {epsilon:g}"),
+        ("epsilon", "architecture", f"layer norm epsilon {known.norm_epsilon(facts.epsilon):g}"),
     )
     for name, what, value in rows:
-        if not known.is_assumed(name) or (name == "epsilon" and not layer_norm):
+        if not known.is_assumed(name) or (name == "epsilon" and not binding.has_norms):
             continue
         stated = [each is not None and each.is_assumed(name) for each in sidecars]
         owner = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
@@ -348,10 +346,9 @@ def _used_fact_entries(
     known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
 ) -> Iterator[LedgerEntry]:
     """Yield an entry for each fact in a file, a sidecar or on the command line."""
-    normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
     for names, what in _TOPICS.items():
         name = names[0]
-        if name == "epsilon" and not normed:
+        if name == "epsilon" and not binding.has_norms:
             continue
         value, origin = getattr(known, name), known.origin(name)
         # A network without hidden layers has no activations.
@@ -433,7 +430,6 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         "assumed: the framework's default" if alone else f"assumed: the default of layout {binding.layout}"
     )
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
-    normed = any("layer_norm" in each for each in kinds)
     policy = binding.policy
     found: dict[str, Any] = {
         "head": facts.head or None,
@@ -442,7 +438,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1)
         if facts.hidden
         else None,
-        "epsilon": {"layer_norm": facts.epsilon} if normed else None,
+        "epsilon": {"layer_norm": facts.epsilon} if binding.has_norms else None,
         "obs_dim": layer_widths(agent, policy)[0]
         if policy is not None and policy.component not in binding.fronts
         else None,
@@ -903,7 +899,10 @@ def build_agent(
                 file=checkpoint.path,
                 hint="leave out --activation",
             )
-        facts = facts.sized(*policy_sizes(binding, tree))
+        hidden, actions = policy_sizes(binding, tree)
+        if schema.HALVES in binding.facts.lacks and (given := len(facts.known.get("action_low", ()))):
+            actions = given
+        facts = facts.sized(hidden, actions)
         held = merge_metadata(own.sidecar, read_metadata(binding, tree))
         used = (*used, f"given: {facts.described()}", *facts.contradictions(held, stated))
         own = replace(own, sidecar=facts.over(own.sidecar))
@@ -1061,6 +1060,7 @@ def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree
         or recorded.action_low is None
         or recorded.action_high is None
         or len(recorded.action_low) != 1
+        or schema.HALVES in binding.facts.lacks
     ):
         return own
     _, actions = policy_sizes(binding, tree)

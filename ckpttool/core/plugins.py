@@ -266,6 +266,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/(mu|logits)/.*"),
         Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
         Plugin("elegantrl", "ckpttool.libraries.elegantrl", names=r"((_parameters|_buffers)/)?state_avg"),
+        Plugin("agilerl", "ckpttool.libraries.agilerl", names=r"network_info/modules/actor_cls"),
         Plugin(
             "skrl",
             "ckpttool.libraries.skrl",
@@ -285,10 +286,11 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             # A learner's networks, and the variables of a snapshot.
             names=r"([^/]*/)?(target_policy|target_critic)(/.*)?|_variables(/.*)?",
         ),
-        Plugin("keras_rl", "ckpttool.libraries.keras_rl", files=r".*\.h5f"),
+        Plugin("torchrl", "ckpttool.libraries.torchrl", names=r"(.*/)?module/0/module/(0/)?\d+/weight"),
+        Plugin("keras_rl", "ckpttool.libraries.tf2rl:KERAS_RL", files=r".*\.h5f"),
         Plugin(
             "rlgraph",
-            "ckpttool.libraries.rlgraph",
+            "ckpttool.libraries.tf2rl:RLGRAPH",
             names=r"policy/action-adapter-0/action-network/[^/]+/dense/kernel",
         ),
         Plugin(

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from ckpttool.core import atomic_write, filesystem, text
 from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, ActivationName
 from ckpttool.core.source import File
 from ckpttool.version import __version__
 
@@ -23,26 +24,7 @@ from ckpttool.version import __version__
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
-
-# Functions after a hidden layer, with the default arguments of torch/nn/modules/activation.py.
-ActivationName = Literal[
-    "relu",
-    "tanh",
-    "sigmoid",
-    "elu",
-    "leaky_relu",
-    "gelu",
-    "silu",
-    "softplus",
-    "linear",
-    "mish",
-    "selu",
-    "relu6",
-    "hardtanh",
-    "hardswish",
-]
-ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)
-DEFAULT_SLOPE = 0.01
+DEFAULT_SLOPE: float = ACTIVATION_KINDS["leaky_relu"].arguments["negative_slope"]
 _SLOPED = re.compile(r"leaky_relu\((-?[\d.]+(?:e[-+]?\d+)?)\)")
 # Prefixes of a fact's provenance; otherwise it is "given ...".
 _READ, _ASSUMED = "read from", "assumed"
@@ -126,6 +108,10 @@ class Sidecar:
     def is_given(self, name: str) -> bool:
         """Return whether a user gave a fact."""
         return getattr(self, name) is not None and self.provenance.get(name) == "given"
+
+    def norm_epsilon(self, default: float) -> float:
+        """Return the epsilon of the layer norms, or the default if it is not known."""
+        return float((self.epsilon or {}).get("layer_norm", default))
 
     def origin(self, name: str) -> str:
         """Return the origin of a fact: the file or the default; empty if the sidecar records none."""
@@ -305,7 +291,9 @@ def _is_plain_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(map(plain, value.values()))
 
 
-Scores = Literal["values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms", "bernoulli"]
+Scores = Literal[
+    "values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms", "value_first", "bernoulli"
+]
 """What discrete actions are chosen by (libraries/schema.py, Choices)."""
 
 

@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.graph import Constant, OperatorNode, inline_constant, trim_inputs
+from ckpttool.graphs.graph import ACTIVATION_NODES, Constant, ModuleNodes
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -83,7 +84,7 @@ def _require(condition: object, missing: str = "") -> None:
         raise OpaqueLayerError(missing)
 
 
-class LayerCall:
+class LayerCall(ModuleNodes):
     """One call of a layer: its settings, its arguments, and the nodes that it becomes.
 
     `part` is the path of the layer's weights below `scope`.
@@ -99,12 +100,11 @@ class LayerCall:
     ) -> None:
         """Record the call; nothing is added to the graph yet."""
         config = config_of(dict(layer))
-        self.reader, self.layer, self.scope = reader, layer, scope
+        super().__init__(reader, scope, "/".join(scope), f"layer {'/'.join(scope)}")
+        self.layer = layer
         self.cls, self.settings = str(config.cls), config.settings
         self.arguments, self.named = arguments, named
         self.part: tuple[str, ...] = ()
-        self.nodes: list[OperatorNode] = []
-        self.place = f"layer {'/'.join(scope)}"
         self._read = set[str]()
 
     # Settings and arguments.
@@ -196,34 +196,6 @@ class LayerCall:
         """Return the number of axes of a value."""
         return len(self.shape(name))
 
-    def split(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
-        """Add a node with several outputs and return their names."""
-        title = "/".join(self.scope)
-        names = tuple(self.reader.new_name(f"{title}/{op}") for _ in range(count))
-        node = OperatorNode(op, trim_inputs(inputs), names, attributes, title, self.scope, self.place)
-        self.nodes.append(node)
-        self.reader.tracer.add(node)
-        return list(names)
-
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        return self.split(op, inputs, 1, **attributes)[0]
-
-    def constant(self, value: Any, dtype: str) -> str:
-        """Return the name of a constant with these numbers."""
-        import numpy as np
-
-        from ckpttool.core import dtypes
-
-        array = np.asarray(value, dtypes.numpy_dtype(dtype))
-        name = self.reader.new_name(f"{'/'.join(self.scope)}/constant")
-        self.reader.constants[name] = inline_constant(array)
-        return name
-
-    def integers(self, *values: int) -> str:
-        """Return the name of a constant list of integers."""
-        return self.constant(list(values), "int64")
-
     # Weights.
 
     def path(self, name: str) -> Path | None:
@@ -305,10 +277,6 @@ def _moving(rule: _OneRule) -> LayerRule:
 # Activations: keras/src/activations/activations.py.
 
 
-def _log_sigmoid(call: LayerCall, x: str) -> str:
-    return call.add("Neg", call.add("Softplus", call.add("Neg", x)))
-
-
 def _clip(call: LayerCall, x: str, low: float, high: float) -> str:
     dtype = call.compute_dtype
     return call.add("Clip", x, call.constant(low, dtype), call.constant(high, dtype))
@@ -325,13 +293,6 @@ def _hard_sigmoid_slope(call: LayerCall) -> float:
     return 1 / 6 if version is None or version > 2 else 0.2
 
 
-def _square_plus(call: LayerCall, x: str) -> str:
-    inner = call.add("Add", call.add("Mul", x, x), call.constant(4, call.compute_dtype))
-    return call.add(
-        "Mul", call.add("Add", x, call.add("Sqrt", inner)), call.constant(0.5, call.compute_dtype)
-    )
-
-
 def _gated(call: LayerCall, x: str) -> str:
     left, right = call.split("Split", [x], 2, axis=-1, num_outputs=2)
     return call.add("Mul", left, call.add("Sigmoid", right))
@@ -341,32 +302,24 @@ def _plain(op: str, **attributes: Any) -> _OneRule:
     return lambda call, x: call.add(op, x, **attributes)
 
 
+def _elementary(name: str) -> _OneRule:
+    """Return the rule of a function of core/kinds.py."""
+    rule = ACTIVATION_NODES[name]
+    return lambda call, x: rule(call.add, lambda number: call.constant(number, call.compute_dtype), x)
+
+
 _ACTIVATIONS: dict[str, _OneRule] = {
-    "linear": lambda _call, x: x,
-    "relu": _plain("Relu"),
-    "tanh": _plain("Tanh"),
-    "sigmoid": _plain("Sigmoid"),
-    "softplus": _plain("Softplus"),
-    "softsign": _plain("Softsign"),
-    "elu": _plain("Elu"),
-    "selu": _plain("Selu"),
-    "gelu": _plain("Gelu"),
-    **dict.fromkeys(("silu", "swish"), _plain("Swish")),
-    "exponential": _plain("Exp"),
+    **{
+        word: _elementary(row.name)
+        for row in ACTIVATION_KINDS.values()
+        if row.name in ACTIVATION_NODES
+        for word in row.keras
+    },
     "leaky_relu": _plain("LeakyRelu", alpha=0.2),
-    "relu6": lambda call, x: _clip(call, x, 0, 6),
-    "celu": _plain("Celu"),
-    "mish": _plain("Mish"),
     "hard_sigmoid": _hard_sigmoid,
-    **dict.fromkeys(("hard_silu", "hard_swish"), _plain("HardSwish")),
-    "softmax": _plain("Softmax", axis=-1),
-    "log_softmax": _plain("LogSoftmax", axis=-1),
-    "log_sigmoid": _log_sigmoid,
-    "squareplus": _square_plus,
+    **{name: _plain(ACTIVATION_KINDS[name].onnx, axis=-1) for name in ("softmax", "log_softmax")},
     "soft_shrink": _plain("Shrink", bias=0.5, lambd=0.5),
     "hard_shrink": _plain("Shrink", bias=0.0, lambd=0.5),
-    "tanh_shrink": lambda call, x: call.add("Sub", x, call.add("Tanh", x)),
-    "hard_tanh": lambda call, x: _clip(call, x, -1, 1),
     "glu": _gated,
 }
 
@@ -954,12 +907,14 @@ def _dot(call: LayerCall) -> list[Flow]:
 
 # Recurrent layers.
 
-# Blocks of gates in the order of the operator, whose orders are those of onnx/docs/Operators.md; Keras:
-# input, forget, cell, output; update, reset, candidate.
+# Operators of cells, and the order of their gates.
 _CELLS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "LSTMCell": ("LSTM", (0, 3, 1, 2)),
-    "GRUCell": ("GRU", (0, 1, 2)),
-    "SimpleRNNCell": ("RNN", (0,)),
+    cell: (op, gate_order(kind, "", "onnx"))
+    for cell, op, kind in (
+        ("LSTMCell", "LSTM", "lstm"),
+        ("GRUCell", "GRU", "gru"),
+        ("SimpleRNNCell", "RNN", "simple_rnn"),
+    )
 }
 _CELL_ACTIVATIONS = {
     "tanh": "Tanh",
@@ -1495,21 +1450,13 @@ _BINARY = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", 
 _BINARY |= {"Power": "Pow", "Maximum": "Max", "Minimum": "Min", "Matmul": "MatMul"}
 _COMPARISONS = {"Greater": "Greater", "GreaterEqual": "GreaterOrEqual", "Less": "Less", "Equal": "Equal"}
 _COMPARISONS |= {"LessEqual": "LessOrEqual", "LogicalAnd": "And", "LogicalOr": "Or"}
+# Functions without arguments: LogSigmoid is log_sigmoid.
 _SMOOTH = {
-    "Relu": "relu",
-    "Relu6": "relu6",
-    "Sigmoid": "sigmoid",
-    "Softplus": "softplus",
-    "Softsign": "softsign",
-    "Silu": "silu",
-    "LogSigmoid": "log_sigmoid",
-    "HardSigmoid": "hard_sigmoid",
-    "HardSilu": "hard_silu",
-    "HardTanh": "hard_tanh",
-    "Selu": "selu",
-    "TanhShrink": "tanh_shrink",
-    "Squareplus": "squareplus",
-    "Mish": "mish",
+    "".join(map(str.capitalize, name.split("_"))): name
+    for name in (
+        *("relu", "relu6", "sigmoid", "softplus", "softsign", "silu", "log_sigmoid", "hard_sigmoid"),
+        *("hard_silu", "hard_tanh", "selu", "tanh_shrink", "squareplus", "mish"),
+    )
 }
 
 _FUNCTIONS: dict[str, LayerRule] = {

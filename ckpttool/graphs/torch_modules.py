@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.graphs.graph import (
+    ACTIVATION_NODES,
     Constant,
     Graph,
+    ModuleNodes,
     OperatorNode,
     ShapeMismatchError,
     UnknownShapeError,
     Value,
-    inline_constant,
-    trim_inputs,
 )
 from ckpttool.graphs.operators import is_known
 from ckpttool.graphs.shapes import ShapeTracer, trace_nodes
@@ -97,7 +98,7 @@ class TorchLayerShapes:
         """Return the graph of one module for an input of this shape; raise ShapeMismatchError as `infer`."""
         reader = self._reader
         reader.nodes.clear()
-        name = reader.new_name((), "input")
+        name = reader.new_name("input")
         reader.tracer.shapes[name] = shape
         try:
             result = reader.module(path, cls, tuple(str(step.value) for step in path), name)
@@ -168,7 +169,7 @@ class _TorchModuleReader:
             call.require_understood()
         except OpaqueModuleError:
             op = f"torch.{short}" if is_known(short) else short or "module"
-            result = self.new_name(scope, op)
+            result = self.new_name(f"{'.'.join(scope)}/{op}")
             plain = {
                 str(step.value): leaf.value
                 for step in self.below.get(path, ())
@@ -180,20 +181,20 @@ class _TorchModuleReader:
         self.nodes += call.nodes
         return result
 
-    def new_name(self, scope: tuple[str, ...], op: str) -> str:
+    def new_name(self, stem: str) -> str:
         """Return a new name of a value or constant."""
         self.names += 1
-        return f"{'.'.join(scope)}/{op}:{self.names}"
+        return f"{stem}:{self.names}"
 
 
-class TorchCall:
+class TorchCall(ModuleNodes):
     """One module with its attributes and tensors, and the nodes that it becomes."""
 
     def __init__(self, reader: _TorchModuleReader, path: Path, cls: str, scope: tuple[str, ...]) -> None:
         """Record the module; nothing is added to the graph yet."""
-        self.reader, self.path, self.cls, self.scope = reader, path, cls, scope
-        self.place = f"module {'.'.join(scope)}" if scope else "module"
-        self.nodes: list[OperatorNode] = []
+        title = ".".join(scope)
+        super().__init__(reader, scope, title, f"module {title}".rstrip())
+        self.path, self.cls = path, cls
         self._read = set[str]()
 
     @property
@@ -304,19 +305,6 @@ class TorchCall:
 
     # The graph.
 
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        return self.split(op, *inputs, outputs=1, **attributes)[0]
-
-    def split(self, op: str, *inputs: str, outputs: int, **attributes: Any) -> tuple[str, ...]:
-        """Add a node and return the names of its outputs."""
-        names = tuple(self.reader.new_name(self.scope, op) for _ in range(outputs))
-        title = ".".join(self.scope)
-        node = OperatorNode(op, trim_inputs(inputs), names, attributes, title, self.scope, self.place)
-        self.nodes.append(node)
-        self.reader.tracer.add(node)
-        return names
-
     @property
     def dtype(self) -> str:
         """The element type of the modules' tensors."""
@@ -333,19 +321,9 @@ class TorchCall:
 
     def constant(self, value: Any, dtype: str = "") -> str:
         """Return the name of a constant; the element type is that of the module's tensors."""
-        import numpy as np
-
-        from ckpttool.core import dtypes
-
-        kind = dtype or self.dtype
-        _require(kind in (*_FLOATS, "int64"))
-        name = self.reader.new_name(self.scope, "constant")
-        self.reader.constants[name] = inline_constant(np.asarray(value, dtypes.numpy_dtype(kind)))
-        return name
-
-    def integers(self, *values: int) -> str:
-        """Return the name of a constant list of integers."""
-        return self.constant(list(values), "int64")
+        dtype = dtype or self.dtype
+        _require(dtype in (*_FLOATS, "int64"))
+        return super().constant(value, dtype)
 
     def fill(self, value: float, shape: tuple[int, ...]) -> str:
         """Return the name of a constant with one number everywhere."""
@@ -385,6 +363,11 @@ def _plain(op: str, **settings: str) -> _Rule:
     return rule
 
 
+def _elementary(name: str) -> _Rule:
+    """Return the rule of a function of core/kinds.py."""
+    return lambda call, x: ACTIVATION_NODES[name](call.add, call.constant, x)
+
+
 def _limits(call: TorchCall, x: str) -> str:
     low, high = call.number("min_val"), call.number("max_val")
     return call.add("Clip", x, call.constant(low), call.constant(high))
@@ -419,7 +402,7 @@ def _gated(call: TorchCall, x: str) -> str:
     axis, shape = _axis(call), call.reader.tracer.shape(x)
     if shape is not None and shape[axis] % 2:
         raise ShapeMismatchError
-    left, right = call.split("Split", x, outputs=2, axis=axis, num_outputs=2)
+    left, right = call.split("Split", [x], 2, axis=axis, num_outputs=2)
     return call.add("Mul", left, call.add("Sigmoid", right))
 
 
@@ -477,33 +460,19 @@ def _unflatten(call: TorchCall, x: str) -> str:
     return call.add("Reshape", x, call.integers(*shape[:axis], *sizes, *shape[axis + 1 :]))
 
 
-def _rearrange(
-    call: TorchCall, x: str, split: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...]
-) -> str:
-    """Reshape, reorder the axes, and reshape again."""
-    apart = call.add("Transpose", call.add("Reshape", x, call.integers(*split)), perm=order)
-    return call.add("Reshape", apart, call.integers(*shape))
-
-
 def _channel_shuffle(call: TorchCall, x: str) -> str:
     (groups,), (batch, channels, *rest) = _counts(call, "groups"), call.extents(x)
-    split = (batch, groups, channels // groups, math.prod(rest))
-    return _rearrange(call, x, split, (0, 2, 1, 3), (batch, channels, *rest))
+    split = call.integers(batch, groups, channels // groups, math.prod(rest))
+    apart = call.add("Transpose", call.add("Reshape", x, split), perm=(0, 2, 1, 3))
+    return call.add("Reshape", apart, call.integers(batch, channels, *rest))
 
 
 def _pixel_shuffle(call: TorchCall, x: str) -> str:
     up = call.cls.endswith("PixelShuffle")
     (factor,) = _counts(call, "upscale_factor" if up else "downscale_factor")
-    *lead, channels, height, width = call.extents(x)
-    if not lead:
-        raise ShapeMismatchError
-    if up:
-        inner, height, width = channels // factor**2, height * factor, width * factor
-        split = (-1, inner, factor, factor, height // factor, width // factor)
-        return _rearrange(call, x, split, (0, 1, 4, 2, 5, 3), (*lead, inner, height, width))
-    split = (-1, channels, height // factor, factor, width // factor, factor)
-    shape = (*lead, channels * factor**2, height // factor, width // factor)
-    return _rearrange(call, x, split, (0, 1, 3, 5, 2, 4), shape)
+    shape = call.reader.tracer.shape(x)
+    _require(shape is None or len(shape) == 4)
+    return call.add("DepthToSpace" if up else "SpaceToDepth", x, blocksize=factor, mode="CRD")
 
 
 def _counts(call: TorchCall, *names: str) -> list[int]:
@@ -667,14 +636,9 @@ def _batch_norm(call: TorchCall, x: str) -> str:
 
 def _batch_statistics(call: TorchCall, x: str) -> str:
     """Normalize by the statistics of the batch, as a norm without its own does also at inference."""
-    (size,), rank = _counts(call, "num_features"), len(call.extents(x))
-    axes, spread = call.integers(0, *range(2, rank)), call.integers(size, *(1,) * (rank - 2))
-    centered = call.add("Sub", x, call.add("ReduceMean", x, axes, keepdims=1))
-    variance = call.add("ReduceMean", call.add("Mul", centered, centered), axes, keepdims=1)
-    variance = call.add("Add", variance, call.constant(call.number("eps")))
-    made = call.add("Div", centered, call.add("Sqrt", variance))
-    scale, offset = (call.add("Reshape", name, spread) for name in _affine(call, "affine", (size,)))
-    return call.add("Add", call.add("Mul", made, scale), offset)
+    shape = (*_counts(call, "num_features"),)
+    inputs = (*_affine(call, "affine", shape), call.fill(0, shape), call.fill(1, shape))
+    return call.add("BatchNormalization", x, *inputs, epsilon=call.number("eps"), training_mode=1)
 
 
 def _instance_norm(call: TorchCall, x: str) -> str:
@@ -748,18 +712,13 @@ def _upsample(call: TorchCall, x: str) -> str:
     return call.add("Resize", x, "", "", call.integers(*numbers), axes=axes, **settings)
 
 
-# Recurrent layers: torch/nn/modules/rnn.py. Blocks of gates in the order of the operator
-# (onnx/docs/Operators.md); PyTorch: input, forget, cell, output; reset, update, new.
-_GATES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "LSTM": ("LSTM", (0, 3, 1, 2)),
-    "GRU": ("GRU", (1, 0, 2)),
-    "RNN": ("RNN", (0,)),
-}
+# Recurrent layers: torch/nn/modules/rnn.py.
+_RECURRENT = {"LSTM": "lstm", "GRU": "gru", "RNN": "simple_rnn"}
 
 
-def _recur(call: TorchCall, x: str, kind: str, suffixes: Sequence[str], *, layout: int) -> tuple[str, ...]:
+def _recur(call: TorchCall, x: str, kind: str, suffixes: Sequence[str], *, layout: int) -> list[str]:
     """Add one layer in each direction; the suffixes are those of the names of their tensors."""
-    op, order = _GATES[kind]
+    op, order = kind, gate_order(_RECURRENT[kind], "torch", "onnx")
     (units,) = _counts(call, "hidden_size")
     width, function = len(order) * units, call.get("nonlinearity", "tanh")
     _require(function in ("tanh", "relu"))
@@ -783,7 +742,7 @@ def _recur(call: TorchCall, x: str, kind: str, suffixes: Sequence[str], *, layou
         settings = {"activations": (function.capitalize(),) * len(suffixes)}
     settings["direction"] = "forward" if len(suffixes) == 1 else "bidirectional"
     count = 3 if op == "LSTM" else 2
-    return call.split(op, x, *inputs, outputs=count, hidden_size=units, layout=layout, **settings)
+    return call.split(op, [x, *inputs], count, hidden_size=units, layout=layout, **settings)
 
 
 def _recurrent(call: TorchCall, x: str) -> str:
@@ -838,7 +797,7 @@ def _project_states(call: TorchCall, x: str, layers: Sequence[Sequence[str]], ba
                 gates = call.add("Add", call.add("MatMul", step, w_ih), call.add("MatMul", h, w_hh))
                 for bias in biases:
                     gates = call.add("Add", gates, bias)
-                i, f, g, o = call.split("Split", gates, outputs=4, axis=-1, num_outputs=4)
+                i, f, g, o = call.split("Split", [gates], 4, axis=-1, num_outputs=4)
                 i, f, o, g = (*(call.add("Sigmoid", each) for each in (i, f, o)), call.add("Tanh", g))
                 c = call.add("Add", call.add("Mul", f, c), call.add("Mul", i, g))
                 h = call.add("MatMul", call.add("Mul", o, call.add("Tanh", c)), w_hr)
@@ -876,7 +835,7 @@ def _self_attention(call: TorchCall, x: str) -> str:
         call.add("MatMul", x, call.weight("in_proj_weight", TRANSPOSE)),
         call.optional("in_proj_bias"),
     )
-    parts = call.split("Split", _plus(call, made, bias), outputs=3, axis=2, num_outputs=3)
+    parts = call.split("Split", [_plus(call, made, bias)], 3, axis=2, num_outputs=3)
     _require(call.shape("in_proj_weight") == (3 * width, width) and width % heads == 0)
     made = call.add("Attention", *parts, q_num_heads=heads, kv_num_heads=heads)
     out = call.part("out_proj")
@@ -887,17 +846,16 @@ def _self_attention(call: TorchCall, x: str) -> str:
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("Identity", "Dropout", "AlphaDropout", "FeatureAlphaDropout"), _same),
-    **{name: _plain(op) for name, op in (("ReLU", "Relu"), ("SiLU", "Swish"), ("Hardswish", "HardSwish"))},
-    **{name: _plain(name) for name in ("Tanh", "Sigmoid", "Softsign", "Mish")},
-    "SELU": _plain("Selu"),
+    **{
+        row.torch: _elementary(row.name)
+        for row in ACTIVATION_KINDS.values()
+        if row.is_plain and row.torch and row.name in ACTIVATION_NODES
+    },
     "LeakyReLU": _plain("LeakyRelu", alpha="negative_slope"),
     "ELU": _plain("Elu", alpha="alpha"),
     "CELU": _plain("Celu", alpha="alpha"),
     "Softshrink": _plain("Shrink", lambd="lambd", bias="lambd"),
     "Hardshrink": _plain("Shrink", lambd="lambd"),
-    "Hardsigmoid": lambda call, x: call.add("HardSigmoid", x, alpha=1 / 6, beta=0.5),
-    "Tanhshrink": lambda call, x: call.add("Sub", x, call.add("Tanh", x)),
-    "LogSigmoid": lambda call, x: call.add("Neg", call.add("Softplus", call.add("Neg", x))),
     **dict.fromkeys(("Hardtanh", "ReLU6"), _limits),
     "Softplus": _softplus,
     "GELU": _gelu,
@@ -922,8 +880,8 @@ _RULES: dict[str, _Rule] = {
     "RMSNorm": _root_mean_square_norm,
     "SyncBatchNorm": _batch_norm,
     **dict.fromkeys(("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"), _upsample),
-    **dict.fromkeys(_GATES, _recurrent),
-    **dict.fromkeys((f"{kind}Cell" for kind in _GATES), _cell),
+    **dict.fromkeys(_RECURRENT, _recurrent),
+    **dict.fromkeys((f"{kind}Cell" for kind in _RECURRENT), _cell),
 }
 # Rules of classes that are called with several inputs, for modules whose inputs are known to be one tensor.
 _PARTS: dict[str, _Rule] = {"MultiheadAttention": _self_attention}

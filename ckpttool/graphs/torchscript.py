@@ -22,10 +22,10 @@ from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
-from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import Graph, inline_constant
+from ckpttool.graphs.graph import Graph, GraphBuilder, inline_constant
 from ckpttool.graphs.torchscript_code import (
     ScriptTensor,
     UnsupportedScriptError,
@@ -361,16 +361,15 @@ for _torch, _onnx in {
 }.items():
     _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, a.x))  # type: ignore[misc]
 for _torch, _onnx in {
-    **{
-        n: n.capitalize()
-        for n in ("tanh", "sigmoid", "exp", "log", "sqrt", "sin", "cos", "tan", "erf", "mish")
-    },
+    **{n: n.capitalize() for n in ("exp", "log", "sqrt", "sin", "cos", "tan", "erf")},
     **{n: n.capitalize() for n in ("sinh", "cosh", "reciprocal")},
     **{f"a{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     **{f"arc{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    "hardswish": "HardSwish",
-    "silu": "Swish",
-    "selu": "Selu",
+    **{
+        row.name: row.onnx
+        for row in ACTIVATION_KINDS.values()
+        if row.is_plain and row.torch and row.onnx and row.name not in ("relu", "linear")
+    },
 }.items():
     _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, _floating(t, a.x)))  # type: ignore[misc]
 
@@ -1773,16 +1772,13 @@ _define_resizes()
 
 # Recurrent layers.
 
-# The gates of PyTorch (i f g o, r z n) in ONNX's order (i o f c, z r h).
-_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
-
 
 def _gate_rows(t: ScriptTranslator, kind: str, value: Any) -> str:
     """Return the name of one direction's weights, [1, gates * units, ...], in ONNX's order of gates."""
     leaf = t.stored_leaf(value)
     if leaf is None:
         raise refuse("a recurrent layer with computed weights")
-    order = BlockOrder(0, _GATES[kind])
+    order = BlockOrder(0, gate_order({"RNN": "simple_rnn"}.get(kind, kind.lower()), "torch", "onnx"))
     return t.changed(value, chain_rules(order, Reshape((1, *leaf.shape))))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.kinds import ACTIVATION_KINDS, KERAS_ACTIVATIONS
 from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.tree import Path
-from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
+from ckpttool.formats.keras_config import MODELS, KerasConfig, config_of, follow_model, is_described
 from ckpttool.formats.tf_common import format_object
 from ckpttool.graphs.torchscript_code import is_number
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
@@ -176,31 +178,10 @@ def _read_head(
     )
 
 
-# Keras activations, by their names in keras/src/activations/__init__.py, that are the same function here. Its
-# leaky_relu has a different slope (0.2) than torch's.
-KERAS_ACTIVATIONS = {
-    **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
-    "swish": "silu",
-}
-# Further functions of keras/src/activations/__init__.py, of both versions, that policies do not support.
-_OTHER_KERAS = frozenset(
-    (
-        "leaky_relu",
-        "selu",
-        "celu",
-        "relu6",
-        "softsign",
-        "hard_sigmoid",
-        "hard_silu",
-        "hard_swish",
-        "hard_tanh",
-    )
-) | {"hard_shrink", "soft_shrink", "tanh_shrink", "squareplus", "mish", "exponential", "softmax", "glu"}
-_OTHER_KERAS |= {"log_softmax", "log_sigmoid", "sparse_plus", "sparse_sigmoid", "sparsemax", "threshold"}
 _SKIPPED = frozenset(
     ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
 )
-_LAYERS = {"ReLU": "relu", "ELU": "elu"}
+_LAYERS = {ACTIVATION_KINDS[name].layer: name for name in ("relu", "elu")}
 
 
 def own_class(document: Mapping[str, Any]) -> str | None:
@@ -229,69 +210,51 @@ _MOST_TYPES = 8
 def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | None:
     """Return the steps of a Keras model's configuration, None if it lists no layers.
 
-    `document` is the one written by `model.save`: `class_name`, `config`. A functional model is traced
-    from its output to its input; one that is not a chain has an unknown step.
+    `document` is the one written by `model.save`: `class_name`, `config`. A model that is not a chain has an
+    unknown step.
     """
     if not is_described(document):
         return None
-    found = list(_model_steps(document, ()))
-    return tuple(found) if any(step.kind == "dense" for step in found) else None
+    steps = _apply_model(config_of(dict(document)), _Chain(), ()).steps
+    return steps if any(step.kind == "dense" for step in steps) else None
 
 
-def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep]:
-    config = config_of(dict(document))
-    layers = [each for each in config.settings.get("layers") or () if isinstance(each, dict)]
-    if config.cls != "Sequential":
-        chain = _order_layers(layers, config.settings.get("output_layers"))
-        if chain is None:
-            yield ChainStep("unknown", above, "layers that do not form a chain")
-            return
-        layers = chain
-    for layer in layers:
-        inner = config_of(layer)
-        name = (*above, str(inner.name or layer.get("name") or "?"))
-        if has_foreign_class(layer):
-            yield ChainStep("unknown", name, f"{inner.cls}, a class from another package")
-        elif inner.cls in MODELS:
-            yield from _model_steps(layer, name)
-        else:
-            yield from _keras_layer(str(inner.cls), name, inner.settings)
+class _Chain(NamedTuple):
+    """The steps on the way to a value, and the number of layers; None if it depends on several values."""
+
+    steps: tuple[ChainStep, ...] = ()
+    layers: int | None = 0
+
+    def add(self, *steps: ChainStep) -> _Chain:
+        return _Chain((*self.steps, *steps), None if self.layers is None else self.layers + 1)
 
 
-def _order_layers(layers: Sequence[dict[str, Any]], outputs: Any) -> list[dict[str, Any]] | None:
-    """Return a functional model's layers from input to output, None unless each has one input and use."""
-    by_name = {str(layer.get("name") or config_of(layer).name): layer for layer in layers}
-    ends = outputs if isinstance(outputs, list) else []
-    ends = [ends] if ends and isinstance(ends[0], str) else ends
-    if len(by_name) != len(layers) or len(ends) != 1 or not isinstance(ends[0], list):
-        return None
-    found: list[dict[str, Any]] = []
-    name = str(ends[0][0])
-    while name in by_name and len(found) < len(layers):
-        layer = by_name[name]
-        found.append(layer)
-        nodes = layer.get("inbound_nodes")
-        if not nodes:
-            return found[::-1] if len(found) == len(layers) else None
-        sources = _sources(nodes) if isinstance(nodes, list) and len(nodes) == 1 else []
-        if len(sources) != 1:
-            return None
-        name = sources[0]
-    return None
+_NO_CHAIN = _Chain(layers=None)
 
 
-def _sources(node: Any) -> list[str]:
-    """Return the layers whose outputs are a node's inputs, in Keras 3 or Keras 2 notation."""
-    if isinstance(node, dict):
-        history = node.get("keras_history")
-        if isinstance(history, list) and history:
-            return [str(history[0])]
-        return [name for value in node.values() for name in _sources(value)]
-    if isinstance(node, list):
-        if len(node) in (3, 4) and isinstance(node[0], str) and isinstance(node[1], int):
-            return [node[0], *_sources(node[3:])]
-        return [name for value in node for name in _sources(value)]
-    return []
+def _apply_model(config: KerasConfig, given: _Chain, above: Name) -> _Chain:
+    """Return the chain after a model; each of its layers must be on the way to its only output, once."""
+    results: Sequence[_Chain | None] = ()
+    with contextlib.suppress(ValueError):
+        results = follow_model(config, [_Chain()], above, _apply_layer)
+    found = results[0] if len(results) == 1 else None
+    if found is None or found.layers != len(config.settings["layers"]):
+        return given.add(ChainStep("unknown", above, "layers that do not form a chain"))
+    return given.add(*found.steps)
+
+
+def _apply_layer(layer: KerasConfig, given: Sequence[_Chain | None], above: Name) -> list[Any]:
+    """Return the chain after one layer, as `follow_model` calls it."""
+    chain, name = given[0] if len(given) == 1 else None, (*above, layer.name or "?")
+    if layer.cls == "InputLayer":
+        return [(chain or _Chain()).add()]
+    if chain is None or chain.layers is None:
+        return [_NO_CHAIN]
+    if layer.foreign:
+        return [chain.add(ChainStep("unknown", name, f"{layer.cls}, a class from another package"))]
+    if layer.cls in MODELS:
+        return [_apply_model(layer, chain, name)]
+    return [chain.add(*_keras_layer(str(layer.cls), name, layer.settings))]
 
 
 def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[ChainStep]:
@@ -333,7 +296,7 @@ def _keras_activation(name: Name, activation: Any) -> ChainStep:
     """Return the step of an activation; a named one without an equivalent is unknown."""
     if isinstance(activation, str) and activation in KERAS_ACTIVATIONS:
         return ChainStep("activation", name, KERAS_ACTIVATIONS[activation])
-    if isinstance(activation, str) and activation in _OTHER_KERAS:
+    if isinstance(activation, str) and any(activation in row.keras for row in ACTIVATION_KINDS.values()):
         return ChainStep("unknown", name, activation)
     if activation is None:
         return ChainStep("activation", name, None)

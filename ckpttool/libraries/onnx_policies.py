@@ -13,6 +13,7 @@ from ckpttool.core.errors import (
     MappingError,
     abbreviate_list,
 )
+from ckpttool.core.kinds import gate_order
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import OnnxModel, OnnxNode
@@ -65,7 +66,10 @@ _ELEMENTWISE |= {
     "Tile",
     "Unsqueeze",
 }
-_RECURRENT = {"LSTM": (4, (0, 2, 3, 1)), "GRU": (3, (1, 0, 2)), "RNN": (1, (0,))}
+_RECURRENT = {
+    op: gate_order(kind, "onnx", "torch")
+    for op, kind in (("LSTM", "lstm"), ("GRU", "gru"), ("RNN", "simple_rnn"))
+}
 _SAME = frozenset(("Identity", "Cast", "Dropout"))
 _STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
 _SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
@@ -336,7 +340,7 @@ def _embedding(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
 
 def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
     """Return a recurrent layer, whose tensors contain both directions and both biases."""
-    gates, order = _RECURRENT[node.op]
+    order = _RECURRENT[node.op]
     weights = [reader.constant(node, number) for number in (1, 2)]
     biases = reader.constant(node, 3)
     if any(each is None or each[1] or len(each[2].shape) != 3 for each in weights):
@@ -363,7 +367,7 @@ def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
                 cut = slice_rule(half * both // 2, (half + 1) * both // 2, both, 1)
                 turn = chain_rules(cut, _direction_rule(order, number, directions, (both // 2,)))
                 uses.append(_OnnxLayerTensor(f"{name}_l0{'_reverse' * number}", biases[0], turn))
-    return [_OnnxLayer(node, node.op.lower(), uses)] if gates else []
+    return [_OnnxLayer(node, node.op.lower(), uses)]
 
 
 def _direction_rule(order: tuple[int, ...], number: int, directions: int, shape: tuple[int, ...]) -> Rule:

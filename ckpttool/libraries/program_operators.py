@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode
@@ -734,17 +735,17 @@ def _leaky_slope(b: ProgramBuilder, _node: OperatorNode, flow: Any, slopes: Any)
     return b.merge("add", b.activation(flow, "relu"), b.affine(below, -row, 0, slopes.paths))
 
 
-def _mish(b: ProgramBuilder, _node: OperatorNode, flow: Any) -> Any:
-    return b.merge("multiply", flow, b.activation(b.activation(flow, "softplus"), "tanh"))
+def _selu(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
+    usual = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
+    alpha, gamma = (node.attributes.get(name, number) for name, number in usual.items())
+    if all(math.isclose(*pair, rel_tol=1e-6) for pair in zip((alpha, gamma), usual.values(), strict=True)):
+        return b.activation(flow, "selu")
+    return b.elu(flow, alpha, gamma)
 
 
 def _hard_sigmoid(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
     slope, offset = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
     return b.clip(b.affine(flow, slope, offset), 0, 1)
-
-
-def _hard_swish(b: ProgramBuilder, _node: OperatorNode, flow: Any) -> Any:
-    return b.merge("multiply", flow, b.clip(b.affine(flow, 1 / 6, 0.5), 0, 1))
 
 
 def _plain(name: str, setting: str = "", default: Any = None) -> _Rule:
@@ -1054,8 +1055,7 @@ def _cell(b: ProgramBuilder, node: OperatorNode, *operands: Any) -> Any:
     if None in states or (weight.array.shape, recurrent.array.shape) != shapes:
         return None
     both = np.zeros((2, gates * units)) if biases is None else biases.array.reshape(2, gates * units)
-    # The operator orders gates i, o, f, c and z, r, h; here they are i, f, c, o and z, r, h.
-    order = (0, 2, 3, 1) if lstm else (0, 1, 2)
+    order = gate_order("lstm" if lstm else "gru", "onnx")
     turn = np.concatenate([np.arange(gate * units, (gate + 1) * units) for gate in order])
     step = b.add(
         "lstm" if lstm else "gru",
@@ -1086,19 +1086,17 @@ _RULES: Mapping[str, _Rule] = {
         b.dense(flow, kernel) if isinstance(flow, ProgramValue) else None
     ),
     "Einsum": _einsum,
-    **{name: _plain(name.lower()) for name in ("Relu", "Tanh", "Sigmoid", "Softplus")},
+    **{op: _plain(name) for name in ACTIVATIONS if (op := ACTIVATION_KINDS[name].onnx) and name != "linear"},
     "Gelu": _plain("gelu", "approximate", "none"),
     "Swish": _plain("silu", "alpha", 1.0),
     "LeakyRelu": lambda b, node, flow: b.activation(
         flow, "leaky_relu", float(node.attributes.get("alpha", 0.01))
     ),
     "Elu": lambda b, node, flow: b.elu(flow, node.attributes.get("alpha", 1.0)),
-    "Selu": lambda b, _node, flow: b.elu(flow, 1.6732632423543772, 1.0507009873554805),
+    "Selu": _selu,
     "Celu": lambda b, node, flow: b.elu(flow, 1.0) if node.attributes.get("alpha", 1.0) == 1.0 else None,
     "PRelu": _leaky_slope,
-    "Mish": _mish,
     "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
     "Neg": lambda b, _node, flow: b.affine(flow, -1.0, 0),
     "Erf": _erf,
     "Greater": _compare,

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, cast
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
+from ckpttool.core.kinds import ACTIVATION_KINDS, TORCH_ACTIVATIONS
 from ckpttool.core.sidecar import format_activation
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
@@ -617,6 +618,7 @@ class LibraryPlugin:
     companions: Callable[[str], Sequence[str]] | None = None
     read_companion: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
     COPIES_TARGETS: str | None = None
+    NEVER_RUN: frozenset[str] = frozenset()
 
 
 def as_companion_reader(layout: object) -> CompanionReader | None:
@@ -731,8 +733,14 @@ def _installed_layouts() -> list[plugins.Plugin]:
     return [p for p in plugins.installed("layouts") if p.name not in ours]
 
 
+# A layer of TorchRL's modules: root, number, tensor. Their `module` is no prefix of a wrapper.
+MODULE_LAYER = re.compile(r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)")
+
+
 def _recognize_unwrapped(tree: Tree, name: str, requested: _Asked) -> RecognizedAgent | None:
     """Match the tree under its module names without wrapper prefixes."""
+    if any(map(MODULE_LAYER.fullmatch, tree.names.values())):
+        return None
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:
         return None
@@ -764,14 +772,6 @@ def _load_layout(plugin: plugins.Plugin) -> Layout:
 
 PICKLED_MODULES = attr("_modules")
 PICKLED_TENSORS = (attr("_parameters"), attr("_buffers"))
-# torch/nn/modules/activation.py: arguments that change the function, and their defaults.
-_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
-    "ELU": {"alpha": 1.0},
-    "LeakyReLU": {"negative_slope": 0.01},
-    "GELU": {"approximate": "none"},
-    "Softplus": {"beta": 1.0, "threshold": 20.0},
-    "Hardtanh": {"min_val": -1.0, "max_val": 1.0},
-}
 TORCH_CLASSES = "torch.nn.modules."
 _ACTIVATION, _IDENTITY = f"{TORCH_CLASSES}activation.", f"{TORCH_CLASSES}linear.Identity"
 
@@ -822,9 +822,14 @@ def activation_of(name: str, value: Callable[[str], object]) -> str | None:
     slope = value("negative_slope") if name == f"{_ACTIVATION}LeakyReLU" else None
     if isinstance(slope, float | int) and not isinstance(slope, bool) and math.isfinite(slope):
         return format_activation("leaky_relu", float(slope))
-    if any(value(each) != default for each, default in _ARGUMENTS.get(short, {}).items()):
+    if any(value(each) != default for each, default in _arguments_of(short).items()):
         return None
-    return schema.TORCH.get(short) if name.startswith(_ACTIVATION) else None
+    return TORCH_ACTIVATIONS.get(short) if name.startswith(_ACTIVATION) else None
+
+
+def _arguments_of(cls: str) -> Mapping[str, object]:
+    """Return the arguments of an activation of policies that change the function, with their defaults."""
+    return ACTIVATION_KINDS[TORCH_ACTIVATIONS[cls]].arguments if cls in TORCH_ACTIVATIONS else {}
 
 
 def called_activation(name: str, listed: Sequence[object], named: Mapping[str, object]) -> str | None:
@@ -832,7 +837,7 @@ def called_activation(name: str, listed: Sequence[object], named: Mapping[str, o
 
     None for another class, and for arguments that are unknown or that `activation_of` does not represent.
     """
-    known = _ARGUMENTS.get(name.removeprefix(_ACTIVATION), {})
+    known = _arguments_of(name.removeprefix(_ACTIVATION))
     # Every class with numbers takes these first, in this order; then `inplace`, which changes no result.
     given = dict(zip((*known, "inplace"), listed, strict=False))
     if len(listed) > len(known) + 1 or not {*named} <= {"inplace", *known} - {*given}:

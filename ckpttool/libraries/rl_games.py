@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.kinds import ACTIVATION_SYNONYMS
 from ckpttool.core.sidecar import NO_STATISTICS
 from ckpttool.core.tree import Tree, ValueLeaf, key
 from ckpttool.libraries import schema
@@ -73,9 +74,8 @@ TABLE = LayoutTable(
 )
 # network_builder.py, NetworkBuilder.BaseNetwork.__init__; the supported ones.
 _ACTIVATIONS = {
-    **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "selu", "gelu", "softplus")},
-    "swish": "silu",
-    "None": "linear",
+    name: ACTIVATION_SYNONYMS[name.lower()]
+    for name in ("relu", "tanh", "sigmoid", "elu", "selu", "gelu", "softplus", "swish", "None")
 }
 
 

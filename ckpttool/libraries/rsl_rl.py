@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckpttool.core.kinds import ACTIVATION_SYNONYMS
 from ckpttool.core.tree import PathStep, Tree, ValueLeaf, attr, key
 from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
@@ -84,19 +85,8 @@ _CRITIC = {
 _DEVIATIONS = frozenset((attr("actor"), attr(name)) for name in ("std", "log_std"))
 _EVIDENCE = re.compile(rf"({_MODEL}/(actor|student)|(actor|student)_state_dict/mlp)/0/weight")
 # rsl_rl/utils/utils.py, resolve_nn_activation; the supported ones.
-_ACTIVATIONS = {
-    "elu": "elu",
-    "relu": "relu",
-    "lrelu": "leaky_relu",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-    "gelu": "gelu",
-    "swish": "silu",
-    "softplus": "softplus",
-    "selu": "selu",
-    "mish": "mish",
-    "identity": "linear",
-}
+_NAMES = "elu relu lrelu tanh sigmoid gelu swish softplus selu mish identity"
+_ACTIVATIONS = {name: ACTIVATION_SYNONYMS[name] for name in _NAMES.split()}
 _RECURRENT = re.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)/")
 _CNN = re.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/cnns?)/")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP
 from ckpttool.core.sidecar import (
     NO_ACTIVATIONS,
@@ -79,8 +80,7 @@ _POLICY, _DATA = key("policy"), attr("data")
 _TEXT = re.compile(r"[-+\w.]+")
 # By the last part of a class name in torch.nn or TensorFlow.
 _ACTIVATIONS = {
-    **schema.TORCH,
-    "Identity": "linear",
+    **TORCH_ACTIVATIONS,
     "relu": "relu",
     "tanh": "tanh",
     "elu": "elu",
@@ -253,7 +253,7 @@ def read_choices(tree: Tree, scores: Scores = "values") -> Choices | None:
     return None if choices is None else choices._replace(starts=(0,) * len(choices.counts), scores=scores)
 
 
-def _read_binary_choices(tree: Tree) -> Choices | None:
+def read_binary_choices(tree: Tree) -> Choices | None:
     """Return the actions of a MultiBinary space (gymnasium/spaces/multi_binary.py); None for others."""
     if _space_class(tree, "action_space").rpartition(".")[2] != "MultiBinary":
         return None
@@ -974,17 +974,7 @@ _WHOSE = "Stable-Baselines3"
 _PACKAGE = "stable_baselines3"
 QUANTILES: Scores = "quantiles"
 _VARIABLES = key("pytorch_variables")
-_MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyReLU", "silu": "SiLU"} | {
-    "gelu": "GELU",
-    "sigmoid": "Sigmoid",
-    "softplus": "Softplus",
-    "linear": "linear.Identity",
-    "mish": "Mish",
-    "selu": "SELU",
-    "relu6": "ReLU6",
-    "hardtanh": "Hardtanh",
-    "hardswish": "Hardswish",
-}
+_MODULES = {name: "linear.Identity" if name == "linear" else cls for cls, name in TORCH_ACTIVATIONS.items()}
 _MEMBERS = {
     "actor_optimizer": "actor.optimizer",
     "critic_optimizer": "critic.optimizer",
@@ -1402,7 +1392,7 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
         drawn = None if table is _SEARCHED else schema.CATEGORICAL
         binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
-        return add_choices(binding, read_choices(tree) or _read_binary_choices(tree), "actor")
+        return add_choices(binding, read_choices(tree) or read_binary_choices(tree), "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
 

@@ -182,6 +182,18 @@ DISCRETE_CHOICE = "choosing among discrete actions"
 """Why a policy that chooses among discrete actions is not played where its action space is unclear."""
 
 
+HALVES = unknown_fact(
+    "architecture",
+    "whether the last layer outputs deviations too, which the number of actions shows",
+    decides=True,
+)
+"""Unknown fact of a policy whose last layer may have means, or means and deviations."""
+
+
+DUELING = unknown_fact("architecture", "whether the network is dueling, with one output more than actions")
+"""Unknown fact of a Q-network; the number of the environment's actions shows it."""
+
+
 def make_settings_note(number: int, where: str = "") -> str:
     """Return the note that an agent's settings, at `where` in the file, were not converted."""
     at = f" ({where})" if where else ""
@@ -300,8 +312,9 @@ class Choices(NamedTuple):
     `scores` states what the network's outputs are: one value per action ("values": Q-values or logits), or
     quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
     action), or logits of the probabilities of the values `support` ("atoms"). "dueling" are advantages, and
-    "dueling_atoms" logits of them, which need the state's value. "bernoulli" has one logit for each choice
-    of 0 or 1. `single` is false where an action is an array (MultiDiscrete, MultiBinary).
+    "dueling_atoms" logits of them, which need the state's value; "value_first" are the state's value, then
+    the advantages. "bernoulli" has one logit for each choice of 0 or 1. `single` is false where an action is
+    an array (MultiDiscrete, MultiBinary).
     """
 
     counts: tuple[int, ...]
@@ -322,8 +335,13 @@ class Choices(NamedTuple):
     def values_per_action(self, width: int) -> int:
         """Return how many outputs of `width` belong to an action; raise ValueError if that is no whole."""
         actions = len(self.counts) if self.scores == "bernoulli" else sum(self.counts)
+        actions += self.scores == "value_first"
         number, rest = divmod(width, actions)
-        if rest or number == 0 or (self.scores in ("values", "dueling", "bernoulli") and number > 1):
+        if (
+            rest
+            or number == 0
+            or (self.scores in ("values", "dueling", "value_first", "bernoulli") and number > 1)
+        ):
             raise ValueError(f"{width} outputs for {actions} actions")
         return number
 
@@ -583,6 +601,11 @@ class RecognizedAgent:
         """The first network that acts, None if there is none."""
         return next((part for part in self.parts if part.acts), None)
 
+    @property
+    def has_norms(self) -> bool:
+        """Whether a network has a layer norm, whose epsilon matters."""
+        return any(layer.kind == "layer_norm" for part in self.parts for layer in part.layers)
+
     def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
         """Return the binding with sources replaced by `place`."""
         moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
@@ -816,25 +839,7 @@ def require_action_bounds(
     return known
 
 
-# Canonical activation names, by torch class and by RLlib setting.
-#
-# Sources: torch/nn/modules/activation.py; rllib/models/utils.py, `get_activation_fn`.
-
-TORCH = {
-    "ReLU": "relu",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "SiLU": "silu",
-    "ELU": "elu",
-    "LeakyReLU": "leaky_relu",
-    "GELU": "gelu",
-    "Softplus": "softplus",
-    "Mish": "mish",
-    "SELU": "selu",
-    "ReLU6": "relu6",
-    "Hardtanh": "hardtanh",
-    "Hardswish": "hardswish",
-}
+# Activations by RLlib setting (rllib/models/utils.py, `get_activation_fn`).
 
 RLLIB = {"swish": "silu", "None": "linear"}
 

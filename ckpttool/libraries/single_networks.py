@@ -142,7 +142,6 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
             )
         binding = _bind_policy(module.state, checkpoint, network, module)
         return None if binding is None else module.bound(binding)
-    _require_actions(tree, checkpoint.path)
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:
         return _bind_policy(tree, checkpoint, network)
@@ -380,31 +379,6 @@ def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
     if not facts.head or facts.head == "identity":
         facts = facts.read("the network's name", head="argmax")
     return replace(binding, parts=parts, facts=facts)
-
-
-def _require_actions(tree: Tree, file: str) -> None:
-    """Raise UnsupportedError for TorchRL actors that may output means and deviations.
-
-    ProbabilisticActor is a TensorDictSequential: `module.0` computes the parameters of a distribution,
-    which has no tensors. A TanhModule after it has its bounds as buffers.
-    """
-    matrices = {
-        match[1]: leaf.shape
-        for path, leaf in tree.tensors()
-        if (match := _TORCHRL.fullmatch(tree.names[path])) is not None and len(leaf.shape) == 2
-    }
-    for root, shape in matrices.items():
-        behind = any(name.startswith(f"{root}module/1/") for name in tree.names.values())
-        if not behind and shape[0] % 2 == 0 and not _is_critic(root.split("/")):
-            raise UnsupportedError(
-                "the last layer of this TorchRL actor may output both means and standard deviations of "
-                "the actions",
-                file=file,
-                found=f"{shape[0]} outputs",
-            )
-
-
-_TORCHRL = re.compile(r"(|.*/)module/0/module/(?:\d+/)?\d+/weight")
 
 
 def _find_bounds(tree: Tree) -> dict[str, list[float] | None]:

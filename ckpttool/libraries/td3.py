@@ -11,7 +11,7 @@ from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOW
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
-from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind, is_whole_tree
+from ckpttool.libraries.recognize import MODULE_LAYER, LayoutTable, LibraryPlugin, bind, is_whole_tree
 from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
@@ -608,6 +608,8 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
         return None
     if any(_TORCH_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
         return None  # with separate critics too
+    if any(map(MODULE_LAYER.fullmatch, tree.names.values())):
+        return None
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None

@@ -16,6 +16,7 @@ from ckpttool.core import limits, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.kinds import KERAS_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP, SGD, UNCONVERTED, OptimizerFamily, find_class
 from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry
 from ckpttool.core.text import format_count
@@ -198,8 +199,6 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return binding
     listed = _read_configuration(binding, checkpoint)
     if listed is not None:
-        from ckpttool.libraries.model_steps import KERAS_ACTIVATIONS
-
         unknown = list(dict.fromkeys(name for name in listed if name not in KERAS_ACTIVATIONS))
         where = "the model's configuration"
         if unknown:

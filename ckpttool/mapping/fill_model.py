@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ckpttool.core import dtypes
 from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
+from ckpttool.core.kinds import list_kinds
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.mapping import flattening, user_rules
@@ -65,7 +66,7 @@ BARE = "tensor"
 STATES = ("parameter", "buffer")
 # Their lengths follow from the others', or only one framework has them.
 _SMALL = frozenset(("bias", "bias_input", "bias_recurrent"))
-_NORMS = frozenset(("batch_norm", "layer_norm", "rms_norm"))
+_NORMS = list_kinds("norm", "batch_norm")
 
 
 class MatchSide(NamedTuple):

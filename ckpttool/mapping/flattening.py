@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ckpttool.core import dtypes
 from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, framework_order, plain_order
 from ckpttool.core.errors import MappingError, abbreviate_list
+from ckpttool.core.kinds import LAYER_TYPES, SPELLINGS, kinds_by_class, list_kinds
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, Tree, key
 from ckpttool.mapping.layer_kinds import HEADS, IN_OUT, NO_FACTS, OUT_IN, LayerFacts, LayerKind
@@ -50,39 +51,6 @@ from ckpttool.mapping.rules import (
 
 # Notes on a conversion by kinds: facts missing from the file, and requirements of a layer besides its
 # weights.
-#
-# Sources: keras/src/layers/normalization/*.py (epsilon 1e-3, momentum 0.99) and torch/nn/modules/batchnorm.py
-# (eps 1e-5, momentum 0.1 of the new value); keras/src/layers/rnn/*.py; the padding of
-# tensorflow/core/framework/common_shape_fns.cc (SAME).
-
-_EPSILON = "epsilon defaults to 0.001 in Keras and 1e-5 in PyTorch"
-_SIGMOID = (
-    "PyTorch's gates use sigmoid; Keras's hard_sigmoid (the default of old versions) is a different function"
-)
-NOTES: dict[str, str] = {
-    "convolution": (
-        "convolutions: with SAME padding and strides above 1, Keras pads more at the end, unlike "
-        "padding=k//2; a transposed convolution crops in the same way"
-    ),
-    "batch_norm": f"batch norms: {_EPSILON}; Keras's momentum m is 1 - m in PyTorch",
-    "layer_norm": f"layer and group norms: {_EPSILON}",
-    "rms_norm": "RMS norms: epsilon defaults to 1e-6 in Keras and to that of the element type in PyTorch",
-    "lstm": f"LSTMs: {_SIGMOID}",
-    "gru": f"GRUs: PyTorch's GRU is Keras's with reset_after=True; {_SIGMOID}",
-    "simple_rnn": "simple RNNs: the activation is tanh unless the program set relu",
-    "attention": "attention layers: pass the number of heads to PyTorch's module",
-}
-# Facts that the file may contain, by the settings' names in either framework.
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "convolution": ("padding", "padding_mode", "output_padding", "strides", "stride", "data_format"),
-    "batch_norm": ("epsilon", "eps", "momentum"),
-    "layer_norm": ("epsilon", "eps"),
-    "rms_norm": ("epsilon", "eps"),
-    "lstm": ("activation", "recurrent_activation", "go_backwards"),
-    "gru": ("activation", "recurrent_activation", "go_backwards"),
-    "simple_rnn": ("activation", "nonlinearity", "go_backwards"),
-    "attention": ("num_heads",),
-}
 _MOST = 4
 _MOST_OPTIONS = 12
 _KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
@@ -92,26 +60,16 @@ def describe_kinds(done: Iterable[Layer]) -> tuple[str, ...]:
     """Return one line for each kind that needs more than weights, with the relevant facts from the file."""
     fields: dict[str, dict[str, None]] = {}
     for layer in done:
-        name = layer.kinds[0].name
-        if name in NOTES:
-            facts = [f"{s} {layer.about.settings[s]}" for s in _SETTINGS[name] if s in layer.about.settings]
-            fields.setdefault(name, {}).update({", ".join(facts): None} if facts else {})
+        kind, settings = LAYER_TYPES.get(layer.kinds[0].name), layer.about.settings
+        if kind is not None and kind.note:
+            words = (word for name in kind.noted for word in SPELLINGS[name])
+            facts = [f"{word} {settings[word]}" for word in dict.fromkeys(words) if word in settings]
+            fields.setdefault(kind.note, {}).update({", ".join(facts): None} if facts else {})
     return tuple(
-        f"{NOTES[name]} (here {'; '.join(list(facts)[:_MOST])})" if facts else NOTES[name]
-        for name, facts in fields.items()
+        f"{note} (here {'; '.join(list(facts)[:_MOST])})" if facts else note for note, facts in fields.items()
     )
 
 
-# Settings by their common names: the kinds that have them, and their names in either framework.
-_COMPARED: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...] = (
-    ("epsilon", frozenset(("batch_norm", "layer_norm", "layer_norm_images", "rms_norm")), ("epsilon", "eps")),
-    ("dilation", frozenset(("convolution", "depthwise", "separable")), ("dilation_rate", "dilation")),
-    ("strides", frozenset(("convolution", "depthwise", "separable")), ("strides", "stride")),
-    ("groups", frozenset(("convolution",)), ("groups",)),
-    ("heads", frozenset(("attention",)), ("num_heads",)),
-    ("activation", frozenset(("simple_rnn",)), ("activation", "nonlinearity")),
-    ("max_norm", frozenset(("embedding",)), ("max_norm",)),
-)
 # Fixed computation of PyTorch's cells, for which the Keras counterparts have a setting.
 _OF_CELLS: dict[str, object] = {
     "activation": "tanh",
@@ -127,10 +85,10 @@ def layer_settings(layer: Layer) -> dict[str, object]:
     """Return a layer's recorded settings that affect its results, in a common form."""
     kind, about, held = layer.kinds[0], layer.about, layer.about.settings
     found: dict[str, object] = {}
-    for name, kinds, spellings in _COMPARED:
-        value = next((held[each] for each in spellings if held.get(each) is not None), None)
-        if value is not None and kind.name in kinds:
-            found[name] = _normalize_setting(value, several=name in ("dilation", "strides"))
+    for name in LAYER_TYPES[kind.name].settings if kind.name in LAYER_TYPES else ():
+        value = next((held[word] for word in SPELLINGS[name] if held.get(word) is not None), None)
+        if value is not None:
+            found[name] = _normalize_setting(value, several=name in ("dilation", "stride"))
     if kind.name in ("lstm", "gru"):
         torch = kind.framework == "torch" and about.cls
         for name, usual in _OF_CELLS.items():
@@ -139,11 +97,12 @@ def layer_settings(layer: Layer) -> dict[str, object]:
             if torch or isinstance(held.get(name), (str, bool)):
                 found[name] = usual if torch else held[name]
     cls = about.cls or _class_from_name(layer)
-    if kind.name in NORM_KIND_NAMES and cls in _NORM_GROUPS:
-        spelling = _NORM_GROUPS[cls]
-        many = held.get(spelling)
+    if kind.name in NORM_KIND_NAMES and kind.name in kinds_by_class().get(cls, ()):
+        many = next((held[word] for word in SPELLINGS["groups"] if word in held), None)
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
-        found["norm"] = of_groups if spelling else "over all channels"
+        found["norm"] = "over all channels"
+        if cls.startswith(("Group", "Instance")):
+            found["norm"] = of_groups if cls.startswith("Group") else _INSTANCE
     return found
 
 
@@ -160,25 +119,15 @@ def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, st
             yield name, _format_setting(theirs[name]), _format_setting(ours[name])
 
 
-_DECIDING = ("epsilon", "norm", "heads", "dilation", "activation", "recurrent_activation")
+_DECIDING = ("epsilon", "norm", "number of heads", "dilation", "activation", "recurrent_activation")
 _INSTANCE, _GROUPS = "over each channel", "over groups"
-# The groups setting of norms that are stored in the same way; a layer norm has none.
-_NORM_GROUPS = {
-    "LayerNorm": "",
-    "LayerNormalization": "",
-    "GroupNorm": "num_groups",
-    "GroupNormalization": "groups",
-}
 
 
 def _class_from_name(layer: Layer) -> str:
     """Return the class in a layer name chosen by Keras, such as `layer_normalization_1`."""
-    step = re.sub(r"_\d+\Z", "", layer.name[-1]) if layer.name else ""
-    return {
-        "layer_normalization": "LayerNormalization",
-        "group_normalization": "GroupNormalization",
-        "einsum_dense": "EinsumDense",
-    }.get(step, "")
+    step = re.sub(r"_\d+\Z", "", layer.name[-1]).replace("_", "") if layer.name else ""
+    classes = (cls for row in LAYER_TYPES.values() for cls in row.keras)
+    return next((cls for cls in classes if cls.lower() == step), "")
 
 
 def _normalize_setting(value: object, *, several: bool) -> object:
@@ -188,13 +137,14 @@ def _normalize_setting(value: object, *, several: bool) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-# Defaults: keras/src/layers/normalization/*.py, torch/nn/modules/{batchnorm,normalization}.py.
-_USUAL_EPSILON: dict[tuple[str, str], tuple[str, float]] = {
-    ("tensorflow", "rms_norm"): ("Keras", 1e-6),
-    ("torch", "rms_norm"): ("PyTorch", 2.0**-23),
-    **{("tensorflow", kind): ("Keras", 1e-3) for kind in ("batch_norm", "layer_norm", "layer_norm_images")},
-    **{("torch", kind): ("PyTorch", 1e-5) for kind in ("batch_norm", "layer_norm", "layer_norm_images")},
-}
+def _usual_epsilon(kind: LayerKind) -> tuple[str, float] | None:
+    """Return the library of a layer that does not record its epsilon, and that library's default."""
+    library = {"torch": "PyTorch"}.get(kind.framework, kind.form.title() or "Keras")
+    defaults = LAYER_TYPES[kind.name].epsilons if kind.name in LAYER_TYPES else {}
+    if library not in defaults:
+        return None
+    value = defaults[library]
+    return library, 2.0**-23 if value is None else value  # of float32
 
 
 def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool) -> Iterator[str]:
@@ -206,7 +156,7 @@ def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool)
     unrecorded: dict[tuple[str, float, str], list[str]] = {}
     for source, target in pairs:
         theirs, ours = layer_settings(source), layer_settings(target)
-        usual = _USUAL_EPSILON.get((source.kinds[0].framework, source.kinds[0].name))
+        usual = _usual_epsilon(source.kinds[0])
         unsure = foreign and usual and "epsilon" in ours and "epsilon" not in theirs
         if usual and unsure and not _is_same_setting(usual[1], ours["epsilon"]):
             unrecorded.setdefault((*usual, _format_setting(ours["epsilon"])), []).append(target.title)
@@ -438,8 +388,8 @@ def refusal_from_error(error: MappingError) -> LayerRefusal:
 # checkpoint does not record what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
 # torch/nn/modules/flatten.py.
 
-_BETWEEN = frozenset(("layer_norm", "layer_norm_images", "rms_norm", "prelu"))
-_CONVOLUTIONS = frozenset(("convolution", "depthwise", "separable"))
+_BETWEEN = list_kinds("norm") | {"prelu"}
+_CONVOLUTIONS = list_kinds("convolution")
 
 
 class _ConvolutionOutput(NamedTuple):
@@ -1047,18 +997,6 @@ def _explain_input(layer: Layer, count: int, images: _ConvolutionOutput, verb: s
 
 # --- Orders of features -------------------------------------------------------------------------------
 
-# Axes of canonical tensors ordered like a layer's input or output.
-_NORM_FEATURES = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
-_FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
-    "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
-    "convolution": {"kernel": {"takes": -2, "makes": -1}, "bias": {"makes": 0}},
-    "embedding": {"embeddings": {"makes": 1}},
-    **{name: {"kernel": {"takes": 0}} for name in ("lstm", "gru", "simple_rnn")},
-    "batch_norm": _NORM_FEATURES,
-    "layer_norm": _NORM_FEATURES,
-    "rms_norm": _NORM_FEATURES,
-    "prelu": {"alpha": {"takes": 0}},
-}
 _LAST, _FIRST = "last", "first"
 _OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
 
@@ -1084,7 +1022,7 @@ def plan_reordering(
     source's: then both are plain, or the two were made to agree. Raise MappingError if the target
     orders features in a third way, if the two do not agree, or if one cannot be followed.
     """
-    axes = _FEATURES.get(kind.name, {})
+    axes = LAYER_TYPES[kind.name].features if kind.name in LAYER_TYPES else {}
     found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
     ranks = _RANKS
     if kind.name == "convolution":

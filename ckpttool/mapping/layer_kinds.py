@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from math import prod
@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from ckpttool.core.activations import AxisOrder
 from ckpttool.core.errors import MappingError
+from ckpttool.core.kinds import count_gates, gate_order
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf
 from ckpttool.mapping.rules import (
@@ -97,7 +98,9 @@ Reading = Callable[[Group, LayerFacts], LayerMapping]
 class LayerKind:
     """One way in which a framework stores one kind of layer.
 
-    Without `reading` and `writing`, the weights' own rules are used. `also` is a condition besides
+    Without `reading`, the weights' own rules are used. Writing is the inverse of reading tensors of the
+    `shapes` that a canonical layer has in the framework, unless `writing` does more; `multiplier` is the
+    canonical kernel whose last axis is the number in the facts for that. `also` is a condition besides
     names and ranks. `form` names the variant if a framework has several; "" is the one that is
     written. `modules` is a pattern for the module's name if that distinguishes the kind from another.
     `asked` means that the kind is used only if an option or the file selects it; `refused` is the
@@ -111,6 +114,8 @@ class LayerKind:
     also: Callable[[Group], bool] | None = None
     reading: Reading | None = None
     writing: Reading | None = None
+    shapes: Callable[[Group, LayerFacts], Mapping[str, Shape]] | None = None
+    multiplier: str = ""
     modules: str | None = None
     opt_in: bool = False
     refused: str | None = None
@@ -166,13 +171,31 @@ class LayerKind:
         """Return the mapping from canonical tensors to stored ones; raise MappingError if there is none."""
         if self.writing is not None:
             return self.writing(canonical, facts)
-        require_tensors(self, canonical, [w.canonical for w in self.weights if not w.optional])
+        required = [w.canonical for w in self.weights if w.canonical and not w.optional]
+        require_tensors(self, canonical, required)
+        if self.shapes is not None:
+            return self._invert_reading(self.shapes(canonical, facts), canonical, facts)
         rows = tuple(
             TensorMapping(w.name, w.canonical, w.to_canonical.inverse(canonical[w.canonical]))
             for w in self.weights
             if w.canonical in canonical
         )
         return LayerMapping(rows, left=leftover_names(canonical, rows))
+
+    def _invert_reading(
+        self, shapes: Mapping[str, Shape], canonical: Group, facts: LayerFacts
+    ) -> LayerMapping:
+        if self.multiplier:
+            facts = facts._replace(number=canonical[self.multiplier].shape[-1])
+        like = next(iter(canonical.values()))
+        stored = {name: placeholder_leaf(like, shape) for name, shape in shapes.items()}
+        reading = self.read(stored, facts)
+        rows = tuple(
+            TensorMapping(row.stored, row.canonical, row.rule.inverse(stored[row.stored]))
+            for row in reading.rows
+            if row.canonical in canonical
+        )
+        return LayerMapping(rows, left=leftover_names(canonical, rows), assumed=reading.assumed)
 
 
 def leftover_names(canonical: Group, rows: Iterable[TensorMapping]) -> tuple[str, ...]:
@@ -230,15 +253,15 @@ def _read_keras(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
     return LayerMapping(tuple(rows))
 
 
-def _write_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
+def _keras_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
     require_tensors(KERAS, canonical, [f"{name}_kernel" for name in _ALL])
     heads = facts.number or _head_count(facts)
     if heads is None:
         raise MappingError(HEADS)
-    rows = []
+    shapes: dict[str, Shape] = {}
     for name in _ALL:
-        kernel, bias = canonical[f"{name}_kernel"], canonical.get(f"{name}_bias")
-        width = kernel.shape[0 if name == _OUT else 1]
+        kernel, bias = canonical[f"{name}_kernel"].shape, canonical.get(f"{name}_bias")
+        width = kernel[0 if name == _OUT else 1]
         if heads < 1 or width % heads:
             raise MappingError(
                 "the attention width is not a multiple of the number of heads",
@@ -246,17 +269,10 @@ def _write_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
                 found=f"{heads} heads",
             )
         split = (heads, width // heads)
-        shape = (*split, kernel.shape[1]) if name == _OUT else (kernel.shape[0], *split)
-        rows.append(TensorMapping(f"{name}/kernel", f"{name}_kernel", Reshape(shape)))
+        shapes[f"{name}/kernel"] = (*split, kernel[1]) if name == _OUT else (kernel[0], *split)
         if bias is not None:
-            rows.append(
-                TensorMapping(
-                    f"{name}/bias",
-                    f"{name}_bias",
-                    chain_rules(Reshape(split)) if name != _OUT else chain_rules(),
-                )
-            )
-    return LayerMapping(tuple(rows))
+            shapes[f"{name}/bias"] = bias.shape if name == _OUT else split
+    return shapes
 
 
 def _head_count(facts: LayerFacts) -> int | None:
@@ -281,7 +297,7 @@ def _read_torch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
     return LayerMapping(tuple(rows))
 
 
-def _write_torch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+def _torch_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
     require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
     kernels = {name: canonical[f"{name}_kernel"].shape for name in _ALL}
     width = kernels["query"][0]
@@ -291,22 +307,12 @@ def _write_torch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: 
             expected=str(width),
             found=", ".join(f"{name} {list(shape)}" for name, shape in kernels.items()),
         )
-    apart = any(kernels[name][0] != width for name in PROJECTIONS)
-    rows = []
-    for number, name in enumerate(PROJECTIONS):
-        place = AxisSlice(0, number * width, (number + 1) * width, 3 * width).inverse(
-            canonical["query_kernel"]
-        )
-        if apart:
-            rows.append(TensorMapping(f"{name[0]}_proj_weight", f"{name}_kernel", TRANSPOSE))
-        else:
-            rows.append(TensorMapping("in_proj_weight", f"{name}_kernel", chain_rules(TRANSPOSE, place)))
-        if f"{name}_bias" in canonical:
-            rows.append(TensorMapping("in_proj_bias", f"{name}_bias", place))
-    rows.append(TensorMapping("out_proj/weight", "output_kernel", TRANSPOSE))
-    if "output_bias" in canonical:
-        rows.append(TensorMapping("out_proj/bias", "output_bias"))
-    return LayerMapping(tuple(rows))
+    shapes: dict[str, Shape] = {"in_proj_weight": (3 * width, width)}
+    if any(kernels[name][0] != width for name in PROJECTIONS):
+        shapes = {f"{name[0]}_proj_weight": kernels[name][::-1] for name in PROJECTIONS}
+    if any(f"{name}_bias" in canonical for name in PROJECTIONS):
+        shapes["in_proj_bias"] = (3 * width,)
+    return {**shapes, "out_proj/weight": (width, width), "out_proj/bias": (width,)}
 
 
 def _keras_fits(group: Group) -> bool:
@@ -336,7 +342,7 @@ KERAS = LayerKind(
     ),
     also=_keras_fits,
     reading=_read_keras,
-    writing=_write_keras,
+    shapes=_keras_shapes,
 )
 TORCH = LayerKind(
     "attention",
@@ -349,7 +355,7 @@ TORCH = LayerKind(
     ),
     also=_torch_fits,
     reading=_read_torch,
-    writing=_write_torch,
+    shapes=_torch_shapes,
 )
 
 
@@ -372,7 +378,7 @@ def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
     )
 
 
-def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C901  # its reading, its writing
+def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:
     """Return an attention of two linear layers, the first with query, key and value as outputs in this order.
 
     If heads interleave (GPT-NeoX's `query_key_value`), the rows have another order, which is not
@@ -396,7 +402,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
             rows.append(TensorMapping(f"{out}/bias", "output_bias"))
         return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
 
-    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
         widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
         if len(widths) != 1:
@@ -404,19 +410,12 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
                 "a combined layer for query, key and value requires equal widths",
                 found=", ".join(str(list(shape)) for shape in sorted(widths)),
             )
-        width = canonical["query_kernel"].shape[1]
-        rows = []
-        for number, name in enumerate(PROJECTIONS):
-            start, end = number * width, (number + 1) * width
-            place = AxisSlice(axis, start, end, 3 * width).inverse(canonical["query_kernel"])
-            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", chain_rules(turned, place)))
-            if f"{name}_bias" in canonical:
-                place = AxisSlice(0, start, end, 3 * width).inverse(canonical[f"{name}_bias"])
-                rows.append(TensorMapping(f"{joined}/bias", f"{name}_bias", place))
-        rows.append(TensorMapping(f"{out}/weight", "output_kernel", turned))
-        if "output_bias" in canonical:
-            rows.append(TensorMapping(f"{out}/bias", "output_bias"))
-        return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
+        (inputs, width), outputs = widths.pop(), canonical["output_kernel"].shape
+        matrices = {joined: (inputs, 3 * width), out: outputs}
+        return {
+            **{f"{name}/weight": shape if in_out else shape[::-1] for name, shape in matrices.items()},
+            **{f"{name}/bias": shape[1:] for name, shape in matrices.items()},
+        }
 
     def fits(group: Group) -> bool:
         shape = group[f"{joined}/weight"].shape
@@ -431,7 +430,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
         for name, rank in (("weight", 2), ("bias", 1))
     )
     form = "fused_in_out" if in_out else "fused"
-    return LayerKind("attention", "torch", weights, form, fits, read, write, opt_in=True)
+    return LayerKind("attention", "torch", weights, form, fits, read, shapes=shapes, opt_in=True)
 
 
 _BLOCKS = "an attention layer with one combined projection outputs query, key and value, in this order"
@@ -575,17 +574,9 @@ def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[
     return rule, () if known else ("depthwise convolutions have one output per channel",)
 
 
-def _write_depthwise_kernel(stored: str, canonical: str, kernel: Leaf) -> TensorMapping:
-    *space, channels, multiplier = kernel.shape
-    there = _depthwise_rule(channels, multiplier, tuple(space))
-    weight = replace(kernel, shape=(channels * multiplier, 1, *space))
-    return TensorMapping(stored, canonical, there.inverse(weight))
-
-
-def _write_torch_depthwise(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-    require_tensors(_TORCH_DEPTHWISE[0], canonical, ("kernel",))
-    weight = _write_depthwise_kernel("weight", "kernel", canonical["kernel"])
-    return LayerMapping((weight, *((TensorMapping("bias", "bias"),) if "bias" in canonical else ())))
+def _depthwise_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
+    *space, channels, multiplier = canonical["kernel"].shape
+    return {"weight": (channels * multiplier, 1, *space), "bias": (channels * multiplier,)}
 
 
 def _depthwise_kinds(dimensions: int) -> tuple[LayerKind, ...]:
@@ -621,7 +612,8 @@ _TORCH_DEPTHWISE = tuple(
         (WeightSpec("weight", "kernel", dimensions + 2), _BIAS),
         also=_is_depthwise,
         reading=_read_torch_depthwise,
-        writing=_write_torch_depthwise,
+        shapes=_depthwise_shapes,
+        multiplier="kernel",
     )
     for dimensions in (1, 2)
 )
@@ -638,19 +630,11 @@ def _read_two_convolutions(group: Group, facts: LayerFacts) -> LayerMapping:
     return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
 
 
-def _write_two_convolutions(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-    require_tensors(_TORCH_SEPARABLE[0], canonical, ("depthwise_kernel", "pointwise_kernel"))
-    pointwise = canonical["pointwise_kernel"]
-    rows = (
-        _write_depthwise_kernel("depthwise/weight", "depthwise_kernel", canonical["depthwise_kernel"]),
-        TensorMapping(
-            "pointwise/weight",
-            "pointwise_kernel",
-            kernel_permutation(len(pointwise.shape) - 2).inverse(pointwise),
-        ),
-        TensorMapping("pointwise/bias", "bias"),
-    )
-    return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+def _separable_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
+    *space, channels, multiplier = canonical["depthwise_kernel"].shape
+    *window, inputs, outputs = canonical["pointwise_kernel"].shape
+    shapes = {"depthwise": (channels * multiplier, 1, *space), "pointwise": (outputs, inputs, *window)}
+    return {**{f"{name}/weight": shape for name, shape in shapes.items()}, "pointwise/bias": (outputs,)}
 
 
 def _separable_kind(dimensions: int) -> LayerKind:
@@ -670,7 +654,8 @@ _TORCH_SEPARABLE = tuple(
             WeightSpec("pointwise/bias", "bias", 1, optional=True),
         ),
         reading=_read_two_convolutions,
-        writing=_write_two_convolutions,
+        shapes=_separable_shapes,
+        multiplier="depthwise_kernel",
         opt_in=True,
     )
     for dimensions in (1, 2)
@@ -724,16 +709,9 @@ def _read_dense(group: Group, facts: LayerFacts) -> LayerMapping:
     return LayerMapping(tuple(row for row in rows if row.stored in group))
 
 
-def _write_dense(canonical: Group, facts: LayerFacts) -> LayerMapping:
-    require_tensors(DENSE_TORCH, canonical, ("kernel",))
+def _dense_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
     inputs, outputs = canonical["kernel"].shape
-    rule = (
-        channels_first_rule(_check_flatten_shape(facts.flatten, inputs), outputs)
-        if facts.flatten
-        else TRANSPOSE
-    )
-    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
-    return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+    return {"weight": (outputs, inputs), "bias": (outputs,)}
 
 
 def _fits_bias(outputs: int, group: Group) -> bool:
@@ -758,17 +736,15 @@ def _row_bias_kind() -> LayerKind:
         bias = TensorMapping("bias", "bias", Reshape(group["bias"].shape[1:]))
         return LayerMapping((TensorMapping("weight", "kernel"), bias))
 
-    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-        bias = TensorMapping("bias", "bias", Reshape((1, canonical["kernel"].shape[1])))
-        return LayerMapping(
-            tuple(row for row in (TensorMapping("weight", "kernel"), bias) if row.canonical in canonical)
-        )
+    def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
+        kernel = canonical["kernel"].shape
+        return {"weight": kernel, "bias": (1, kernel[1])}
 
     def fits(group: Group) -> bool:
         return group["bias"].shape == (1, group["weight"].shape[1])
 
     weights = (WeightSpec("weight", "kernel", 2), WeightSpec("bias", "bias", 2))
-    return LayerKind("dense", "tensorflow", weights, ROW_BIAS, fits, read, write)
+    return LayerKind("dense", "tensorflow", weights, ROW_BIAS, fits, read, shapes=shapes)
 
 
 def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
@@ -787,14 +763,10 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
         )
         return LayerMapping(tuple(row for row in rows if row.stored in group))
 
-    def write(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         inputs, outputs = canonical["kernel"].shape
-        shape = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
-        rows = (
-            TensorMapping(name, "kernel", chain_rules(turned, Reshape(shape))),
-            TensorMapping("bias", "bias"),
-        )
-        return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+        kernel = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
+        return {name: kernel, "bias": (outputs,)}
 
     def fits(group: Group) -> bool:
         shape = group[name].shape
@@ -809,7 +781,7 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
         POINTWISE,
         fits,
         read,
-        write,
+        shapes=shapes,
         opt_in=True,
     )
 
@@ -826,7 +798,7 @@ DENSE_TORCH = LayerKind(
     (WeightSpec("weight", "kernel", 2, TRANSPOSE), _DENSE_BIAS),
     also=_WEIGHT_BIASED,
     reading=_read_dense,
-    writing=_write_dense,
+    shapes=_dense_shapes,
 )
 
 
@@ -1017,10 +989,9 @@ def _read_alpha(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
     return LayerMapping((TensorMapping("alpha", "alpha", Reshape((shape[-1],)) if len(shape) > 1 else KEEP),))
 
 
-def _write_alpha(canonical: Group, facts: LayerFacts) -> LayerMapping:
+def _alpha_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
     (channels,) = canonical["alpha"].shape
-    wanted = facts.wanted.get("alpha", (*(1,) * (facts.number or 0), channels))
-    return LayerMapping((TensorMapping("alpha", "alpha", Reshape(wanted) if len(wanted) > 1 else KEEP),))
+    return {"alpha": facts.wanted.get("alpha", (*(1,) * (facts.number or 0), channels))}
 
 
 def _image_norm_kinds(rank: int) -> tuple[LayerKind, ...]:
@@ -1072,7 +1043,7 @@ NORM_KINDS: tuple[LayerKind, ...] = (
             "tensorflow",
             (WeightSpec("alpha", "alpha", rank),),
             reading=_read_alpha,
-            writing=_write_alpha,
+            shapes=_alpha_shapes,
         )
         for rank in (1, 2, 3, 4)
     ),
@@ -1091,13 +1062,12 @@ NORM_KINDS: tuple[LayerKind, ...] = (
 
 KERNELS = ("kernel", "recurrent_kernel")
 BIASES = ("bias_input", "bias_recurrent")
-_GATES = {"lstm": 4, "gru": 3, "simple_rnn": 1}
 
 
 class _CellForm(NamedTuple):
-    """Storage form of a cell: names of kernels and biases, order of gates, form of biases.
+    """Storage form of a cell: names of kernels and biases, form of biases.
 
-    `order` reorders stored blocks into canonical ones. Biases are one for both, two in a row ("long",
+    Biases are one for both, two in a row ("long",
     as in cuDNN), two rows ("rows"), or two tensors ("apart").
     """
 
@@ -1106,7 +1076,6 @@ class _CellForm(NamedTuple):
     names: tuple[str, ...]
     biases: Literal["one", "long", "rows", "apart"]
     form: str = ""
-    order: tuple[int, ...] = ()
 
     def record(self) -> LayerKind:
         """Return the form as a kind."""
@@ -1131,7 +1100,7 @@ class _CellForm(NamedTuple):
         biases = [group[name].shape for name in self.names[2:] if name in group]
         units, width = recurrent
         return (
-            width == _GATES[self.kind] * units
+            width == count_gates(self.kind) * units
             and kernel[1] == width
             and all(shape == self._length(width) for shape in biases)
             and len(biases) in (0, len(self.names) - 2)
@@ -1148,36 +1117,24 @@ class _CellForm(NamedTuple):
     def write(self, canonical: Group, facts: LayerFacts) -> LayerMapping:
         """Return the mapping from canonical tensors to a cell's; a missing bias is 0."""
         require_tensors(self.record(), canonical, KERNELS)
-        kernels = [canonical[name].shape for name in KERNELS]
-        rows = [
-            TensorMapping(
-                row.stored,
-                row.canonical,
-                row.rule.inverse(placeholder_leaf(canonical["kernel"], self._canonical(shape))),
-            )
-            for row, shape in zip(self._kernels(*kernels), kernels, strict=True)
-        ]
-        given = [name for name in BIASES if name in canonical]
-        width = kernels[0][1]
-        if not given:
-            zeros = constant_tensor(canonical["kernel"].dtype, self._length(width), 0.0)
-            wanted = [name for name in self.names[2:] if name in facts.wanted]
-            return LayerMapping(tuple(rows), dict.fromkeys(wanted, zeros))
-        if self.biases == "one":
-            back = self._reordered(0).inverse(canonical[given[0]])
-            whole = (back,) if len(given) == 1 else (back, SumTerm(len(given)))
-            return LayerMapping(
-                (*rows, *(TensorMapping(self.names[2], name, chain_rules(*whole)) for name in given))
-            )
+        like, given = canonical["kernel"], [name for name in BIASES if name in canonical]
+        width = like.shape[1]
+        shapes = (*(self._canonical(canonical[name].shape) for name in KERNELS), *[self._length(width)] * 2)
+        stored = {n: placeholder_leaf(like, shape) for n, shape in zip(self.names, shapes, strict=False)}
+        rows: list[TensorMapping] = []
         fills: dict[str, Leaf] = {}
-        for row in self._biases(width):
-            back = row.rule.inverse(placeholder_leaf(canonical["kernel"], self._length(width)))
-            if row.canonical in given:
+        for row in self.read(stored, facts).rows:
+            back = row.rule.inverse(stored[row.stored])
+            if self.biases == "one" and row.canonical in BIASES:
+                terms = (SumTerm(len(given)),) if len(given) > 1 else ()
+                rows += [TensorMapping(row.stored, name, chain_rules(back, *terms)) for name in given]
+            elif row.canonical in canonical:
                 rows.append(TensorMapping(row.stored, row.canonical, back))
-            else:
-                fills |= apply_rule(
-                    row.stored, back, constant_tensor(canonical["kernel"].dtype, (width,), 0.0)
-                )
+            elif given:
+                fills |= apply_rule(row.stored, back, constant_tensor(like.dtype, (width,), 0.0))
+        if not given:
+            zeros = constant_tensor(like.dtype, self._length(width), 0.0)
+            fills = {name: zeros for name in self.names[2:] if name in facts.wanted}
         return LayerMapping(tuple(rows), fills)
 
     def _canonical(self, shape: Shape) -> Shape:
@@ -1187,12 +1144,13 @@ class _CellForm(NamedTuple):
         return {"long": (2 * width,), "rows": (2, width)}.get(self.biases, (width,))
 
     def _reordered(self, axis: int) -> Rule:
-        return BlockOrder(axis, self.order) if self.order else KEEP
+        order = gate_order(self.kind, self.form or self.framework)
+        return KEEP if order == tuple(sorted(order)) else BlockOrder(axis, order)
 
     def _kernels(self, kernel: Shape, recurrent: Shape) -> Iterator[TensorMapping]:
         """Yield the mappings to the canonical kernels, which have these shapes."""
         turned: Rule = KEEP if self.framework == "tensorflow" else TRANSPOSE
-        gates = _GATES[self.kind]
+        gates = count_gates(self.kind)
         rules = (turned, turned)
         if self.biases == "long":
             rules = (
@@ -1247,19 +1205,17 @@ def apply_rule(name: str, rule: Rule, leaf: Leaf) -> dict[str, Leaf]:
 
 _KERAS = ("kernel", "recurrent_kernel", "bias")
 TORCH_CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-# Keras uses z, r, h and torch r, z, n: the first two are swapped.
-_ZR = (1, 0, 2)
 RECURRENT_KINDS: tuple[LayerKind, ...] = tuple(
     form.record()
     for form in (
         _CellForm("lstm", "tensorflow", _KERAS, "one"),
         _CellForm("lstm", "tensorflow", _KERAS, "long", "cudnn"),
         _CellForm("lstm", "tensorflow", ("w_i", "w_h", "b"), "one", "sonnet"),
-        _CellForm("lstm", "tensorflow", ("wx", "wh", "b"), "one", "baselines", (0, 1, 3, 2)),
+        _CellForm("lstm", "tensorflow", ("wx", "wh", "b"), "one", "baselines"),
         _CellForm("lstm", "torch", TORCH_CELL_WEIGHTS, "apart"),
         _CellForm("gru", "tensorflow", _KERAS, "rows"),
         _CellForm("gru", "tensorflow", _KERAS, "long", "cudnn"),
-        _CellForm("gru", "torch", TORCH_CELL_WEIGHTS, "apart", order=_ZR),
+        _CellForm("gru", "torch", TORCH_CELL_WEIGHTS, "apart"),
         _CellForm("simple_rnn", "tensorflow", _KERAS, "one"),
         _CellForm("simple_rnn", "torch", TORCH_CELL_WEIGHTS, "apart"),
     )

@@ -19,6 +19,7 @@ from ckpttool.core.activations import (
     framework_order,
 )
 from ckpttool.core.errors import MappingError, UsageError
+from ckpttool.core.kinds import LAYER_TYPES, count_gates, gate_order, kinds_by_class, list_kinds
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.mapping import layer_kinds
@@ -58,8 +59,6 @@ from ckpttool.mapping.rules import (
 # Sources: tf_keras/src/layers/rnn/legacy_cells.py; keras/src/layers/rnn/gru.py (reset_after);
 # sonnet/src/recurrent.py (GRU); torch/nn/modules/rnn.py (proj_size).
 
-# i, j (elsewhere called g), f, o.
-_ORDER = (0, 2, 1, 3)
 _FORGET = 1.0
 _ASSUMED = "TensorFlow 1's LSTM cells add a forget bias of 1 at run time"
 
@@ -70,7 +69,7 @@ def _fits_cell(gates: int, group: Group) -> bool:
 
 
 def _gate_order_rule(gates: int, axis: int) -> Rule:
-    return BlockOrder(axis, _ORDER) if gates == len(_ORDER) else KEEP
+    return BlockOrder(axis, gate_order("lstm", "tf1")) if gates == count_gates("lstm") else KEEP
 
 
 def _forget_bias(dtype: str, width: int, value: float) -> Leaf:
@@ -304,7 +303,7 @@ _PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_r
 # Container of a recurrent layer's variables: its cell, by attribute or by the name of its class.
 _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
-NORM_KIND_NAMES = ("layer_norm", "layer_norm_images")
+NORM_KIND_NAMES = list_kinds("norm") - {"rms_norm"}
 # A layer and its tensor in one word, from a program with parameters but no layers: `fc1_weight`.
 _JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
 # A tensor and its layer's number: `W1` beside `b1`.
@@ -313,30 +312,6 @@ _COUNTED = re.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", 
 _SHORT = {
     "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
     "tensorflow": {"w": "w", "b": "b", "weight": "kernel"},
-}
-# The kinds of the frameworks' own classes, without wrappers and containers, which have no tensors.
-_CLASSES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("Dense", "EinsumDense", "Linear", "LazyLinear", "NonDynamicallyQuantizableLinear"), ("dense",)
-    ),
-    **dict.fromkeys(("Embedding", "EmbeddingBag"), ("embedding",)),
-    "PReLU": ("prelu",),
-    **dict.fromkeys(("LayerNorm", "LayerNormalization", "GroupNorm", "GroupNormalization"), NORM_KIND_NAMES),
-    **{f"InstanceNorm{n}d": ("layer_norm", "batch_norm") for n in (1, 2, 3)},
-    **dict.fromkeys(("RMSNorm", "RMSNormalization"), ("rms_norm",)),
-    **dict.fromkeys(("BatchNormalization", "SyncBatchNormalization", "SyncBatchNorm"), ("batch_norm",)),
-    "BatchNormalizationV1": ("batch_norm",),
-    **{f"BatchNorm{n}d": ("batch_norm",) for n in (1, 2, 3)},
-    **{f"{name}{n}D": ("convolution",) for n in (1, 2, 3) for name in ("Conv", "Convolution")},
-    **{f"{name}{n}DTranspose": ("convolution",) for n in (1, 2, 3) for name in ("Conv", "Convolution")},
-    **{f"Conv{n}d": ("convolution", "depthwise") for n in (1, 2, 3)},
-    **{f"ConvTranspose{n}d": ("convolution",) for n in (1, 2, 3)},
-    **{f"Depthwise{name}{n}D": ("depthwise",) for n in (1, 2) for name in ("Conv", "Convolution")},
-    **{f"Separable{name}{n}D": ("separable",) for n in (1, 2) for name in ("Conv", "Convolution")},
-    **dict.fromkeys(("LSTM", "LSTMCell", "CuDNNLSTM", "LSTMV1", "LSTMV2", "BasicLSTMCell"), ("lstm",)),
-    **dict.fromkeys(("GRU", "GRUCell", "CuDNNGRU", "GRUV1", "GRUV2"), ("gru", "gru_reset_before")),
-    **dict.fromkeys(("RNN", "RNNCell", "SimpleRNN", "SimpleRNNCell", "BasicRNNCell"), ("simple_rnn",)),
-    **dict.fromkeys(("MultiHeadAttention", "MultiheadAttention"), ("attention",)),
 }
 # Classes that contain other layers, whose tensors may be recorded as theirs.
 _HOLDERS = frozenset(
@@ -639,13 +614,15 @@ def _kinds_of_class(
     if about.cls in _TURNED:
         able = oriented_kinds(group, kinds[0].framework)
         return tuple(kind for kind in able if kind.form == _TURNED[about.cls]) or None
-    if about.own or about.cls not in _CLASSES:
+    if about.own or about.cls not in kinds_by_class():
         return None
     if about.cls == "EinsumDense":
         return _einsum_kinds(group, about) or None
-    named = tuple(kind for kind in kinds if kind.name in _CLASSES[about.cls])
+    named = tuple(kind for kind in kinds if kind.name in kinds_by_class()[about.cls])
     named = named or tuple(
-        kind for kind in selectable_kinds(group, kinds[0].framework) if kind.name in _CLASSES[about.cls]
+        kind
+        for kind in selectable_kinds(group, kinds[0].framework)
+        if kind.name in kinds_by_class()[about.cls]
     )
     if not named:
         return None
@@ -733,7 +710,7 @@ def _unknown_class_reason(
     if about.cls == "Module" and kinds[0].framework == "tensorflow":
         return None  # a tf.Module: TensorFlow itself has no layers, and Sonnet's layers are tf.Modules
     name = "a class of the model" if about.cls in _BASES else about.cls
-    if not about.own and about.cls in _CLASSES:
+    if not about.own and about.cls in kinds_by_class():
         return f"its tensors do not match its class, {about.cls}"
     able = list(dict.fromkeys(kind.option for kind in (*kinds, *oriented_kinds(group, kinds[0].framework))))
     return f"its class ({name}) is not a known layer; use --kind '{TITLE}={able[0]}' to convert it as one" + (
@@ -743,7 +720,7 @@ def _unknown_class_reason(
 
 def misfit_kinds(about: ModuleInfo, framework: str) -> tuple[LayerKind, ...]:
     """Return a refused kind for tensors of a layer class that match no kind."""
-    if about.own or about.cls not in _CLASSES:
+    if about.own or about.cls not in kinds_by_class():
         return ()
     return (LayerKind("misfit", framework, (), refused=f"its tensors do not match its class, {about.cls}"),)
 
@@ -991,7 +968,7 @@ def _require_features(layer: Layer) -> None:
 
 
 _FEATURES = frozenset(
-    ("dense", "convolution", "lstm", "gru", "simple_rnn", "batch_norm", "layer_norm", "rms_norm", "prelu")
+    row.name for row in LAYER_TYPES.values() if any("takes" in axes for axes in row.features.values())
 )
 
 
@@ -1085,7 +1062,7 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
         if all(theirs.get(name) == rank for name, rank in ranks.items()):
             return each
     for each in able:
-        if each.writing is not None:
+        if each.writing is not None or each.shapes is not None:
             return each
     for each in KINDS:
         # A norm over several axes, which only its class distinguishes from a dense layer.

@@ -21,9 +21,10 @@ from typing import Literal, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
+from ckpttool.core.kinds import list_kinds
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
-from ckpttool.mapping.layers import NORM_KIND_NAMES, RECURRENT_KIND_NAMES, Layer, canonical_tensors
+from ckpttool.mapping.layers import RECURRENT_KIND_NAMES, Layer, canonical_tensors
 from ckpttool.mapping.rules import KEEP, Plan, Reshape, Rule, chain_rules, relocate_sources
 
 _SHOWN = 3
@@ -564,7 +565,7 @@ def _undecided_error(what: str, evidence: OrientationEvidence) -> MappingError:
 
 _MATRIX_KINDS = frozenset(("dense", "embedding"))
 _WINDOW_KINDS = frozenset(("convolution", "depthwise"))
-_NORM_KINDS = frozenset((*NORM_KIND_NAMES, "batch_norm", "rms_norm"))
+_NORM_KINDS = list_kinds("norm", "batch_norm")
 # Last words of layer names. Sources: transformers/models/{bert,gpt2,llama}/modeling_*.py; the classes of
 # torch/nn/modules (Linear, Embedding) and Keras (Dense); `fc` for fully connected; `conv_dw` of timm.
 _EMBEDDING_NAME = re.compile(r"(?:.*_)?embeddings?|(?:tok_|token_|pos_|word_)?emb(?:ed)?|embed_\w+|wte|wpe")

@@ -456,6 +456,37 @@ class FixedValue(NamedTuple):
         return FixedValue(source.value) if isinstance(source, ValueLeaf) else Keep()
 
 
+class Fill(NamedTuple):
+    """Become a tensor of the same shape with one number: a parameter that the source's program implies."""
+
+    value: float
+
+    @property
+    def name(self) -> str:
+        """Return the number."""
+        return f"filled with {self.value:g}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and shape."""
+        return dtype, shape
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of the number."""
+        import numpy as np
+
+        return np.full_like(array, self.value)
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the filled leaf; raise MappingError for a number, which has no shape."""
+        if not isinstance(leaf, Leaf):
+            raise MappingError(f"{self.name} requires a tensor")
+        return transform_leaf(leaf, self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Raise MappingError: the source's numbers are gone."""
+        raise MappingError("a filled tensor is not reversible")
+
+
 # Rules on parts of a tensor: splitting one stored tensor, merging several, reordering blocks.
 #
 # `AxisSlice` cuts, `ConcatPart` merges; `BlockOrder` reorders the gates of a recurrent cell; `SumTerm` adds

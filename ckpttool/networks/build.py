@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import ACTIVATIONS, parse_activation
+from ckpttool.core.kinds import ACTIVATIONS
+from ckpttool.core.sidecar import parse_activation
 from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
@@ -634,6 +635,11 @@ def _count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) -
     return min(len(part.layers), len(other.layers))
 
 
+def _constant(kernel: np.ndarray) -> Dense:
+    """Return a linear map without weights."""
+    return Dense(kernel.astype(np.float32), constant=True)
+
+
 def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
     """Return the layers that turn the last layer's `width` outputs into an action."""
     choices = wiring.choices
@@ -654,14 +660,19 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
             expected=f"{len(choices.support)} per action",
             found=str(number),
         )
-    scored: dict[str, Layer] = {
-        "quantiles": QuantileMean(number),
-        "quantiles_last": QuantileMean(number, last=True),
-        **dict.fromkeys(("atoms", "dueling_atoms"), AtomMean(np.asarray(choices.support, np.float32))),
+    support = np.asarray(choices.support, np.float32)
+    scored: dict[str, Callable[[], Layer]] = {
+        "quantiles": lambda: QuantileMean(number),
+        "quantiles_last": lambda: QuantileMean(number, last=True),
+        **dict.fromkeys(("atoms", "dueling_atoms"), lambda: AtomMean(support)),
+        # The mean of the advantages is subtracted, and the first output added.
+        "value_first": lambda: _constant(
+            np.concatenate([np.ones((1, width - 1)), np.eye(width - 1) - 1 / (width - 1)])
+        ),
         # The logit of 0 is 0, so that 1 is chosen above it.
-        "bernoulli": Dense(np.kron(np.eye(width), [[0, 1]]).astype(np.float32), constant=True),
+        "bernoulli": lambda: _constant(np.kron(np.eye(width), [[0, 1]])),
     }
-    before = [scored[choices.scores]] if choices.scores in scored else []
+    before = [scored[choices.scores]()] if choices.scores in scored else []
     return [*before, *([] if wiring.output == "scores" else [ArgMax(choices.counts, choices.starts)])]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, BinaryIO, Literal, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
 from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import DEFAULT_SLOPE, ActivationName
+from ckpttool.core.kinds import ActivationName
+from ckpttool.core.sidecar import DEFAULT_SLOPE
 
 # The finished network: a small frozen graph of typed layers, independent of frameworks.
 #
@@ -387,24 +388,7 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
 # block m is computed with member m's weights: one batched product instead of K small ones.
 
 # Layers that act on the last axis alone: a member axis before the batch does not affect them.
-STACKABLE: frozenset[type[Layer]] = frozenset(
-    {
-        Dense,
-        ConstantRow,
-        Exp,
-        LayerNorm,
-        Activation,
-        Concat,
-        Slice,
-        Add,
-        Multiply,
-        Affine,
-        Clip,
-        QuantileMean,
-        AtomMean,
-        ArgMax,
-    }
-)
+STACKABLE: frozenset[type[Layer]] = frozenset(get_args(Layer)) - {Flatten, Transpose, Convolution}
 # Their only field with two axes; all others have one and are the same for every row.
 MATRIX = "kernel"
 
@@ -675,28 +659,7 @@ def _check_results(network: Network, found: Sequence[Shape]) -> None:
 
 # Serialisation of a network for another process: a JSON document and an npz of its arrays, no pickles.
 
-LAYERS: dict[str, type[Layer]] = {
-    kind.__name__: kind
-    for kind in (
-        Dense,
-        ConstantRow,
-        Exp,
-        LayerNorm,
-        Activation,
-        Concat,
-        Flatten,
-        Affine,
-        Clip,
-        Transpose,
-        Slice,
-        Add,
-        Multiply,
-        Convolution,
-        QuantileMean,
-        AtomMean,
-        ArgMax,
-    )
-}
+LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in get_args(Layer)}
 
 
 def write_network(network: Network, file: BinaryIO) -> dict[str, Any]:

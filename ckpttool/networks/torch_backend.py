@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool.core import kinds
 from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import DeviceError, UsageError
 from ckpttool.networks.network import (
@@ -655,12 +656,9 @@ def _leaky_relu(layer: Activation) -> Function:
     return lambda x: torch.nn.functional.leaky_relu(x, layer.slope)
 
 
+# The names are those of torch.nn.functional.
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
-    **{
-        name: _functional_activation(name)
-        for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "mish", "selu", "relu6")
-    },
-    **{name: _functional_activation(name) for name in ("hardtanh", "hardswish")},
+    **{name: _functional_activation(name) for name in kinds.ACTIVATIONS},
     "leaky_relu": _leaky_relu,
     "linear": lambda _layer: lambda x: x,
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import Protocol, evaluate, take_means
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import restore_agent
@@ -146,7 +146,7 @@ def _played(
         difference = 0.0 if difference <= 1e-3 else difference
     else:
         obs, truth = np.load(file.with_name("obs.npy")), np.load(file.with_suffix(".npy"))
-        agent = restore_agent(case["file"], facts=facts)
+        agent = take_means(restore_agent(case["file"], facts=facts), len(_row(case["low"])))
         part = agent.playable("actor")
         if part is None:
             raise CkpttoolError("no policy")

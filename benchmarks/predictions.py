@@ -1,0 +1,145 @@
+"""Predictions of the zoo's agents with every backend, and Stable-Baselines3's: `--document` writes them.
+
+Needs the corpus beside the project, stable_baselines3 and, for ARS, QR-DQN, TQC and TRPO, sb3_contrib; the
+status is 1 if a prediction differs by more than 1e-6 of its scale: the largest output of the last layer, at
+least 1. The observations are normal; if the agent normalises, with its own mean and deviation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+ZOO = ROOT.parent / "shared" / "corpus" / "torch" / "sb3_zoo"
+DOCUMENT = ROOT / "benchmarks" / "results" / "predictions.md"
+BACKENDS = ("numpy", "torch", "tensorflow", "onnxruntime")
+LIMIT = 1e-6
+ROWS = 200
+
+# A process of its own: the library makes optimizers, which a process with TensorFlow cannot.
+_LIBRARY = """
+import importlib, json, pickle, sys
+from pathlib import Path
+import gymnasium, numpy as np, stable_baselines3 as sb3
+# Files of Gym's time name its modules; Gymnasium's have the same classes.
+for name in ("", ".spaces", ".spaces.box", ".spaces.discrete", ".spaces.space"):
+    sys.modules["gym" + name] = importlib.import_module("gymnasium" + name)
+classes = {name: getattr(sb3, name.upper()) for name in ("a2c", "ddpg", "dqn", "ppo", "sac", "td3")}
+if importlib.util.find_spec("sb3_contrib"):
+    import sb3_contrib
+    classes |= {name: getattr(sb3_contrib, name.upper()) for name in ("ars", "qrdqn", "tqc", "trpo")}
+rows, answer = int(sys.argv[1]), {}
+# Schedules and buffers of these old files are functions by value, which other versions cannot load.
+known = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
+for file in map(Path, sys.argv[2:]):
+    algorithm = file.parent.parent.name
+    if algorithm not in classes:
+        continue
+    model = classes[algorithm].load(file, device="cpu", custom_objects=known)
+    obs = np.random.default_rng(3).normal(size=(rows, *model.observation_space.shape))
+    statistics, norm = file.with_suffix("") / "vecnormalize.pkl", None
+    if statistics.exists():
+        norm = pickle.loads(statistics.read_bytes())
+    if norm is not None and norm.norm_obs:
+        obs = obs * np.sqrt(norm.obs_rms.var) + norm.obs_rms.mean
+    obs = obs.astype("f4")
+    given = norm.normalize_obs(obs) if norm is not None and norm.norm_obs else obs
+    answer[str(file)] = [obs.tolist(), model.predict(given, deterministic=True)[0].tolist()]
+print(json.dumps(answer))
+"""
+
+
+class Row(NamedTuple):
+    """One agent: the largest difference of a prediction by backend, relative to `scale`."""
+
+    agent: str
+    actions: str
+    scale: float
+    differences: Mapping[str, float]
+
+
+def predicted(files: Sequence[Path]) -> dict[str, list[Any]]:
+    """Return observations and the library's predictions by file."""
+    run = [sys.executable, "-c", _LIBRARY, str(ROWS), *map(str, files)]
+    done = subprocess.run(run, check=True, capture_output=True, text=True)
+    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def available() -> list[str]:
+    """Return the backends that are installed."""
+    return [name for name in BACKENDS if name == "numpy" or importlib.util.find_spec(name) is not None]
+
+
+def compare(file: str, obs: np.ndarray, wanted: np.ndarray) -> Row:
+    """Return the differences of an agent's predictions from those of its library."""
+    from ckpttool.commands.load_agent import load_agent
+
+    found = {}
+    with load_agent(file) as agent:
+        actions, scale = agent._action_title(), _scale(agent, obs)
+    for backend in available():
+        with load_agent(file, backend=backend) as agent:
+            found[backend] = float(np.abs(agent.predict(obs)[0] - wanted).max()) / scale
+    path = Path(file)
+    return Row(f"{path.parent.parent.name} {path.stem}", actions, scale, found)
+
+
+def _scale(agent: Any, obs: np.ndarray) -> float:
+    """Return the largest output of the last layer, at least 1; of discrete actions 1."""
+    if agent.choices is not None:
+        return 1.0
+    open_ = agent._policy_network(agent._part, dataclasses.replace(agent._settings, head="identity"))
+    return max(1.0, float(np.abs(agent._backend.build(open_, "cpu").step(obs)[0]).max()))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the table in Markdown."""
+    names = available()
+    lines = [
+        f"| agent | actions | {' | '.join(names)} |",
+        f"|---|---|{'---|' * len(names)}",
+    ]
+    for row in rows:
+        cells = (f"{row.differences[name]:.1e}" if row.differences[name] else "0" for name in names)
+        lines.append(f"| {row.agent} | {row.actions} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Compare all agents; return 1 if one differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--document", action="store_true")
+    arguments = parser.parse_args()
+    files = sorted(ZOO.glob("*/*/*.zip"))
+    if not files or importlib.util.find_spec("stable_baselines3") is None:
+        print("skipped: needs the corpus and stable_baselines3")
+        return 0
+    rows = []
+    for file, (obs, wanted) in predicted(files).items():
+        rows.append(compare(file, np.asarray(obs, np.float32), np.asarray(wanted)))
+    print(table(rows))
+    worst = max(max(row.differences.values()) for row in rows)
+    print(f"\n{len(rows)} of {len(files)} agents, {ROWS} observations; largest difference {worst:.1e}")
+    if arguments.document:
+        head = (
+            f"Largest difference from Stable-Baselines3's own prediction of {ROWS} observations,\n"
+            "relative to the largest output of the last layer, at least 1: `python -m benchmarks.predictions "
+            "--document`."
+        )
+        DOCUMENT.write_text(f"# Predictions\n\n{head}\n\n{table(rows)}\n")
+    return int(worst > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

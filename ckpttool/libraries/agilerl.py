@@ -1,0 +1,316 @@
+"""AgileRL's agents: what `agent.save_checkpoint` writes since 2.0, with the arguments of every network.
+
+Sources, in github.com/AgileRL/AgileRL: agilerl/algorithms/core/base.py (`get_checkpoint_dict`,
+`save_checkpoint`: dill; `network_info` has the class, `init_dict` and `state_dict` of each network, and the
+optimizers), agilerl/networks (a network is an encoder and a head), agilerl/utils/evolvable_networks.py
+(`create_mlp`: each dense layer, its layer norm, its activation; an `output_layernorm` has no parameters),
+agilerl/algorithms (`get_action`): DQN takes the largest value, DDPG and TD3 map the output's range to the
+bounds (`rescale_action`; before 2.4 otherwise), PPO outside training clips a sample of the distribution
+to the bounds, or maps its tanh to them (`squash_output`). It always draws: its mean, or its most probable
+action, is played. agilerl/wrappers/agent.py (`RSNorm`: epsilon inside the root). Discrete actions count
+from 0, whatever the space's `start` is. Rainbow limits the probabilities of its atoms from below
+(agilerl/networks/custom_modules.py, `DuelingDistributionalMLP`), which no network here does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, display, key
+from ckpttool.libraries import sb3, schema
+from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer, from_torch
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.mapping.rules import Fill, constant_tensor
+
+TABLE = LayoutTable(
+    name="agilerl",
+    statistics="in the file (RSNorm)",
+    title="AgileRL's DQN, CQN, DDPG, TD3, PPO: network_info with modules and optimizers",
+    framework="torch",
+    components={},
+    optimizers={},
+    counters={},
+    facts=AgentMetadata(head="", hidden="relu", epsilon=1e-5),
+    seen="written by AgileRL 2.4.3 and 2.58.0: DQN, DDPG, TD3, PPO",
+)
+
+_INFO = "network_info"
+_MODULES, _OPTIMIZERS = f"{_INFO}/modules", f"{_INFO}/optimizers"
+_ACTOR, _Q, _CRITIC, _VALUE = "DeterministicActor", "QNetwork", "ContinuousQNetwork", "ValueNetwork"
+_STOCHASTIC, _RAINBOW = "StochasticActor", "RainbowQNetwork"
+# The classes of an algorithm's networks by their names, and what the networks are.
+_ROLES: Mapping[str, Mapping[str, str]] = {
+    "actor": {_ACTOR: "actor", _STOCHASTIC: "actor", _Q: "critic/q1", _RAINBOW: "critic/q1"},
+    "actor_target": {_ACTOR: "actor_target", _Q: "critic_target/q1", _RAINBOW: "critic_target/q1"},
+    "critic": {_CRITIC: "critic/q1", _VALUE: "value"},
+    "critic_target": {_CRITIC: "critic_target/q1"},
+    **{f"critic_{n}": {_CRITIC: f"critic/q{n}"} for n in (1, 2)},
+    **{f"critic_target_{n}": {_CRITIC: f"critic_target/q{n}"} for n in (1, 2)},
+}
+_OF_OPTIMIZERS = {
+    "optimizer": "critic_optimizer",
+    "actor_optimizer": "actor_optimizer",
+    "critic_optimizer": "critic_optimizer",
+    "critic_1_optimizer": "critic_optimizer/q1",
+    "critic_2_optimizer": "critic_optimizer/q2",
+}
+_LAYER = re.compile(r"\w+_(linear_layer_(\d+|output)|layer_norm_\d+)")
+_LAST_NORM = re.compile(r"(.*_)linear_layer_output\.bias")
+_STATISTICS = "wrapper_attrs/obs_rms"
+_SPACES = ("observation_space", "action_space")
+_DATA = attr("data")  # the place of the spaces in a file of Stable-Baselines3, whose reader reads them
+
+
+class _StoredNetwork(NamedTuple):
+    """A network of the file: its name, its class without the module, its place in the canonical agent."""
+
+    name: str
+    kind: str
+    role: str
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The names of the encoder's and the head's layers in the state_dict."""
+        return "encoder/model", "head_net/_wrapped/model" if self.kind == _STOCHASTIC else "head_net/model"
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
+    """Return the recognised agent of a checkpoint with the classes of AgileRL's own networks."""
+    values = {tree.names[path]: leaf.value for path, leaf in tree.plain()}
+    networks = list(_list_networks(values))
+    policy = next((each for each in networks if each.name == "actor"), None)
+    if policy is None:
+        return None
+    state = _add_plain_norms(tree, values, networks)
+    added = frozenset(path for path in state if path not in tree)
+    table = _make_table(values, networks, added)
+    # Other encoders than dense layers are no chain: only the head of such a network is listed.
+    heads = {names.rpartition("+")[2]: role for names, role in table.components.items()}
+    bound = (bind(state, each) for each in (table, replace(table, components=heads)))
+    roles = ((each, {part.title for part in each.parts}) for each in bound if each is not None)
+    binding = next((each for each, titles in roles if policy.role in titles), None)
+    if binding is None:
+        return None
+    binding = _move_plain_norms(binding, added)
+    binding = replace(binding, facts=_read_settings(binding.facts, tree))
+    binding = _add_statistics(_add_action_map(binding, tree, values, policy), values, tree)
+    binding = _add_activations(_refuse_other_layers(binding, tree, values, networks), values, networks)
+    return _consume_settings(binding, tree)
+
+
+def _consume_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding without the agent's other attributes: settings, spaces, metrics, arguments."""
+    taken = {move.source for move in binding.moves.moves} | binding.consumed
+    tops = (*(f"{_MODULES}/{name}" for name in _ROLES), *(f"{_OPTIMIZERS}/{name}" for name in _OF_OPTIMIZERS))
+    states = tuple(f"{top}_state_dict/" for top in tops)
+    own = frozenset(
+        path for path in tree if path not in taken and not tree.names[path].startswith((*states, "wrapper_"))
+    )
+    return replace(binding, consumed=binding.consumed | own)
+
+
+def _list_networks(values: Mapping[str, object]) -> Iterator[_StoredNetwork]:
+    for name, roles in _ROLES.items():
+        recorded = values.get(f"{_MODULES}/{name}_cls")
+        kind = recorded.name if isinstance(recorded, Record) else ""
+        if kind.startswith("agilerl.networks.") and (role := roles.get(kind.rpartition(".")[2])) is not None:
+            yield _StoredNetwork(name, kind.rpartition(".")[2], role)
+
+
+def _make_table(
+    values: Mapping[str, object], networks: list[_StoredNetwork], added: frozenset[Path]
+) -> LayoutTable:
+    """Return the table of the file's networks and optimizers; `added` tensors are in no optimizer."""
+
+    def bind_optimizer(found: StoredOptimizer) -> OptimizerMoves:
+        weights = tuple(each for each in found.weights if each[0] not in added)
+        return from_torch(replace(found, weights=weights))
+
+    components = {
+        "+".join(f"{_MODULES}/{each.name}_state_dict/{part}" for part in each.parts): each.role
+        for each in networks
+    }
+    own = {n: ours for n, ours in _OF_OPTIMIZERS.items() if f"{_OPTIMIZERS}/{n}_cls" in values}
+    if any(each.role == "value" for each in networks):
+        own = {"optimizer": schema.JOINT}
+    return replace(
+        TABLE,
+        components=components,
+        optimizers={f"{_OPTIMIZERS}/{name}_state_dict": ours for name, ours in own.items()},
+        tensors={
+            f"{_MODULES}/actor_state_dict/head_net/log_std": "actor/log_std",
+            **{f"{_STATISTICS}/{name}": f"normalizer/{name}" for name in ("mean", "var", "count")},
+        },
+        optimizer=bind_optimizer,
+    )
+
+
+def _add_plain_norms(tree: Tree, values: Mapping[str, object], networks: list[_StoredNetwork]) -> Tree:
+    """Return the tree with the scale and the offset of layer norms without parameters, after their layers."""
+    normed = {
+        f"{_MODULES}/{each.name}_state_dict/{part}"
+        for each in networks
+        for part, kind in zip(each.parts, ("encoder", "head"), strict=True)
+        if values.get(f"{_MODULES}/{each.name}_init_dict/{kind}_config/output_layernorm") is True
+    }
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for path, leaf in tree.items():
+        leaves[path] = leaf
+        last = _LAST_NORM.fullmatch(str(path[-1].value)) if path else None
+        if last is None or not isinstance(leaf, Leaf) or tree.names[path].rsplit("/", 2)[0] not in normed:
+            continue
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            place = (*path[:-1], key(f"{last[1]}layer_norm_output.{name}"))
+            leaves[place] = constant_tensor(leaf.dtype, leaf.shape, value, display(place), "buffer")
+    return Tree(leaves, tree.aliases, tree.containers)
+
+
+def _move_plain_norms(binding: RecognizedAgent, added: frozenset[Path]) -> RecognizedAgent:
+    """Return the binding in which added tensors are made of the bias before them, which is in the file."""
+    moves = []
+    for move in binding.moves.moves:
+        if move.source not in added:
+            moves.append(move)
+            continue
+        named = str(move.source[-1].value).replace("layer_norm", "linear_layer").rpartition(".")
+        value = 1.0 if named[2] == "weight" else 0.0
+        moves.append(replace(move, source=(*move.source[:-1], key(f"{named[0]}.bias")), rule=Fill(value)))
+    return replace(binding, moves=replace(binding.moves, moves=tuple(moves)))
+
+
+def _read_settings(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
+    """Return the facts with the spaces of observations and actions."""
+    facts = sb3.add_settings_metadata(facts, _take_spaces(tree))
+    places = {name: where.removeprefix(f"{_DATA.value}/") for name, where in facts.origins.items()}
+    return facts._replace(origins=places)
+
+
+def _take_spaces(tree: Tree) -> Tree:
+    """Return the pickled spaces where Stable-Baselines3 has them; arrays may be shared under other names."""
+    leaves = {
+        (_DATA, *place): leaf
+        for path, leaf in tree.items()
+        for place in (path, *(alias.path for alias in tree.aliases.get(path, ())))
+        if place and place[0].value in _SPACES
+    }
+    named = {(_DATA, *path): c for path, c in tree.containers.items() if path and path[0].value in _SPACES}
+    return Tree(leaves, containers=named)
+
+
+def _add_action_map(
+    binding: RecognizedAgent, tree: Tree, values: Mapping[str, object], policy: _StoredNetwork
+) -> RecognizedAgent:
+    """Return the binding with the map of the network's output to an action of the space."""
+    spaces, facts = _take_spaces(tree), binding.facts
+    space = tree.containers.get((key("action_space"),))
+    kind = str(space.name).rpartition(".")[2] if space is not None else ""
+    settings = f"{_MODULES}/{policy.name}_init_dict"
+    if kind == "Box" and not isinstance(values.get("agilerl_version"), str):
+        reason = "the action map of a version before 2.4, which records no version"
+        return replace(binding, facts=facts._replace(head="affine")).refused("actor", reason)
+    if policy.kind == _STOCHASTIC and kind == "Box":
+        head = "affine" if values.get(f"{settings}/squash_output") is True else "clip"
+        facts = facts.read(f"{settings}/squash_output", head=head)._replace(distribution=schema.GAUSSIAN)
+        return replace(binding, facts=facts)
+    choices = sb3.read_choices(spaces) or sb3.read_binary_choices(spaces)
+    if policy.kind == _ACTOR and kind == "Box":
+        output = values.get(f"{settings}/head_config/output_activation")
+        # rescale_action returns the output itself if a bound is infinite.
+        bounded = facts.action_low is not None
+        facts = facts.read(settings, head="affine" if bounded else "unit_tanh")
+        binding = replace(binding, facts=facts)
+        return binding if output == "Tanh" else binding.refused("actor", f"the output activation {output}")
+    if policy.kind == _STOCHASTIC and choices is not None:
+        facts = facts.read("action_space", head="argmax", choices=choices)
+        return replace(binding, facts=facts._replace(distribution=schema.CATEGORICAL))
+    if policy.kind == _Q and choices is not None and choices.single:
+        facts = facts.read("action_space", head="argmax", choices=choices)
+        return replace(binding, facts=facts).with_q_policies()
+    refused = "Rainbow's limited probabilities of atoms" if policy.kind == _RAINBOW else f"actions in {kind}"
+    binding = replace(binding, facts=facts._replace(head="argmax")).with_q_policies()
+    return binding.refused(policy.role.partition("/")[0], refused)
+
+
+def _add_statistics(binding: RecognizedAgent, values: Mapping[str, object], tree: Tree) -> RecognizedAgent:
+    """Return the binding with the statistics of RSNorm, which has them of the parts of other observations."""
+    wrapper = values.get("wrapper_cls")
+    if not isinstance(wrapper, Record):
+        return binding
+    found, epsilon = binding.statistics(tree), values.get(f"{_STATISTICS}/epsilon")
+    if not wrapper.name.endswith(".RSNorm") or {*found} != {"mean", "var", "count"}:
+        return binding.refused(binding.parts[0].component, f"{wrapper.name} around the agent")
+    if not isinstance(epsilon, float):
+        return binding.refused(binding.parts[0].component, f"{_STATISTICS} without an epsilon")
+    norm = schema.ObservationNormalizer(found["mean"], found["var"], epsilon=epsilon)
+    return replace(binding, facts=binding.facts.read(_STATISTICS, norm=norm))
+
+
+def _refuse_other_layers(
+    binding: RecognizedAgent, tree: Tree, values: Mapping[str, object], networks: list[_StoredNetwork]
+) -> RecognizedAgent:
+    """Return the binding in which networks with modules of other encoders are refused by their names."""
+    for each in networks:
+        component = each.role.partition("/")[0]
+        start, parts = f"{_MODULES}/{each.name}_state_dict/", each.parts
+        names = {tree.names[path] for path, _ in tree.tensors()}
+        names |= {display(alias.path) for found in tree.aliases.values() for alias in found}
+        strange = []
+        for name in sorted(name.removeprefix(start) for name in names if name.startswith(start)):
+            part, _, module = name.rpartition("/")[0].rpartition("/")
+            if name != "head_net/log_std" and (part not in parts or not _LAYER.fullmatch(module)):
+                strange.append(f"{each.name}/{name}")
+        settings = f"{_MODULES}/{each.name}_init_dict"
+        strange += [
+            f"{each.name}: {option}"
+            for option in ("simba", "recurrent")
+            if values.get(f"{settings}/{option}") is True
+        ]
+        if values.get(f"{settings}/encoder_cls") is not None:
+            strange.append(f"{each.name}: encoder_cls")
+        if strange:
+            binding = binding.refused(component, *strange)
+    return binding
+
+
+def _add_activations(
+    binding: RecognizedAgent, values: Mapping[str, object], networks: list[_StoredNetwork]
+) -> RecognizedAgent:
+    """Return the binding with the policy's activations; networks with other ones are refused."""
+    found: tuple[str, ...] = ()
+    for each in networks:
+        part = next((part for part in binding.parts if part.title == each.role), None)
+        if part is None:
+            continue
+        dense = [layer for layer in part.layers if layer.kind == "dense"]
+        stems = [layer.name[-1].partition("_linear_layer_")[0] for layer in dense]
+        encoder = stems.count(stems[0])
+        settings = f"{_MODULES}/{each.name}_init_dict"
+        recorded = [
+            *[values.get(f"{settings}/encoder_config/activation")] * (encoder - 1),
+            values.get(f"{settings}/encoder_config/output_activation"),
+            *[values.get(f"{settings}/head_config/activation")] * (len(dense) - encoder - 1),
+        ]
+        names = [_read_activation(value) for value in recorded]
+        component = each.role.partition("/")[0]
+        if None in names:
+            strange = next(value for value, name in zip(recorded, names, strict=True) if name is None)
+            binding = binding.refused(component, f"the activation {strange}")
+            continue
+        own = tuple(name for name in names if name is not None)
+        if each.name == "actor":
+            found = own
+            binding = replace(binding, facts=binding.facts.read(settings, activations=own))
+        elif own != found:
+            binding = binding.refused(component, f"other activations than the policy's: {', '.join(own)}")
+    return binding
+
+
+def _read_activation(value: object) -> str | None:
+    """Return the canonical name of a setting, None for an activation that is not supported."""
+    if value is None or value == "Identity":
+        return "linear"
+    return schema.TORCH.get(value) if isinstance(value, str) else None
