@@ -17,8 +17,9 @@ import pytest
 import ckpttool
 from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
 from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
-from ckpttool.graphs.graph import OPSET, find_roles, number_calls
+from ckpttool.graphs.graph import OPSET
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
+from ckpttool.graphs.weights import find_roles, number_calls
 from tests.conftest import ROOT
 
 onnx = pytest.importorskip("onnx")

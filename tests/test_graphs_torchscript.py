@@ -15,8 +15,9 @@ import pytest
 import ckpttool
 from ckpttool.core import FormatError, UnsupportedError
 from ckpttool.graphs import Graph, evaluate, read_graph, torchscript
-from ckpttool.graphs.graph import extract_module, inline_constant
+from ckpttool.graphs.graph import inline_constant
 from ckpttool.graphs.operators import is_known
+from ckpttool.graphs.weights import extract_module
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional

@@ -253,7 +253,7 @@ def test_activations_compute_what_pytorch_computes() -> None:
     from torch import nn
 
     from ckpttool.graphs import Value, evaluate
-    from ckpttool.graphs.graph import ACTIVATION_NODES, GraphBuilder
+    from ckpttool.graphs.builder import ACTIVATION_NODES, GraphBuilder
 
     x = np.linspace(-8, 8, 97, dtype=np.float32)
     for name, rule in ACTIVATION_NODES.items():

@@ -10,7 +10,7 @@ import pytest
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Tree, UnsupportedError, display
 from ckpttool.formats import tf_bundle
-from ckpttool.libraries import recognize_tree, tf2rl
+from ckpttool.libraries import recognize_tree, rlgraph
 from tests.golden_texts import Golden
 from tests.restored import (
     HIGH,
@@ -89,7 +89,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path, golden: Golden) -> 
 def test_the_deviation_is_the_second_half() -> None:
     arrays = sac()
     tree = tensorflow_tree(arrays)
-    binding = tf2rl.recognize_rlgraph(tree, "sac")
+    binding = rlgraph.recognise(tree, "sac")
     assert binding is not None
     agent = {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
     assert np.array_equal(agent["actor/log_std/kernel"].array(), arrays[f"{ACTION}/kernel"][:, 2:])  # type: ignore[union-attr]

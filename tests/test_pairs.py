@@ -33,7 +33,7 @@ from ckpttool.core import (
 )
 from ckpttool.core import Path as Place
 from ckpttool.formats import open_checkpoint, sb3
-from ckpttool.libraries import RecognizedAgent, recognize_tree, schema, tf2rl
+from ckpttool.libraries import RecognizedAgent, keras_rl, recognize_tree, schema
 from ckpttool.mapping import MappingReport
 from tests import warm_sb3
 from tests.test_layouts import contents
@@ -63,7 +63,7 @@ def _one_each() -> dict[str, TargetKind]:
 
 FORMS = _one_each()
 # What a layout is known by.
-SUFFIXES = {"keras_rl": tf2rl.KERAS_RL_SUFFIX}
+SUFFIXES = {"keras_rl": keras_rl.SUFFIX}
 
 
 class Held:

@@ -56,8 +56,9 @@ from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
-from ckpttool.graphs.graph import Graph, extract_module, read_graph
+from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.interpreter import evaluate
+from ckpttool.graphs.weights import extract_module
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint

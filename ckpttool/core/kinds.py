@@ -45,7 +45,7 @@ class ActivationKind(NamedTuple):
         torch: the class in torch.nn.
         keras: the names in keras.activations; the first one is that of Keras 3.
         layer: the class in keras.layers.
-        onnx: the operator, "" for a function of several ones (graphs/graph.py, ACTIVATION_NODES).
+        onnx: the operator, "" for a function of several ones (graphs/builder.py, ACTIVATION_NODES).
         arguments: the arguments of PyTorch's class that change the function, in order, and their defaults.
         words: further names in configurations of RL libraries, in lower case.
 

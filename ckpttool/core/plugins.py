@@ -287,10 +287,10 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             names=r"([^/]*/)?(target_policy|target_critic)(/.*)?|_variables(/.*)?",
         ),
         Plugin("torchrl", "ckpttool.libraries.torchrl", names=r"(.*/)?module/0/module/(0/)?\d+/weight"),
-        Plugin("keras_rl", "ckpttool.libraries.tf2rl:KERAS_RL", files=r".*\.h5f"),
+        Plugin("keras_rl", "ckpttool.libraries.keras_rl", files=r".*\.h5f"),
         Plugin(
             "rlgraph",
-            "ckpttool.libraries.tf2rl:RLGRAPH",
+            "ckpttool.libraries.rlgraph",
             names=r"policy/action-adapter-0/action-network/[^/]+/dense/kernel",
         ),
         Plugin(

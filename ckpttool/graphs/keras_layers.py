@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.graph import ACTIVATION_NODES, Constant, ModuleNodes
+from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
+from ckpttool.graphs.graph import Constant
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 

@@ -33,7 +33,8 @@ from ckpttool.formats.tf_functions import (
     read_functions,
 )
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
-from ckpttool.graphs.graph import Graph, GraphBuilder, OperatorNode, Value, body
+from ckpttool.graphs.builder import GraphBuilder, body
+from ckpttool.graphs.graph import Graph, OperatorNode, Value
 from ckpttool.graphs.operators import compute_node
 from ckpttool.mapping.rules import KEEP, Permute, Reshape, Rule, chain_rules
 

@@ -17,16 +17,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
-from ckpttool.graphs.graph import (
-    ACTIVATION_NODES,
-    Constant,
-    Graph,
-    ModuleNodes,
-    OperatorNode,
-    ShapeMismatchError,
-    UnknownShapeError,
-    Value,
-)
+from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, ShapeMismatchError, UnknownShapeError, Value
 from ckpttool.graphs.operators import is_known
 from ckpttool.graphs.shapes import ShapeTracer, trace_nodes
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Reshape, Rule, chain_rules

@@ -25,7 +25,8 @@ from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
-from ckpttool.graphs.graph import Graph, GraphBuilder, inline_constant
+from ckpttool.graphs.builder import GraphBuilder
+from ckpttool.graphs.graph import Graph, inline_constant
 from ckpttool.graphs.torchscript_code import (
     ScriptTensor,
     UnsupportedScriptError,

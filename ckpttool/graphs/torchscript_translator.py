@@ -10,7 +10,8 @@ from typing import Any
 
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, attr, index, key
-from ckpttool.graphs.graph import Graph, GraphBuilder, OpenShape, OperatorNode, Value, body
+from ckpttool.graphs.builder import GraphBuilder, body
+from ckpttool.graphs.graph import Graph, OpenShape, OperatorNode, Value
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.torchscript_code import (
     ScriptFunction,

@@ -24,9 +24,10 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
-from ckpttool.graphs.graph import Graph, OperatorNode, find_roles, number_calls, read_graph
+from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
+from ckpttool.graphs.weights import find_roles, number_calls
 
 # Orders of flattened images as recorded by a file's own computation, for the layers that it uses.
 #

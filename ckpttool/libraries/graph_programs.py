@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
-from ckpttool.graphs.graph import Graph, OperatorNode, Value, needed_nodes
+from ckpttool.graphs.builder import needed_nodes
+from ckpttool.graphs.graph import Graph, OperatorNode, Value
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.program_operators import (
     PARTIAL,

@@ -618,7 +618,6 @@ class LibraryPlugin:
     companions: Callable[[str], Sequence[str]] | None = None
     read_companion: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
     COPIES_TARGETS: str | None = None
-    NEVER_RUN: frozenset[str] = frozenset()
 
 
 def as_companion_reader(layout: object) -> CompanionReader | None:
