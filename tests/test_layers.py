@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from ckpttool.commands.convert import convert
 from ckpttool.commands.options import parse_layer_options
 from ckpttool.commands.save import save
-from ckpttool.core import Alias, Container, Leaf, MappingError, Tree, UsageError, display, key
+from ckpttool.core import Alias, Container, Leaf, MappingError, Tree, UsageError, WeightUse, display, key
 from ckpttool.mapping import Move, Plan, apply_plan, convert_layer, find_layers, flattening
 from ckpttool.mapping.layers import COMPOSED, KINDS
+from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.conftest import in_process
 from tests.golden_texts import Golden
 from tests.trees import attributes, keys, tensorflow_tree, torch_tree
@@ -759,3 +761,28 @@ def test_no_tree_is_a_surprise(entries: list[tuple[str, list[int]]]) -> None:
 def test_a_deviation_alone_is_no_layer(make: Callable[[Mapping[str, np.ndarray]], Tree]) -> None:
     tree = make({"head/log_std": np.zeros(2, "f4"), "head/std": np.zeros(2, "f4")})
     assert not find_layers(tree, "torch" if make is torch_tree else "tensorflow")
+
+
+@pytest.mark.parametrize("names", [("kernel", "bias"), ("w", "b"), ("weights", "biases"), ("weight", "bias")])
+@pytest.mark.parametrize("role", ["in_out", "out_in"])
+def test_a_recorded_product_tells_the_orientation_of_a_square_matrix(
+    names: tuple[str, str], role: str
+) -> None:
+    values = filled({f"a/{names[0]}": (3, 3), f"a/{names[1]}": (3,)})
+    plain = tensorflow_tree(values)
+    roles = dict(zip(names, (role, "added"), strict=True))
+    leaves = {
+        path: replace(leaf, use=WeightUse(role=roles[str(path[-1].value)]))
+        if isinstance(leaf, Leaf)
+        else leaf
+        for path, leaf in plain.items()
+    }
+    tree = Tree(leaves, plain.aliases, plain.containers)
+    (layer,) = find_layers(tree, "tensorflow")
+    (kind,) = layer.kinds
+    assert kind.name == "dense"
+    assert kind.weights[0].to_canonical == (KEEP if role == "in_out" else TRANSPOSE)
+    # The option that states it is accepted for these names.
+    option = parse_layer_options([f"a={kind.option}"], (), ())
+    (same,) = find_layers(plain, "tensorflow", option)
+    assert [each.weights[0].to_canonical for each in same.kinds] == [kind.weights[0].to_canonical]

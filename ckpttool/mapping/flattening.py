@@ -243,8 +243,8 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
         if _may_be_a_norm(layer, group):
             images.append(layer.title)
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
-        if layer.given:
-            continue
+        if layer.given or any(leaf.use is not None and leaf.use.role for leaf in group.values()):
+            continue  # stated, or recorded by the file's computation
         if kind.name != "dense":
             unsaid = kind.name == "layer_norm" and not (about.cls or _NORM.search(layer.title.lower()))
             norms += [layer.title] if unsaid else []

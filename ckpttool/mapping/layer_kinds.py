@@ -723,9 +723,10 @@ def _fits_bias(outputs: int, group: Group) -> bool:
 _KERNEL_BIASED, _WEIGHT_BIASED = partial(_fits_bias, 1), partial(_fits_bias, 0)
 
 
-def _transposed_kind(name: str, framework: str, form: str, also: Callable[[Group], bool]) -> LayerKind:
+def _transposed_kind(name: str, bias: str, framework: str, form: str) -> LayerKind:
     """Return a dense layer whose matrix has the orientation of the other framework."""
-    weights = (WeightSpec(name, "kernel", 2, TRANSPOSE if form == OUT_IN else KEEP), _DENSE_BIAS)
+    rule, also = (TRANSPOSE, _WEIGHT_BIASED) if form == OUT_IN else (KEEP, _KERNEL_BIASED)
+    weights = (WeightSpec(name, "kernel", 2, rule), WeightSpec(bias, "bias", 1, optional=True))
     return LayerKind("dense", framework, weights, form, also, opt_in=True)
 
 
@@ -878,8 +879,11 @@ DENSE_KINDS: tuple[LayerKind, ...] = (
     ),
     DENSE_TORCH,
     *(_pointwise_kind(name, framework, rank) for name, framework in _MATRICES for rank in (3, 4)),
-    _transposed_kind("weight", "torch", IN_OUT, _KERNEL_BIASED),
-    _transposed_kind("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
+    _transposed_kind("weight", "bias", "torch", IN_OUT),
+    *(
+        _transposed_kind(name, bias, "tensorflow", OUT_IN)
+        for name, bias in (("kernel", "bias"), ("w", "b"), ("weights", "biases"), ("weight", "bias"))
+    ),
     _row_bias_kind(),
     *_COMPUTED,
     LayerKind("embedding", "tensorflow", (WeightSpec("embeddings", "embeddings", 2, KEEP),)),

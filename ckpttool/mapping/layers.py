@@ -884,8 +884,10 @@ def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, 
         return tuple(found)
     made = []
     for layer in found:
-        both = oriented_kinds(layer.group(tree), layer.kinds[0].framework)
-        decided = layer.about.cls or layer.kinds[0].refused or layer.given
+        group = layer.group(tree)
+        both = oriented_kinds(group, layer.kinds[0].framework)
+        recorded = _recorded_kinds(layer.kinds, group)
+        decided = layer.about.cls or layer.kinds[0].refused or layer.given or recorded
         unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not decided
         made.append(layer._replace(kinds=both) if unsure else layer)
     return tuple(made)
