@@ -483,11 +483,20 @@ def with_orders(
     if not found:
         return tree
     whole = checkpoint.tree
-    # A leaf keeps its identity when preparation changes its path.
     own = {id(whole[path]): each for path, each in found.items() if path in whole}
+    if sources is not None:
+        own = {id(tree[path]): found[old] for path, old in sources.items() if path in tree and old in found}
+    return annotate_orders(tree, own, unknown=unknown)
+
+
+def annotate_orders(tree: Tree, orders: Mapping[int, FeatureOrders], *, unknown: bool = True) -> Tree:
+    """Return the tree with the orders of its leaves, by `id`; see with_orders for `unknown`.
+
+    A leaf keeps its identity when preparation changes its path.
+    """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for path, leaf in tree.items():
-        each = own.get(id(leaf)) if sources is None else found.get(sources.get(path, ()))
+        each = orders.get(id(leaf))
         if each is not None and isinstance(leaf, Leaf):
             each = each if unknown else FeatureOrders(*(None if side == UNKNOWN else side for side in each))
             leaf = replace(leaf, features=each)
