@@ -85,7 +85,10 @@ def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
 def select_entries(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
     """Return the tree with only these entries."""
     owned = {
-        path: replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of not in leaves else leaf
+        # Other leaves keep their identity, by which the orders of a computation are found.
+        path: replace(leaf, of=None)
+        if isinstance(leaf, Leaf) and leaf.of is not None and leaf.of not in leaves
+        else leaf
         for path, leaf in leaves.items()
     }
     aliases = {path: others for path, others in tree.aliases.items() if path in leaves}

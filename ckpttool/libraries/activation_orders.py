@@ -367,7 +367,7 @@ _Orders = Mapping[Path, FeatureOrders]
 
 
 def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders:
-    """Return the orders by weight that the file's own computation records; nothing if it has none.
+    """Return the orders by weight that the file's own computation, or its library's, records.
 
     `shapes` are the target's input shapes without the batch; they are tried where the file does not
     record those of the source.
@@ -382,6 +382,10 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
             return {} if graph is None else trace_graph_orders(graph, checkpoint.tree, -1, opaque=None)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
+        if checkpoint.format == "stable_baselines3":
+            from ckpttool.libraries import sb3
+
+            return sb3.read_encoder_orders(checkpoint.tree)
         root = checkpoint.tree.containers.get(())
         return {} if root is None or root.name is None else _read_script_orders(checkpoint, shapes)
     except _FAILURES:
