@@ -691,10 +691,38 @@ def test_the_bounds_of_each_part_are_compared(made: Any) -> None:
     ("algorithm", "settings"),
     [("PPO", {}), ("PPO", {"net_arch": []}), ("SAC", {"net_arch": []}), ("TD3", {})],
 )
-def test_options_that_a_refused_conversion_prints_convert(
+def test_the_library_states_what_its_extractor_flattens(
     made: Any, algorithm: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model, path = made(algorithm, "Pictures", **settings)
+    ran = in_process("convert", path, tmp_path / "a", "--to", "tf", "--optimizer", "none", "--json")
+    assert ran.status == 0, ran.out + ran.err
+    tree = open_checkpoint(str(tmp_path / "a")).tree
+    written = {tree.names[place].removeprefix("policy/"): leaf.array() for place, leaf in tree.tensors()}
+    weights = model.policy.state_dict()
+    compared = 0
+    for name in weights:
+        if not name.endswith("features_extractor.linear.0.weight"):
+            continue
+        channels = weights[name.replace("linear.0", "cnn.4")].shape[0]
+        turned = weights[name].unflatten(1, (channels, -1)).permute(2, 1, 0).flatten(0, 1)
+        place = name.removesuffix("0.weight").replace(".", "/")
+        kernel = next(
+            (each for other, each in written.items() if other.startswith(place) and each.ndim == 2), None
+        )
+        if kernel is not None:  # shared extractors are stored once
+            np.testing.assert_array_equal(kernel, turned.numpy())
+            compared += 1
+    assert compared
+
+
+def test_options_that_a_refused_conversion_prints_convert(made: Any, tmp_path: Path) -> None:
+    from stable_baselines3.common.torch_layers import NatureCNN
+
+    class Mine(NatureCNN):
+        pass
+
+    model, path = made("SAC", "Pictures", net_arch=[], features_extractor_class=Mine)
     model.save(path)
     command = ["convert", path, tmp_path / "a", "--to", "tf", "--optimizer", "none"]
     ran = in_process(*command)
@@ -706,7 +734,8 @@ def test_options_that_a_refused_conversion_prints_convert(
         options.setdefault(name, value)
     assert options
     followed = in_process(*command, *(f"--flatten={name}={value}" for name, value in options.items()))
-    assert followed.status == 0, followed.out + followed.err
+    # What remains is the class, whose code is not run.
+    assert (tmp_path / "a.index").exists(), followed.out + followed.err
 
 
 def test_observations_with_exchanged_axes_are_read(made: Any) -> None:

@@ -529,6 +529,34 @@ def test_a_network_of_discrete_actions_needs_an_environment_of_them(case: str, t
     assert (ran.status, ran.json()["error"]["kind"]) == (2, "environment")
 
 
+class Skip(nn.Module):  # type: ignore[misc]
+    """A sum of two layers' outputs, which a chain of the weights does not compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.a(x))
+        return self.c(h + torch.relu(self.b(h)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_hint_names_files_as_the_command_does(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    torch.jit.script(Skip()).save(tmp_path / "skip.pt")
+    for target in ("far/s.npz", "s.npz"):
+        assert in_process("convert", "skip.pt", target, cwd=tmp_path).status == 0
+    (hint,) = refusals.hints_of(in_process("verify", "skip.pt", "far/s.npz", cwd=tmp_path).err)
+    assert hint == "ckpttool verify skip.pt far/s.npz --like-b MODULE:FACTORY"
+    # No file records where the source is; one that lies beside its target is found.
+    for target, source in (("far/s.npz", "SOURCE"), ("s.npz", "skip.pt")):
+        ran = in_process("eval", target, "--env", "CartPole-v1", cwd=tmp_path)
+        assert ran.status == 2
+        assert f"ckpttool eval {source} --env ID" in printed(ran)
+        assert "skip.pt" in printed(ran)
+
+
 def test_a_discrete_environment_leaves_only_the_activations_open(tmp_path: Path) -> None:
     torch.save(QNetwork().state_dict(), tmp_path / "in.pt")
     ran = in_process("eval", "in.pt", "--env", "CartPole-v1", "--json", cwd=tmp_path)

@@ -117,8 +117,13 @@ def test_td3_of_every_version(tmp_path: Path, version: str, norm: bool) -> None:
     same(actions(path), mapped(2 * np.tanh(run(actor, observations())), "clip"))
     same(q_values(path, "critic/q2"), run(policy.critic2, observations(), chosen()))
     lacks = restore_agent(str(path)).binding.facts.lacks
-    assert {each.what for each in lacks} == {"action bounds", "action map", "observation statistics"}
-    assert [each.what for each in lacks if each.decides] == ["action map"]
+    assert {each.what for each in lacks} == {
+        "action bounds",
+        "activation",
+        "action map",
+        "observation statistics",
+    }
+    assert [each.what for each in lacks if each.decides] == ["activation", "action map"]
 
 
 def test_sac_acts_by_tanh_of_its_mean(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ckpttool.core import (
     UsageError,
     sidecar,
 )
-from ckpttool.formats import open_checkpoint, sb3
+from ckpttool.formats import detect, open_checkpoint, sb3
 from ckpttool.networks import numpy_backend
 from tests import restored, sb3_files, schemas, warm_sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
@@ -472,6 +472,19 @@ def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
     saved(tmp_path / "obs_rms.pt", agent())
     (tmp_path / "config.json").write_text("[not json")
     assert [e for e in restore_agent(path, facts=GIVEN).ledger if e.use == "not used"] == []
+
+
+def test_weights_of_keras_models_are_not_opened_as_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    for name in ("norm.weights.h5", "mean_std.weights.h5", "stats.h5"):
+        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n")
+    opened: list[str] = []
+    right = detect.open_checkpoint
+    monkeypatch.setattr(detect, "open_checkpoint", lambda file: opened.append(Path(file).name) or right(file))
+    restore_agent(path, facts=GIVEN)
+    assert [name for name in opened if name.endswith(".h5")] == ["stats.h5"]
 
 
 # --- What stands between the layers ----------------------------------------------------------------

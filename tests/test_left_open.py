@@ -86,7 +86,22 @@ def write_statistics(path: Path, size: int = 3) -> None:
 
 
 def play(path: str, *words: str) -> Ran:
-    return in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json", *words)
+    # Only statistics are in question: the activation of Tianshou's networks is an argument.
+    stated = ("--activation", "relu") if path.endswith("policy.pth") else ()
+    return in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json", *stated, *words)
+
+
+def test_an_activation_that_is_an_argument_decides_in_every_library(tmp_path: Path) -> None:
+    decided = {name for name, lacks in LEFT_OPEN.items() if any(each.what == "activation" for each in lacks)}
+    assert {"skrl", "rsl_rl", "rl_games", "keras_rl", "tianshou", "tianshou sac", "tianshou q"} <= decided
+    assert decided.isdisjoint(("fujimoto", "fasttd3", "cleanrl ppo", "stable_baselines"))
+    for name, status in (("policy.pth", 1), ("agent.cleanrl_model", 0)):
+        path = AGENTS[name](tmp_path / name)
+        ran = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json")
+        decides = [each["what"] for each in ran.json()["ledger"] if each["decides"]]
+        assert (ran.status, decides) == (status, ["activation"] * status)
+        # A conversion needs no activation.
+        assert in_process("convert", path, str(tmp_path / f"{name}.npz"), "--json").status == 0
 
 
 def entries(ran: Ran) -> list[dict[str, Any]]:

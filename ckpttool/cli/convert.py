@@ -141,7 +141,7 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
     ] = None
     like_source: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="For --like: code that builds SRC's model, to run it."),
+        typer.Option(metavar="MODULE:FACTORY", help="Code that builds SRC's model, to run it."),
     ] = None
     like_source_args: Annotated[
         str | None, typer.Option(metavar="JSON", help="Arguments of the factory of --like-source.")
@@ -161,8 +161,13 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
             return None
         from ckpttool.networks.worker import parse_model_spec
 
-        option = "--like-source-args"
-        return parse_model_spec(self.like_source, self.like_source_args, (), self.source_python, option)
+        option, shapes = "--like-source-args", () if self.like else self.input_shape or ()
+        return parse_model_spec(self.like_source, self.like_source_args, shapes, self.source_python, option)
+
+    def model(self) -> Any:
+        """Return the model of --like, or None; without one, --input-shape is that of --like-source."""
+        shapes = None if self.like is None and self.like_source is not None else self.input_shape
+        return common.build_like_model(self.like, self.like_args, shapes, self.python)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from ckpttool.commands.options import (
     EXPORTS,
     ConversionOptions,
     ConversionRequest,
+    describe_layer_options,
     format_framework,
     infer_target_word,
     parse_request,
@@ -49,6 +50,7 @@ from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 from ckpttool.libraries import schema
+from ckpttool.mapping.layers import LayerOption
 from ckpttool.networks.build import layer_widths
 
 # `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
@@ -101,10 +103,17 @@ def _convert_to_format(
     if not options.dry_run:
         save.require_new_target(target, request.kind, checkpoint, force=options.force)
     checkpoint = keep_network_reads(checkpoint)
+    observed: Sequence[LayerOption] = ()
+    if options.like_source is not None:
+        from ckpttool.commands.convert_model import observed_options  # modules that no other conversion needs
+
+        observed = observed_options(checkpoint, request)
+        request = request._replace(given=(*observed, *request.given))
     given = read_verified_sidecar(checkpoint)
     own, notes = _apply_facts(given, checkpoint, request, facts)
     own, more = _with_spaces(own, checkpoint, request, facts.env if facts else None)
     notes = (*notes, *more)
+    notes = (*notes, *describe_layer_options(observed))
     shards = note_other_shards(checkpoint)
     notes = notes if shards is None else (shards, *notes)
     with WorkerThread() as aside:

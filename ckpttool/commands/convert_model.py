@@ -14,8 +14,10 @@ from ckpttool.commands.load_into import (
     choose_model_form,
     left_out_notes,
     model_source,
+    observe_source,
     plan_fill,
     source_names,
+    with_last_channels,
 )
 from ckpttool.commands.model_comparison import ModelSide
 from ckpttool.commands.model_proof import (
@@ -28,7 +30,10 @@ from ckpttool.commands.model_proof import (
 from ckpttool.commands.optimizer_states import ConvertedOptimizers, OptimizerSettings, convert_optimizers
 from ckpttool.commands.options import (
     ConversionOptions,
+    ConversionRequest,
     PreparedTree,
+    format_framework,
+    parse_layer_options,
     parse_optimizer_options,
     parse_target_kind,
     sidecar_settings,
@@ -38,6 +43,7 @@ from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_move
 from ckpttool.commands.restore import VerifiedSidecar, read_verified_sidecar
 from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code
 from ckpttool.core import urls
+from ckpttool.core.activations import UNKNOWN, framework_order
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError, abbreviate_list
@@ -46,6 +52,8 @@ from ckpttool.core.tree import ValueLeaf, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions
+from ckpttool.mapping.flattening import format_order_option, list_open_orders
+from ckpttool.mapping.layers import Layer, LayerOption, find_layers
 from ckpttool.mapping.rules import Cast, Move, rule_steps
 from ckpttool.networks.worker import ModelSpec
 
@@ -61,6 +69,42 @@ def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
             )
         found.append((source, target))
     return tuple(found)
+
+
+def observed_options(checkpoint: Checkpoint, request: ConversionRequest) -> tuple[LayerOption, ...]:
+    """Return the options for the layers whose order of flattened images only a call of their model shows."""
+    options, target = request.options, format_framework(request.kind.format)
+    assert options.like_source is not None  # noqa: S101 - the caller's condition
+    source = model_source(checkpoint, options.part, options.preparation, source=options.from_)
+    if source.framework == target:
+        return ()
+    seen = observe_source(source, options.like_source, (), request.given).tree
+    able = {
+        layer.title: list(_options_of_orders(layer, source.framework, target))
+        for layer in find_layers(seen, source.framework)
+    }
+    texts: tuple[list[str], list[str]] = ([], [])
+    while True:
+        made = parse_layer_options((), *texts)
+        given = (*made, *request.given)
+        found = find_layers(source.tree, source.framework, given, source.fills.described)
+        unknown = list_open_orders(source.tree, found)
+        more = [able[layer.title].pop(0) for layer in found if layer.title in unknown and able[layer.title]]
+        if not more:
+            return made
+        for side, text in more:
+            texts[side].append(text)
+
+
+def _options_of_orders(layer: Layer, source: str, target: str) -> Iterator[tuple[int, str]]:
+    """Yield the values of --flatten (0) and --unflatten (1) for a layer's orders, those of images first."""
+    sides = list(enumerate((layer.facts.takes, layer.facts.makes)))
+    known = [(side, order) for side, order in sides if order is not None and order != UNKNOWN]
+    for side, order in sorted(known, key=lambda each: each[1].is_plain):
+        if order.is_plain or order == framework_order(order.parts, target):
+            yield side, f"{layer.title}=no"
+        elif order == framework_order(order.parts, source):
+            yield side, f"{layer.title}={format_order_option(order)}"
 
 
 def convert_into_model(
@@ -90,6 +134,10 @@ def convert_into_model(
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
+        if options.like_source is not None:
+            shapes = model.shapes or beside.inputs()
+            shapes = with_last_channels(shapes) if form == "torch" else shapes
+            given = observe_source(given, options.like_source, shapes, options.layers)
         skeleton = beside.skeleton(given.guessed())
         plan = plan_fill(model.factory, checkpoint, given, skeleton, matching, options.allow_unused)
         plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))

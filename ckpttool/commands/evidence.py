@@ -438,7 +438,10 @@ _RUN_PART = re.compile(
     r"(best|final|last|latest|check_?points?|ckpts?|models?|policy|policies|weights|saves?|saved|evals?|env(ironment)?s?)"
     r"(_(models?|policy|check_?points?|ckpts?|weights))?"
 )
-_STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|safetensors|csv|txt)")
+# Keras writes the weights of models only as `.weights.h5` (keras/src/saving/saving_api.py).
+_STATISTICS_FILE = re.compile(
+    r"(.+)(?<!\.weights)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|safetensors|csv|txt)"
+)
 _SETTINGS_WORDS = re.compile(
     r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
 )

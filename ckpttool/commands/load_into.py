@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -45,7 +46,14 @@ from ckpttool.commands.options import (
 from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import sidecar
-from ckpttool.core.activations import CallPlace, WeightUse, parse_order
+from ckpttool.core.activations import (
+    NO_IMAGE,
+    UNKNOWN,
+    CallPlace,
+    WeightUse,
+    framework_order,
+    parse_order,
+)
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
@@ -60,7 +68,7 @@ from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.weights import extract_module
 from ckpttool.libraries import onnx_policies, tf_names
-from ckpttool.libraries.activation_orders import with_orders
+from ckpttool.libraries.activation_orders import annotate_orders, with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN
 from ckpttool.mapping import fill_model, orientation
@@ -72,10 +80,12 @@ from ckpttool.mapping.fill_model import (
     ModelModule,
     Skeleton,
 )
+from ckpttool.mapping.flattening import list_open_orders
 from ckpttool.mapping.layers import (
     DENSE_OUT_IN,
     LINEAR_IN_OUT,
     OWN_CALL,
+    LayerOption,
     ModuleInfo,
     find_layers,
 )
@@ -85,6 +95,7 @@ from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
 from ckpttool.networks.model_child import probe_module
+from ckpttool.networks.model_runner import wrap_model
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
@@ -113,6 +124,7 @@ class TargetModel:
 
     def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
         self._wanted, self._form = wanted, form or ""
+        self._built: Mapping[str, Any] = {}
         self.process = ModelProcess(wanted)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
 
@@ -132,7 +144,7 @@ class TargetModel:
         Raise UsageError when there is no such model or it cannot load this form, MappingError when the
         form does not contain all of its weights.
         """
-        built = self.process.build()
+        built = self._build()
         framework = str(built["framework"])
         self._form = self._form or str(built["forms"][-1])
         if self._form not in built["forms"]:
@@ -156,6 +168,16 @@ class TargetModel:
             places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
         self._require_all(modules, places)
         return build_model_skeleton(tree, modules, places, framework)
+
+    def inputs(self) -> tuple[Shape, ...]:
+        """Return the shapes of the inputs that the model itself states, () if it does not state them all."""
+        self._build()
+        rows = self.process.request("open", {"kind": "factory", "file": None})["inputs"]
+        return known_shapes(rows)
+
+    def _build(self) -> Mapping[str, Any]:
+        self._built = self._built or self.process.build()
+        return self._built
 
     def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
         """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
@@ -214,6 +236,12 @@ def _numbered_weights(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
         number = int.from_bytes(data[:width], "little")
         if data == data[:width] * leaf.size and number:
             yield number - 1, path
+
+
+def known_shapes(rows: Iterable[Mapping[str, Any]]) -> tuple[Shape, ...]:
+    """Return the shapes of a model's inputs, () if an extent is open."""
+    shapes = tuple(tuple(each["shape"] or ()) for each in rows)
+    return shapes if all(shape and None not in shape for shape in shapes) else ()
 
 
 def build_model_skeleton(
@@ -380,8 +408,8 @@ _COUNTED = {**_BY, "given": "as given"}
 class ModelSource(NamedTuple):
     """The source of a model's values: the prepared tree, its framework and how reliable its order is.
 
-    `agent` is true for the networks of a recognised agent by canonical names. `shapes` are those of a
-    Keras model's inputs without the batch, () unless all are recorded.
+    `agent` is true for the networks of a recognised agent by canonical names. `shapes` are those of the
+    inputs of the source's own model, with channels last, () unless all are known.
     """
 
     ready: PreparedTree
@@ -400,7 +428,7 @@ class ModelSource(NamedTuple):
         return self.fills.framework
 
     def guessed(self) -> tuple[Shape, ...]:
-        """Return input shapes from a configuration, or from a dense first layer."""
+        """Return input shapes from the source's model, a configuration, or a dense first layer."""
         if self.shapes:
             return self.shapes
         found = find_layers(self.tree, self.framework)
@@ -531,6 +559,71 @@ def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleIn
         names = {new: ready.names[old] for new, old in sources.items()}
         ready = ready._replace(tree=tree, names=names, rules=rules)
     return ready._replace(tree=without_copies(ready.tree)), described
+
+
+def observe_source(
+    given: ModelSource, like: ModelSpec | str, shapes: Sequence[Shape], choices: Sequence[LayerOption] = ()
+) -> ModelSource:
+    """Return the source with the orders of flattened images that a call of its own model shows.
+
+    The model is built only if a layer's order is unknown. `shapes` are those of its inputs, with channels
+    last, if neither `like` nor the model states them. Raise UsageError if the model has other layers, or
+    cannot be called.
+    """
+    tree, framework = given.tree, given.framework
+    found = find_layers(tree, framework, choices, given.fills.described)
+    if given.agent or not list_open_orders(tree, found):
+        return given
+    wanted = ModelSpec(like) if isinstance(like, str) else like
+    with TargetModel(wanted) as model:
+        stated = model.inputs()
+        skeleton = model.skeleton(stated or shapes)
+    if skeleton.framework != framework:
+        raise UsageError(
+            f"{wanted.factory} builds a model of {skeleton.framework}",
+            expected=f"the source's, of {framework}",
+        )
+    modules = {path: part for part in skeleton.parts for path in part.tensors.values()}
+    pairs = _pair_tensors(given.fills, skeleton)
+    orders = {
+        id(tree[path]): _observed_orders(modules[other], framework)
+        for path, other in pairs.items()
+        if other in modules
+    }
+    if not any(use.takes or use.makes for use in orders.values()):
+        raise UsageError(
+            f"{wanted.factory} was not called, so the order of its flattened images is unknown"
+            if pairs
+            else f"{wanted.factory} has none of the source's layers",
+            hint=f"add --input-shape {'C,H,W' if framework == 'torch' else 'H,W,C'}" if pairs else None,
+        )
+    tree = annotate_orders(tree, orders)
+    return given._replace(
+        ready=given.ready._replace(tree=tree),
+        fills=replace(given.fills, tree=tree),
+        shapes=stated or wanted.shapes or tuple(shapes),
+    )
+
+
+def _pair_tensors(source: FillSource, skeleton: Skeleton) -> Mapping[Path, Path]:
+    """Return the tensors of the source's model that the source's are: by keys in the file, else by layers."""
+    keys = {leaf.key: path for path, leaf in skeleton.tree.tensors()}
+    found = {path: keys[leaf.key] for path, leaf in source.tree.tensors() if leaf.key in keys}
+    if all(path in found for path, leaf in source.tree.tensors() if leaf.role in STATES):
+        return found
+    filling = fill_model.fill(source, skeleton, MatchOptions(strict=False))
+    return {move.source: move.target for move in filling.moves}
+
+
+def _observed_orders(module: ModelModule, framework: str) -> WeightUse:
+    """Return the orders of a module's input and output that a call showed."""
+    takes, makes = (
+        module.orders[side] or UNKNOWN if side in module.orders else None for side in ("in", "out")
+    )
+    if takes is None and module.flatten is not None:
+        places, channels = math.prod(module.flatten[:-1]), module.flatten[-1] if module.flatten else 0
+        takes = framework_order(((places, channels),), framework) if channels else NO_IMAGE
+    return WeightUse(takes, makes, module.call)
 
 
 def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
@@ -740,6 +833,8 @@ class ModelFillPlan(NamedTuple):
         `skipped` is why nothing is to be compared; numbers are `rounded` to the types of the model.
         """
         like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
+        if like is not None and self.source.framework == "tensorflow":
+            like = replace(like, shapes=like.shapes or self.source.shapes)
         common = None
         if rounded and skipped is None:
             filled = [self.skeleton[path] for path in self.values]
@@ -913,6 +1008,8 @@ def plan_model_fill(
     """Return how a checkpoint fills a model, in this process or a separate one; nothing changes."""
     matching = options.matching()
     given = _select_source(checkpoint, options, target.shapes)
+    if options.like_source is not None:
+        given = observe_source(given, options.like_source, _last_channels(target), matching.choices)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
@@ -926,6 +1023,19 @@ def plan_model_fill(
             skeleton = beside.skeleton(given.guessed())
             met = plan_fill(target.factory, checkpoint, given, skeleton, matching, options.allow_unused)
     return met.account(checkpoint, options.part, options.allow_unused, "allow_unused=")
+
+
+def _last_channels(target: LiveModel | ModelSpec) -> tuple[Shape, ...]:
+    """Return the shapes of the model's inputs, with channels last."""
+    if isinstance(target, LiveModel):
+        stated = target.shapes or known_shapes(wrap_model(target.model).inputs())
+        return with_last_channels(stated) if target.framework == "torch" else stated
+    return target.shapes
+
+
+def with_last_channels(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    """Return the input shapes of a PyTorch model with the channels of images last."""
+    return tuple((*shape[1:], shape[0]) if len(shape) > 2 else tuple(shape) for shape in shapes)
 
 
 def _plan_optimizer(met: ModelFillPlan) -> ModelFillPlan:
@@ -1099,6 +1209,7 @@ def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
 def _as_python_arguments(sentence: str) -> str:
     """Return a sentence with command-line options replaced by arguments of load_into."""
     sentence = sentence.replace("--fold-weight-norm", "fold_weight_norm=True")
+    sentence = sentence.replace("--like-source MODULE:FACTORY", "like_source='MODULE:FACTORY'")
     return _OPTION.sub(
         lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
     )

@@ -221,7 +221,8 @@ def prove_outputs(
     python = sys.executable if like is None else like.python
     source = ModelSide("A", checkpoint.path, like, python, part=request.part, rounded=request.rounded)
     shapes = () if target.like is None else target.like.shapes
-    options = ModelComparisonOptions(run_code=request.run_code, shapes_b=shapes)
+    given = () if like is None else tuple(",".join(map(str, shape)) for shape in like.shapes)
+    options = ModelComparisonOptions(given, run_code=request.run_code, shapes_b=shapes)
     try:
         found = compare_models(source, target, options, progress)
     except CkpttoolError as error:

@@ -85,7 +85,10 @@ def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
 def select_entries(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
     """Return the tree with only these entries."""
     owned = {
-        path: replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of not in leaves else leaf
+        # Other leaves keep their identity, by which the orders of a computation are found.
+        path: replace(leaf, of=None)
+        if isinstance(leaf, Leaf) and leaf.of is not None and leaf.of not in leaves
+        else leaf
         for path, leaf in leaves.items()
     }
     aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
@@ -161,6 +164,18 @@ def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[
         elif facts.makes is not None:
             unflatten.append(f"{choice_.pattern}={_format_order(facts.makes)}")
     return kinds, flatten, unflatten
+
+
+def describe_layer_options(seen: Sequence[LayerOption]) -> Iterator[str]:
+    """Yield the note on the options that a call of the source's model stands for."""
+    words = ("--kind", "--flatten", "--unflatten")
+    texts = [
+        f"{word} {value!r}"
+        for word, values in zip(words, format_layer_options(seen), strict=True)
+        for value in values
+    ]
+    if texts:
+        yield f"as a call of the source's model shows: {' '.join(texts)}"
 
 
 def _format_order(order: AxisOrder) -> str:
@@ -853,8 +868,8 @@ class ConversionOptions:
         match: `SOURCE=TARGET`, for `like`: two layers or modules that belong together.
         accept_order: for `like`: pair layers by order where no other evidence decides.
         cast: for `like`: round numbers to the types of the model.
-        like_source: for `like`: the code that builds the source's model, which then runs beside the filled
-            one.
+        like_source: the code that builds the source's model; a call of it shows the order of flattened
+            images, and for `like` it runs beside the filled model.
         run_code: for `like`: run a source whose file contains code (SavedModel, TorchScript, Lambda layers).
         allow_unused: for `like`: patterns of the source's tensors that may be left out.
         allow_missing: write even if something is unmapped.
@@ -923,7 +938,8 @@ EXCLUSIONS = (
         lambda _, exported: exported,
         (
             *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
-            *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "verify"),
+            *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "like_source"),
+            "verify",
         ),
         "does not apply to onnx",
     ),
@@ -935,7 +951,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda options, exported: options.like is None and not exported,
-        ("match", "accept_order", "cast", "like_source", "run_code"),
+        ("match", "accept_order", "cast", "run_code"),
         "applies only to --like",
     ),
     Exclusion(

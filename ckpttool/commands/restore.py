@@ -945,8 +945,8 @@ def with_source_computation(
         return binding
     name = os.path.basename(str((recorded.source or {}).get("path") or "SOURCE"))
     source = os.path.join(os.path.dirname(checkpoint.path), name)
-    source = source if os.path.exists(source) else name
-    way = f"play the source: {format_command('eval', source, '--env', 'ID')}"
+    which, source = ("", source) if os.path.exists(source) else (f", {name}", "SOURCE")
+    way = f"play the source{which}: {format_command('eval', source, '--env', 'ID')}"
     if "refused" in found:
         way = "load the weights into the model's own code (ckpttool.load_into), then export that to ONNX"
     raise UnsupportedError(

@@ -51,6 +51,7 @@ from ckpttool.commands.restore import (
     build_agent,
     list_not_understood,
     read_any_sidecar,
+    read_verified_sidecar,
     recognize_playable_agent,
     restore_agent,
 )
@@ -856,14 +857,25 @@ def _restore_side(
     try:
         return restore_agent(side.checkpoint, layout, options.facts)
     except (UnsupportedError, UsageError) as error:
-        if layout is not None or options.facts or side.agent is not None or side.own_kind is not None:
+        own = read_verified_sidecar(side.checkpoint).sidecar
+        computed = own is not None and own.computation is not None
+        known = side.agent is not None and not computed
+        if layout is not None or options.facts or known or side.own_kind is not None:
             raise
-        bare = [each.word.lower() for each in sides if each.agent is None and each.own_kind is None]
+        bare = [
+            each.word.lower()
+            for each in sides
+            if each.own_kind is None and (each.agent is None or (computed and each is side))
+        ]
         factories = (word for name in bare for word in (f"--like-{name}", "MODULE:FACTORY"))
+        hint = shlex.join(("ckpttool", "verify", *(each.path for each in sides), *factories))
+        if side.agent is not None:
+            error.hint = hint
+            raise
         raise UsageError(
             f"{side.word} contains weights without the model that uses them, and is no recognised agent",
             file=side.path,
-            hint=shlex.join(("ckpttool", "verify", *(each.path for each in sides), *factories)),
+            hint=hint,
         ) from error
 
 

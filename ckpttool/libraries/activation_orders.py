@@ -369,7 +369,7 @@ _Orders = Mapping[Path, WeightUse]
 
 
 def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders:
-    """Return the orders by weight that the file's own computation records; nothing if it has none.
+    """Return the orders by weight that the file's own computation, or its library's, records.
 
     `shapes` are the target's input shapes without the batch; they are tried where the file does not
     record those of the source.
@@ -385,6 +385,10 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
             return with_uses(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
+        if checkpoint.format == "stable_baselines3":
+            from ckpttool.libraries import sb3
+
+            return sb3.read_encoder_orders(checkpoint.tree)
         root = checkpoint.tree.containers.get(())
         return {} if root is None or root.name is None else _read_script_orders(checkpoint, shapes)
     except _FAILURES:
@@ -500,11 +504,20 @@ def with_orders(
     if not found:
         return tree
     whole = checkpoint.tree
-    # A leaf keeps its identity when preparation changes its path.
     own = {id(whole[path]): each for path, each in found.items() if path in whole}
+    if sources is not None:
+        own = {id(tree[path]): found[old] for path, old in sources.items() if path in tree and old in found}
+    return annotate_orders(tree, own, unknown=unknown)
+
+
+def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: bool = True) -> Tree:
+    """Return the tree with the orders of its leaves, by `id`; see with_orders for `unknown`.
+
+    A leaf keeps its identity when preparation changes its path.
+    """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for path, leaf in tree.items():
-        each = own.get(id(leaf)) if sources is None else found.get(sources.get(path, ()))
+        each = orders.get(id(leaf))
         if each is not None and isinstance(leaf, Leaf):
             if not unknown:
                 takes, makes = (None if side == UNKNOWN else side for side in (each.takes, each.makes))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores, unknown_fact
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
@@ -422,7 +422,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     idle = [path for path, each in names.items() if _TRAINING_ONLY.fullmatch("/".join(each))]
     notes = (make_settings_note(len(settings), "data"),) if settings else ()
     if idle:
-        notes = (*notes, make_settings_note(len(idle), "variables that no action depends on"))
+        shown = abbreviate_list(sorted("/".join(names[path]) for path in idle), 3)
+        notes = (*notes, f"not converted, because no action depends on it: {shown}")
     consumed = binding.consumed | frozenset((*settings, *idle)) | repeated | list_ddpg_variables(tree)
     binding = replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed)
     binding = replace(binding, facts=_read_metadata(tree, binding, ours)).assuming(*assumed).noted(*notes)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
+from ckpttool.core.activations import NO_IMAGE, FeatureOrders, framework_order
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP
@@ -509,6 +510,7 @@ _CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
 # Kernel sizes and strides of the convolutions of Mnih et al. 2015.
 _NATURE_SIZES, NATURE_STRIDES = (8, 4, 3), (4, 2, 1)
 _LINEAR = "linear.0"
+_INSIDE = "features_extractor."
 # Each part is searched in the whole tree, and a file may contain any number.
 _MOST_PARTS = 100
 _LSTM = "lstm_actor."
@@ -626,6 +628,38 @@ def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> E
         return None
     divided = read_setting(tree, "policy_kwargs", "normalize_images", True) is not False
     return EncoderInput(name, shape, 1 / 255 if divided else 1.0, NATURE_STRIDES, 1)
+
+
+def read_encoder_orders(tree: Tree) -> dict[Path, FeatureOrders]:
+    """Return the orders that the library's own features extractors give to the layers of a policy.
+
+    NatureCNN flattens the image of its last convolution; what follows an extractor takes vectors.
+    """
+    spaces = _read_space_shapes(tree)
+    if not spaces or not _is_library_extractor(tree) or any(list_custom_classes(tree, *_CLASSES)):
+        return {}
+    several = len(spaces) > 1 or "" not in spaces
+    names: dict[str, Path] = {
+        str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _POLICY
+    }
+    inside = {name: name[: name.index(_INSIDE) + len(_INSIDE)] for name in names if _INSIDE in name}
+    found: dict[Path, FeatureOrders] = {}
+    for start in dict.fromkeys(inside.values()):
+        own = {name.removeprefix(start): names[name] for name, each in inside.items() if each == start}
+        for name, shape in spaces.items():
+            prefix = f"extractors.{name}." if several else ""
+            mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
+            if _read_input(tree, name or "obs", shape, mine) is None:
+                return {}
+            if mine:
+                channels = _leaf_shape(tree, mine[f"{_CONVOLUTIONS[-1]}.weight"])[0]
+                dense = mine[f"{_LINEAR}.weight"]
+                parts = ((_leaf_shape(tree, dense)[1] // channels, channels),)
+                found[dense] = FeatureOrders(framework_order(parts, "torch"))
+        if own:
+            return {}
+    after = {path: FeatureOrders(NO_IMAGE) for name, path in names.items() if name not in inside}
+    return {**after, **found} if found else {}
 
 
 def fits_nature_encoder(images: Shape, kernels: Sequence[Shape]) -> bool:

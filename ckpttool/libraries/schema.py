@@ -386,11 +386,13 @@ _SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
 # What the files of each library leave open, by the rule in core/sidecar.py. Names with a suffix are those of
 # algorithms whose files differ.
 LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
-    # One activation and one action map in the library's code and all its examples.
+    # One activation and one action map, constants in the library's code.
     **dict.fromkeys(("elegantrl", "fasttd3", "fujimoto", "spinningup", "tf2rl", "tf_agents"), (NO_BOUNDS,)),
     "cleanrl ppo": (NO_BOUNDS, STATISTICS_UNKNOWN),  # NormalizeObservation; the statistics are not saved
     "stable_baselines": (STATISTICS_UNKNOWN,),  # VecNormalize stores them in a separate file
-    "tianshou sac": (NO_BOUNDS, STATISTICS_UNKNOWN),  # VectorEnvNormObs, in the checkpoint of some examples
+    # The activation is an argument of `Net`; VectorEnvNormObs, in the checkpoint of some examples.
+    "tianshou sac": (NO_BOUNDS, NO_ACTIVATIONS, STATISTICS_UNKNOWN),
+    "tianshou q": (NO_ACTIVATIONS, STATISTICS_UNKNOWN),
     # Activations or action maps that users write, or set for each run.
     "acme": (NO_BOUNDS, NO_ACTION_MAP),
     "d3rlpy": (
@@ -415,6 +417,7 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
     "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
     "tianshou": (
         NO_BOUNDS,
+        NO_ACTIVATIONS,
         STATISTICS_UNKNOWN,
         unknown_fact(
             "action map",

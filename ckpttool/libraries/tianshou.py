@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.core.dtypes import np
-from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores
+from ckpttool.core.sidecar import Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind, list_display_names, read_pickled_module
@@ -127,7 +127,7 @@ _Q_NETWORKS = replace(
         **dict.fromkeys(_TARGETS, "critic_target/q1"),
     },
     optimizers={"_optimizers/0": "critic_optimizer"},
-    facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5, lacks=(STATISTICS_UNKNOWN,)),
+    facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou q"]),
     branches={},
     tensors={},
 )

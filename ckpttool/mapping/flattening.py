@@ -480,6 +480,17 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     return {**shuffled, **_refuse_image_widths(tree, found, refused, unflattened), **unflattened, **refused}
 
 
+def list_open_orders(tree: Tree, found: tuple[Layer, ...]) -> frozenset[str]:
+    """Return the titles of layers whose order of inputs or outputs only an option or a call states."""
+    lost = (
+        layer.title
+        for layer in found
+        if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS
+        and ((layer.facts.takes == UNKNOWN and layer.facts.flatten is None) or layer.facts.makes == UNKNOWN)
+    )
+    return frozenset((*lost, *find_unknown_orders(tree, found)))
+
+
 def _is_by_name(tree: Tree, found: Sequence[Layer]) -> bool:
     """Return whether a file may list layers by name, so that their order is unknown.
 
@@ -759,11 +770,11 @@ def _image_widths(
         if layer.facts.flatten:
             widths[_input_width(tree, layer)] = layer.title, ",".join(map(str, layer.facts.flatten))
         elif takes is not None and not takes.is_plain:
-            widths[_input_width(tree, layer)] = layer.title, _format_order_option(takes)
+            widths[_input_width(tree, layer)] = layer.title, format_order_option(takes)
         elif layer.title in refused and _is_input_unknown(layer):
             widths.setdefault(_input_width(tree, layer), (layer.title, "places,channels"))
         if makes is not None and not makes.is_plain:
-            widths[_tensor_width(tree, layer, "kernel")] = layer.title, _format_order_option(makes)
+            widths[_tensor_width(tree, layer, "kernel")] = layer.title, format_order_option(makes)
         elif layer.title in unflattened:
             widths.setdefault(_tensor_width(tree, layer, "kernel"), (layer.title, "places,channels"))
     return widths
@@ -782,7 +793,7 @@ def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
     return found
 
 
-def _format_order_option(order: AxisOrder) -> str:
+def format_order_option(order: AxisOrder) -> str:
     """Return an order as written in an option: places,channels of an image, the count of other numbers."""
     return "+".join(
         str(channels) if places == 1 else f"{places},{channels}" for places, channels in order.parts
@@ -955,8 +966,7 @@ def _explain_candidates(
     return (
         f"{layer.title} takes {count:,} numbers: either the flattened image of a convolution, which the two "
         f"frameworks order differently ({' or '.join(options)}), or not (--flatten '{layer.title}=no'); the "
-        "file does not record which, a call of your own model shows it (--like MODULE:FACTORY with "
-        "--input-shape)"
+        "file does not record which, a call of its own model shows it (--like-source MODULE:FACTORY)"
     )
 
 
@@ -1157,7 +1167,7 @@ class _FeatureSide:
         ]
         if known is not None and known != UNKNOWN and not known.is_plain:
             able.append(
-                f"{self._option} '{name}={_format_order_option(known)}' if the source uses {own} own order"
+                f"{self._option} '{name}={format_order_option(known)}' if the source uses {own} own order"
             )
         elif known is None:
             able.append(f"{self._option} '{name}=H,W,C' if it is an image in {own} own order")

@@ -672,6 +672,8 @@ def build_keras(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -
     wanted = shapes or ([] if not has_weights else _input_shapes(model)) or ([] if has_weights else guessed)
     if has_weights and not wanted:
         return {}
+    if not has_weights:
+        call_model(model, wanted)  # building calls the layers with symbols, which have no order
     return _follow_keras_call(model, wanted, required=bool(shapes) or not has_weights)
 
 
