@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import sb3, schema
 from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer, from_torch
@@ -313,4 +314,4 @@ def _read_activation(value: object) -> str | None:
     """Return the canonical name of a setting, None for an activation that is not supported."""
     if value is None or value == "Identity":
         return "linear"
-    return schema.TORCH.get(value) if isinstance(value, str) else None
+    return TORCH_ACTIVATIONS.get(value) if isinstance(value, str) else None

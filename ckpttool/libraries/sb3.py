@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem
-from ckpttool.core.activations import NO_IMAGE, FeatureOrders, framework_order
+from ckpttool.core.activations import NO_IMAGE, WeightUse, framework_order
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP
@@ -630,7 +630,7 @@ def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> E
     return EncoderInput(name, shape, 1 / 255 if divided else 1.0, NATURE_STRIDES, 1)
 
 
-def read_encoder_orders(tree: Tree) -> dict[Path, FeatureOrders]:
+def read_encoder_orders(tree: Tree) -> dict[Path, WeightUse]:
     """Return the orders that the library's own features extractors give to the layers of a policy.
 
     NatureCNN flattens the image of its last convolution; what follows an extractor takes vectors.
@@ -643,7 +643,7 @@ def read_encoder_orders(tree: Tree) -> dict[Path, FeatureOrders]:
         str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _POLICY
     }
     inside = {name: name[: name.index(_INSIDE) + len(_INSIDE)] for name in names if _INSIDE in name}
-    found: dict[Path, FeatureOrders] = {}
+    found: dict[Path, WeightUse] = {}
     for start in dict.fromkeys(inside.values()):
         own = {name.removeprefix(start): names[name] for name, each in inside.items() if each == start}
         for name, shape in spaces.items():
@@ -655,10 +655,10 @@ def read_encoder_orders(tree: Tree) -> dict[Path, FeatureOrders]:
                 channels = _leaf_shape(tree, mine[f"{_CONVOLUTIONS[-1]}.weight"])[0]
                 dense = mine[f"{_LINEAR}.weight"]
                 parts = ((_leaf_shape(tree, dense)[1] // channels, channels),)
-                found[dense] = FeatureOrders(framework_order(parts, "torch"))
+                found[dense] = WeightUse(framework_order(parts, "torch"))
         if own:
             return {}
-    after = {path: FeatureOrders(NO_IMAGE) for name, path in names.items() if name not in inside}
+    after = {path: WeightUse(NO_IMAGE) for name, path in names.items() if name not in inside}
     return {**after, **found} if found else {}
 
 
