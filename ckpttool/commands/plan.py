@@ -33,7 +33,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
-from ckpttool.core.text import format_count
+from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
@@ -121,6 +121,8 @@ class ConversionResult:
     `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
     source computes. `playable` is whether the target is to be played, as an exported policy is.
     """
+
+    __repr__ = describe_record
 
     source: str
     target: str
