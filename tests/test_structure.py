@@ -26,7 +26,7 @@ from tests.conftest import ckpttool as run
 
 PACKAGE = ROOT / "ckpttool"
 # The package `graphs` has a file for each subject of operators; the readers that it replaces go one by one.
-MOST_FILES = 214
+MOST_FILES = 215
 MOST_LINES = 80
 MOST_PARAMETERS = 8
 

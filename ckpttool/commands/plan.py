@@ -119,7 +119,8 @@ class ConversionResult:
     Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
     source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing,
     `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
-    source computes. `playable` is whether the target is to be played, as an exported policy is.
+    source computes. `playable` is whether the target is to be played, as an exported policy is; `code`
+    is that of its networks, where it was asked for.
     """
 
     __repr__ = describe_record
@@ -138,6 +139,7 @@ class ConversionResult:
     left_out: tuple[OmittedTensor, ...] = ()
     proof: ModelProof | None = None
     playable: bool = False
+    code: str | None = None
 
     @property
     def open_entries(self) -> LedgerEntries:
@@ -167,6 +169,8 @@ class ConversionResult:
             "written": self.written,
             "load": list(self.load),
         }
+        if self.code is not None:
+            found["code"] = self.code
         if self.loaded is not None:
             found["matched"] = [each.document() for each in self.matched]
             found["ambiguous"] = [each.document() for each in self.ambiguous]
