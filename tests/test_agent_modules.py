@@ -279,6 +279,20 @@ def test_code_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert code.read_text() == "mine = 1\n"
 
 
+@pytest.mark.parametrize("target", ["b.pt", "b.safetensors"])
+def test_statistics_beside_the_networks_are_loaded_with_them(target: str, tmp_path: Path) -> None:
+    networks = {f"l{n}{end}": torch.randn(*shape) for n in (1, 2) for end, shape in SHAPES[2 * n - 2 : 2 * n]}
+    networks = {name.replace(".0", "").replace(".2", ""): value for name, value in networks.items()}
+    statistics = {"state_mean": torch.full((3,), 5.0), "state_std": torch.tensor([1.0, 2.0, 3.0])}
+    torch.save({"actor": networks, **statistics}, tmp_path / "a.pt")
+    path = str(tmp_path / target)
+    done = ckpttool.convert(str(tmp_path / "a.pt"), path, code="-", facts=FACTS)
+    code, obs = exec_code(str(done.code)), np.random.default_rng(1).normal(size=(9, 3)).astype(np.float32)
+    model = code["load"](path)
+    np.testing.assert_allclose(code["act"](model, obs), ckpttool.load_agent(path).act(obs), rtol=0, atol=1e-6)
+    assert {"state_mean", "state_std"} <= {*model.state_dict()}
+
+
 def test_code_needs_the_bounds_that_the_environment_gives(tmp_path: Path) -> None:
     source, target = tmp_path / "a.pt", str(tmp_path / "b.pt")
     source.write_bytes(TORCH_SAMPLE.read_bytes())

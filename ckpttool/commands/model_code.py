@@ -754,7 +754,8 @@ class _Writer(_AgentModules):
             body = self._class_body(owner)
             if body not in found:
                 name = "".join(word.capitalize() for word in last.split("_"))
-                found[body] = name if is_word(name) and name not in ("Agent", *_HELPERS) else f"{name}Network"
+                taken = (*found.values(), "Agent", "Group", "Tensors")
+                found[body] = name if is_word(name) and name not in taken else f"{name}Network{len(found)}"
             self.class_names[owner.names] = found[body]
         texts = [f"class {name}({self.framework.base}):\n{body}" for body, name in found.items()]
         return [*texts, f"class Agent({self.framework.root}):\n{self._class_body(root)}"]
@@ -763,10 +764,10 @@ class _Writer(_AgentModules):
         """Return the modules at the top with a separate class: each network is inside one of them."""
         tops: dict[str, list[_Part]] = {}
         for part in self.parts:
-            names = {each[0] for each in part.names}
-            if len(names) != 1 or not all(part.names):
+            names = {each[:1] for each in part.names}
+            if len(names) != 1 or () in names:
                 return []
-            tops.setdefault(names.pop(), []).append(part)
+            tops.setdefault(names.pop()[0], []).append(part)
         modules = [self.root.children[name] for name in tops]
         if len(tops) < 2 or not all(each.safe and each.layer is None for each in modules):
             return []
@@ -992,21 +993,30 @@ class _Writer(_AgentModules):
         tree = self.agent.checkpoint.tree
         for place in self.places:
             model = self.access("model", (), place.names)
-            own = [path for path in tree if path[: len(place.path)] == place.path]
-            others = any(
-                len(path) > len(place.path) + 1 or not isinstance(tree[path], Leaf) or tree[path].slot  # type: ignore[union-attr]
-                for path in own
+            leaves = {path: tree[path] for path in tree if path[: len(place.path)] == place.path}
+            own = [path for path, leaf in leaves.items() if self._is_state(path, leaf, place)]
+            inside = any(
+                each.names[: len(place.names)] == place.names for each in self.places if each != place
             )
+            names = f"{model}.state_dict()"
+            if inside:
+                # The other objects of the file are modules below this one.
+                names = f"[{', '.join(python_literal(path[-1].value) for path in own)}]"
             if self.target == "torch":
                 state = "checkpoint" + "".join(f"[{python_literal(step.value)}]" for step in place.path)
-                if others:
-                    state = f"{{name: {state}[name] for name in {model}.state_dict()}}"
+                if inside or len(own) < len(leaves):
+                    state = f"{{name: {state}[name] for name in {names}}}"
             else:
                 key = f"{python_literal(place.prefix)} + name" if place.prefix else "name"
                 value = f"tensors[{key}]"
                 value = value if self.target == "safetensors" else f"torch.from_numpy({value})"
-                state = f"{{name: {value} for name in {model}.state_dict()}}"
-            yield f"{model}.load_state_dict({state})"
+                state = f"{{name: {value} for name in {names}}}"
+            yield f"{model}.load_state_dict({state}{', strict=False' if inside else ''})"
+
+    @staticmethod
+    def _is_state(path: Path, leaf: object, place: _StateDict) -> bool:
+        """Return whether an entry is a tensor of a state_dict itself."""
+        return path[:-1] == place.path and isinstance(leaf, Leaf) and leaf.slot is None
 
     def _load_variables(self) -> Iterator[str]:
         tree = self.agent.checkpoint.tree
