@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import json
 import runpy
 from pathlib import Path
@@ -16,6 +17,7 @@ import ckpttool
 from ckpttool.commands import model_code
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError, plugins
+from ckpttool.core.sidecar import ACTIVATIONS
 from tests import agent_models, tensorflow_child
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_load_agent import made, needs_library  # noqa: F401  # a fixture
@@ -183,9 +185,17 @@ def coded(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, di
         "sample": SAMPLE,
         **{n: str(agents / f"{n}.zip") for n in ("dqn", "several", "ppo_box", "sac")},
     }
-    pairs = [(n, t) for n in sources for t in ("torch", "keras", "tf")]
-    pairs += [("sample", "npz"), ("sac", "safetensors"), ("sac", "npz")]
+    pairs = [(n, t) for n in sources for t in ("torch", "keras")]
+    pairs += [("sample", "tf"), ("sac", "tf"), ("sample", "npz"), ("sac", "safetensors"), ("sac", "npz")]
     files = {f"{n}_{t}": written(sources[n], folder, f"{n}_{t}", t) for n, t in pairs}
+    rng = np.random.default_rng(0)
+    bare = {f"l{end}": torch.tensor(rng.normal(size=shape) / 2, dtype=torch.float32) for end, shape in SHAPES}
+    torch.save(bare, folder / "bare.pt")
+    for activation in ("leaky_relu(0.2)", *ACTIVATIONS):
+        facts = dataclasses.replace(FACTS, activations=[activation])
+        for target in ("torch", "keras"):
+            name = f"{activation.partition('(')[0]}_{len(activation)}_{target}"
+            files[name] = written(str(folder / "bare.pt"), folder, name, target, facts=facts)
     return folder, files
 
 

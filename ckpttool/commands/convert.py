@@ -424,19 +424,21 @@ class _TargetWriter:
         from ckpttool.commands.model_code import write_code
 
         file = replace(found, path=self.target)
-        # A policy alone is recognised by what its file contains, which still has a temporary name.
+        # What its own file contains is read from under its temporary name.
         try:
             binding = recognize_checkpoint(file) or recognize_playable_agent(found)
+            agent = None if binding is None else build_agent(found, binding, VerifiedSidecar(made))
         except CkpttoolError as error:
-            error.file, error.hint = self.target, None
+            error.file = self.target
+            error.hint = None if os.path.basename(found.path) in str(error.hint) else error.hint
             raise
-        if binding is None:
+        if agent is None:
             raise UnsupportedError(
                 "--code needs an agent or a policy, and no layout recognises one in the output",
                 file=self.target,
                 hint="use --to torch, or --to onnx for a model with a graph",
             )
-        agent = build_agent(file, binding, VerifiedSidecar(made))
+        agent = replace(agent, checkpoint=file)
         source = urls.display_url(self.checkpoint.path)
         return write_code(agent, self.request.kind, source, digests)
 

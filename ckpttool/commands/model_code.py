@@ -596,7 +596,9 @@ class _AgentModules:
         (kept,) = items
         if self.framework.torch and not _has_room(kept):
             return False
-        if not self.framework.torch and [int(i.name) for i in kept] != [*range(1, len(kept) + 1)]:
+        # A Keras file names the layers by class and order, whatever their numbers.
+        counted = [int(item.name) for item in kept] == [*range(1, len(kept) + 1)]
+        if not self.framework.torch and self.target != "keras" and not counted:
             return False
         module.items = kept
         for part, start, stop, _ in runs:
@@ -662,7 +664,7 @@ def _find_run(part: _Part, numbers: Sequence[int]) -> tuple[int, tuple[_Item, ..
         after = nodes[number + 1] if number + 1 < len(nodes) else None
         follows = after is not None and after.inputs == (shift + number,) and uses[shift + number] == 1
         if after is not None and follows and isinstance(after.layer, Activation):
-            activation, number = after.layer, number + 1
+            activation, number = None if after.layer.name == "linear" else after.layer, number + 1
         if uses[shift + number] != 1 and expected != numbers[-1]:
             return None
         items.append(_Item(layer, activation))

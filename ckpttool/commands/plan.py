@@ -120,7 +120,7 @@ class ConversionResult:
     source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing,
     `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
     source computes. `playable` is whether the target is to be played, as an exported policy is; `code`
-    is that of its networks, where it was asked for.
+    is that of its networks, if requested.
     """
 
     __repr__ = describe_record
