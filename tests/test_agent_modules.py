@@ -191,6 +191,11 @@ def coded(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, di
     rng = np.random.default_rng(0)
     bare = {f"l{end}": torch.tensor(rng.normal(size=shape) / 2, dtype=torch.float32) for end, shape in SHAPES}
     torch.save(bare, folder / "bare.pt")
+    numbers = {name.removeprefix("l."): value for name, value in bare.items()}
+    torch.save(numbers, folder / "numbers.pt")
+    for target in ("torch", "keras"):
+        source = str(folder / "numbers.pt")
+        files[f"numbers_{target}"] = written(source, folder, f"numbers_{target}", target, facts=FACTS)
     for activation in ("leaky_relu(0.2)", *ACTIVATIONS):
         facts = dataclasses.replace(FACTS, activations=[activation])
         for target in ("torch", "keras"):

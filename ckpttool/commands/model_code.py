@@ -403,7 +403,8 @@ class _AgentModules:
         self.root = _Module()
         self.places = self._read_places()
         self.wrapper: Names = ()
-        if not self.root.safe:
+        # Keras loads a file into a model, whose attributes may have any name; nothing else loads one.
+        if not self.root.safe and (self.target != "keras" or self.root.sequential):
             self.wrapper = (_WRAPPER,)
             self.root = _Module({_WRAPPER: self.root})
             self.places = [place._replace(names=(_WRAPPER, *place.names)) for place in self.places]
@@ -784,7 +785,8 @@ class _Writer(_AgentModules):
         lines.append("        super().__init__()")
         for name, child in module.children.items():
             made = self._construct((*owner.names, name), child, 8)
-            lines += [f"        self.{name} = {made}"] * bool(made)
+            target = f"self.{name} = {made}" if _is_safe(name) else f"setattr(self, {name!a}, {made})"
+            lines += [f"        {target}"] * bool(made)
         for name, leaf in module.tensors.items():
             lines.append(f"        {self._tensor_statement(name, leaf)}")
         if self.framework.torch:
@@ -797,6 +799,8 @@ class _Writer(_AgentModules):
 
     def _tensor_statement(self, name: str, leaf: Leaf) -> str:
         """Return the statement that makes a tensor of the class itself."""
+        if not _is_safe(name):
+            raise self.refuse("a tensor of this name beside the layers", python_literal(name))
         if self.framework.base == "tf.Module":
             return f"self.{name} = tf.Variable(tf.zeros({leaf.shape!r}))"
         if not self.framework.torch:
@@ -936,7 +940,7 @@ class _Writer(_AgentModules):
         text, module = base, self.root.at(owner)
         for number, name in enumerate(names[len(owner) :], len(owner)):
             inside = names[:number]
-            attribute = inside in ((), *self.class_names) or (inside == owner and _is_safe(name))
+            attribute = _is_safe(name) and inside in ((), *self.class_names, owner)
             if attribute or (not self.framework.torch and _is_safe(name)):
                 text = f"{text}.{name}"
             elif not self.framework.torch:
