@@ -87,3 +87,20 @@ def _compare(path: str) -> dict[str, Any]:
     holds["trained"] = not np.allclose(actor(obs).numpy(), known, 1e-5, 1e-5)
     holds["separate"] = np.array_equal(agent.act(obs), ckpttool.load_agent(path).act(obs))
     return {"apart": float(np.abs(output.numpy() - known).max()), "critic": critic, "holds": holds}
+
+
+def run_code(folder: Path) -> dict[str, float]:
+    """Run the code beside each converted agent; return how far its actions are from the agent's."""
+    import runpy
+
+    import numpy as np
+
+    apart = {}
+    for name, file in json.loads((folder / "code.json").read_text()).items():
+        arrays = np.load(folder / f"{name}.obs.npz")
+        code = runpy.run_path(str(folder / f"{name}.py"))
+        actions = code["act"](code["load"](file), arrays["obs"])
+        assert actions.shape == arrays["actions"].shape
+        assert actions.dtype == arrays["actions"].dtype
+        apart[name] = float(np.abs(actions - arrays["actions"]).max() / max(1.0, np.abs(actions).max()))
+    return apart

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import dataclasses
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core import MissingExtraError, UnsupportedError, UsageError, plugins
+from ckpttool.commands import model_code
+from ckpttool.commands.evidence import AgentFacts
+from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError, plugins
+from ckpttool.core.sidecar import ACTIVATIONS
 from tests import agent_models, tensorflow_child
-from tests.conftest import TF_SAMPLE
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_load_agent import made, needs_library  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
@@ -167,3 +173,181 @@ def test_keras_models_with_memory_and_images_compute_what_the_agent_does(tmp_pat
     for name, found in answer.items():
         assert found["apart"] < 1e-5, name
         assert found["gradients"], name
+
+
+# The code that `convert --code` writes: it runs without this package, and acts as the written file does.
+
+TARGETS = {"torch": "pt", "safetensors": "safetensors", "npz": "npz", "tf": "index", "keras": "h5"}
+IMPORTED = {
+    "torch": {"torch", "numpy", "safetensors"},
+    "keras": {"keras", "tensorflow", "numpy", "safetensors", "shutil", "tempfile"},
+}
+
+
+def imported(code: str) -> set[str]:
+    """Return the packages that a program imports."""
+    nodes = [*ast.walk(ast.parse(code))]
+    names = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
+
+
+def written(source: str, folder: Path, name: str, target: str, **more: Any) -> str:
+    """Convert with code, and store observations with the actions of the written file; return its path."""
+    output = f"{folder / name}.{TARGETS[target]}"
+    done = ckpttool.convert(source, output, to=target, code=f"{folder / name}.py", **more)
+    agent = ckpttool.load_agent(done.target)
+    shape = (64, *agent.observation_space.shape)
+    obs = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    np.savez(folder / f"{name}.obs.npz", obs=obs, actions=agent.act(obs))
+    assert done.load[-1] == f"actions = {name}.act(model, observations)"
+    return done.target
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, dict[str, str]]:  # noqa: F811
+    folder, agents = tmp_path_factory.mktemp("code"), made[0]
+    sources = {
+        "sample": SAMPLE,
+        **{n: str(agents / f"{n}.zip") for n in ("dqn", "several", "ppo_box", "sac")},
+    }
+    pairs = [(n, t) for n in sources for t in ("torch", "keras")]
+    pairs += [("sample", "tf"), ("sac", "tf"), ("sample", "npz"), ("sac", "safetensors"), ("sac", "npz")]
+    files = {f"{n}_{t}": written(sources[n], folder, f"{n}_{t}", t) for n, t in pairs}
+    rng = np.random.default_rng(0)
+    bare = {f"l{end}": torch.tensor(rng.normal(size=shape) / 2, dtype=torch.float32) for end, shape in SHAPES}
+    torch.save(bare, folder / "bare.pt")
+    numbers = {name.removeprefix("l."): value for name, value in bare.items()}
+    torch.save(numbers, folder / "numbers.pt")
+    for target in ("torch", "keras"):
+        source = str(folder / "numbers.pt")
+        files[f"numbers_{target}"] = written(source, folder, f"numbers_{target}", target, facts=FACTS)
+    for activation in ("leaky_relu(0.2)", *ACTIVATIONS):
+        facts = dataclasses.replace(FACTS, activations=[activation])
+        for target in ("torch", "keras"):
+            name = f"{activation.partition('(')[0]}_{len(activation)}_{target}"
+            files[name] = written(str(folder / "bare.pt"), folder, name, target, facts=facts)
+    return folder, files
+
+
+@needs_library
+def test_code_runs_in_pytorch(coded: tuple[Path, dict[str, str]]) -> None:
+    folder, files = coded
+    programs = {name: (folder / f"{name}.py").read_text() for name in files}
+    chosen = {n: files[n] for n, text in programs.items() if "torch" in imported(text)}
+    assert {name.rpartition("_")[2] for name in chosen} == {"torch", "safetensors", "npz"}
+    assert all(imported(programs[name]) <= IMPORTED["torch"] for name in chosen)
+    (folder / "code.json").write_text(json.dumps(chosen))
+    assert max(agent_models.run_code(folder).values()) <= 1e-6
+    code = runpy.run_path(str(folder / "sac_torch.py"))
+    obs, actions = torch.randn(9, 3), torch.rand(9, 2)
+    values = ckpttool.load_agent(files["sac_torch"]).q_values(obs.numpy(), actions.numpy())
+    critic = code["load"](files["sac_torch"]).critic
+    for number, method in enumerate((critic.q1_output, critic.q2_output)):
+        output = method(obs, actions).detach().numpy()[:, 0]
+        np.testing.assert_allclose(output, values[:, number], rtol=1e-5, atol=1e-5)
+    # The file is loaded strictly: a missing weight is an error.
+    state = torch.load(files["sac_torch"], weights_only=True)
+    del state["actor"]["mu.bias"]
+    torch.save(state, folder / "less.pt")
+    with pytest.raises(RuntimeError, match=r"mu\.bias"):
+        code["load"](str(folder / "less.pt"))
+
+
+@needs_library
+@pytest.mark.tensorflow
+def test_code_runs_in_keras(coded: tuple[Path, dict[str, str]]) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    folder, files = coded
+    programs = {name: (folder / f"{name}.py").read_text() for name in files}
+    chosen = {n: files[n] for n, text in programs.items() if "keras" in imported(text)}
+    assert all(
+        imported(programs[n]) <= {*IMPORTED["keras"], "safetensors", "shutil", "tempfile"} for n in chosen
+    )
+    (folder / "code.json").write_text(json.dumps(chosen))
+    apart = tensorflow_child.run(agent_models.__file__, "run_code", folder)
+    assert {name.rpartition("_")[2] for name in apart} == {"tf", "keras", "npz"}
+    assert max(apart.values()) <= 1e-6
+
+
+HOSTILE = ("a b", 'x"]=0;import os#', "\\", "import os", "é", "class", "0x", "{x}", "%s", "\\N{DIGIT ONE}")
+
+
+def hostile_codes(folder: Path) -> list[str]:
+    """Return the code of policies with hostile names of layers and of files."""
+    codes = []
+    for number, name in enumerate(HOSTILE):
+        state = {f"{name}{end}": torch.randn(*shape) for end, shape in SHAPES}
+        source = folder / f"{number} coding=utf-7 {name.encode().hex()}\nimport os#.pt"
+        torch.save(state, source)
+        done = ckpttool.convert(str(source), str(folder / f"{number}.pt"), code="-", force=True, facts=FACTS)
+        codes.append(str(done.code))
+        model = exec_code(codes[-1])["load"](done.target)
+        assert {k.removeprefix("net.") for k in model.state_dict()} == {*state}
+    return codes
+
+
+SHAPES = ((".0.weight", (4, 3)), (".0.bias", (4,)), (".2.weight", (2, 4)), (".2.bias", (2,)))
+FACTS = AgentFacts(activations=["tanh"], head="affine", action_low=[-2.0, -2.0], action_high=[2.0, 2.0])
+
+
+def exec_code(code: str) -> dict[str, Any]:
+    """Run a program; what it defines."""
+    scope: dict[str, Any] = {}
+    exec(compile(code, "code", "exec"), scope)
+    return scope
+
+
+def test_names_in_the_file_are_never_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(imported(code) == {"torch", "numpy"} for code in hostile_codes(tmp_path))
+    # The test can fail: names that are not escaped end the string or the line.
+    monkeypatch.setattr(model_code, "python_literal", lambda value: f'"{value}"')
+    with pytest.raises((SyntaxError, AssertionError, KeyError, RuntimeError)):
+        hostile_codes(tmp_path)
+
+
+def test_code_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text("mine = 1\n")
+    for target, more in (("a.pt", {}), ("a.zip", {"to": "sb3", "force": True}), ("a.onnx", {"force": True})):
+        with pytest.raises(CkpttoolError):
+            ckpttool.convert(SAMPLE, str(tmp_path / target), code=str(code), **more)
+    odd = {**{f"l{end}": torch.randn(*shape) for end, shape in SHAPES}, "l.0.further": torch.ones(4)}
+    torch.save({"actor": odd}, tmp_path / "odd.pt")
+    with pytest.raises(CkpttoolError):
+        ckpttool.convert(str(tmp_path / "odd.pt"), str(tmp_path / "b.pt"), code="-", facts=FACTS)
+    assert {each.name for each in tmp_path.iterdir()} == {"own.py", "odd.pt"}
+    assert code.read_text() == "mine = 1\n"
+
+
+@pytest.mark.parametrize("target", ["b.pt", "b.safetensors"])
+def test_statistics_beside_the_networks_are_loaded_with_them(target: str, tmp_path: Path) -> None:
+    networks = {f"l{n}{end}": torch.randn(*shape) for n in (1, 2) for end, shape in SHAPES[2 * n - 2 : 2 * n]}
+    networks = {name.replace(".0", "").replace(".2", ""): value for name, value in networks.items()}
+    statistics = {"state_mean": torch.full((3,), 5.0), "state_std": torch.tensor([1.0, 2.0, 3.0])}
+    torch.save({"actor": networks, **statistics}, tmp_path / "a.pt")
+    path = str(tmp_path / target)
+    done = ckpttool.convert(str(tmp_path / "a.pt"), path, code="-", facts=FACTS)
+    code, obs = exec_code(str(done.code)), np.random.default_rng(1).normal(size=(9, 3)).astype(np.float32)
+    model = code["load"](path)
+    np.testing.assert_allclose(code["act"](model, obs), ckpttool.load_agent(path).act(obs), rtol=0, atol=1e-6)
+    assert {"state_mean", "state_std"} <= {*model.state_dict()}
+
+
+def test_code_needs_the_bounds_that_the_environment_gives(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.pt", str(tmp_path / "b.pt")
+    source.write_bytes(TORCH_SAMPLE.read_bytes())
+    with pytest.raises(UsageError) as caught:
+        ckpttool.convert(str(source), target, code="-")
+    assert not (tmp_path / "b.pt").exists()
+    assert {"--env", "--bounds"} <= {*str(caught.value.hint).split()}
+    for more in ({"env": "Pendulum-v1"}, {"facts": AgentFacts(action_low=[-2.0], action_high=[2.0])}):
+        code = ckpttool.convert(str(source), target, code="-", force=True, **more).code
+        model = exec_code(str(code))
+        actions = model["act"](model["load"](target), 9 * np.ones((5, 3), np.float32))
+        assert abs(actions).max() > 1.5
+
+
+def test_reserved_names_are_those_of_the_frameworks() -> None:
+    own = {name for name in dir(torch.nn.Module()) if not name.startswith("_")}
+    assert own <= model_code._RESERVED

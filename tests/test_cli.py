@@ -537,7 +537,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_the_version() -> None:
     from ckpttool import __version__
 
-    assert ckpttool("--version").out == f"ckpttool {__version__}\n"
+    assert ckpttool("--version").out == in_process("-V").out == f"ckpttool {__version__}\n"
 
 
 @pytest.mark.parametrize("kind", ["formats", "layouts", "backends"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import convert as op
+from ckpttool.commands import options
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.options import EXCLUSIONS
@@ -499,6 +501,26 @@ def test_an_unmapped_tensor_exits_with_one(tmp_path: Path, golden: Golden) -> No
 def test_impossible_targets(tmp_path: Path, arguments: list[str], golden: Golden) -> None:
     golden(refused(in_process("convert", TF_SAMPLE, *arguments, cwd=tmp_path)))
     assert not left_over(tmp_path)
+
+
+def test_a_suffix_of_another_target_is_refused() -> None:
+    words = (*options.TARGETS, *options.EXPORTS)
+    refusals = 0
+    for suffix, word in itertools.product(options._SUFFIXES, words):
+        target = f"a.b{suffix}"
+        try:
+            chosen = options.infer_target_word(target, word)
+        except UsageError as error:
+            refusals += 1
+            name = str(error.hint).rpartition(" ")[2]
+            assert options.infer_target_word(name, word) == word
+            assert options.infer_target_word(target, None) != word
+        else:
+            formats = {
+                options.TARGETS[each].format for each in (chosen, options._SUFFIXES[suffix]) if each != "onnx"
+            }
+            assert len(formats) <= 1
+    assert 2 * refusals > len(options._SUFFIXES) * len(words)
 
 
 # --- The frameworks read it -------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def test_an_operator_of_another_library_is_code(tmp_path: Path, name: str) -> No
     assert {each.by for each in found.code_references if each.verdict == CODE} == {"onnx"}
     assert _topics(path) == {"loading"}
     assert "loading" in {each.topic for each in diagnose(str(path)).findings}
-    assert in_process("inspect", path).out.startswith("danger: ")
+    assert in_process("inspect", path).out.startswith("RUNS CODE: ")
     assert find_code(found, "onnx") is not None
     with pytest.raises(UsageError) as caught:
         verify(str(path), str(path))

@@ -266,7 +266,7 @@ def test_real_agents(name: str) -> None:
 def test_the_command_line_names_the_agent(golden: Golden) -> None:
     ran = in_process("inspect", ZOO / "Pendulum-v1_1" / "Pendulum-v1.zip")
     assert ran.status == 0
-    golden("\n".join(ran.out.splitlines()[1:4]))
+    golden("\n".join(ran.out.splitlines()[2:5]))
 
 
 def test_statistics_alone_are_a_pickle_with_buffers(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckpttool
 from ckpttool import CkpttoolError
 from ckpttool.cli.tables import TreeView, render_tree
+from ckpttool.commands.check import check
 from ckpttool.commands.folder import inspect_path
 from ckpttool.commands.inspect import (
     CheckpointSummary,
@@ -438,3 +440,38 @@ def test_very_many_values_are_counted_and_shown_by_all(tmp_path: Path) -> None:
     assert any("520 values" in line for line in short)
     assert sum("float32[2]" in line for line in whole) == 150
     assert len(in_process("inspect", path, "--json").json()["values"]) == 4500
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ({"w": np.ones(3)}, "SAFE to load"),
+        ({"w": np.ones(3), "space": Terminal}, "NEEDS CLASSES"),
+        ({"w": np.ones(3), "run": os.system}, "RUNS CODE"),
+    ],
+    ids=["plain", "classes", "code"],
+)
+def test_the_verdict_is_the_first_line_and_that_of_check(value: Any, label: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps(value))
+    verdict = ckpttool.summary(str(path)).verdict
+    ran = in_process("inspect", path)
+    assert ran.out.startswith(f"{label}: ")
+    assert ran.out.split(":")[0] == verdict.label
+    assert in_process("check", path, "--no-numbers", "--quiet").status == (not verdict.passes)
+    assert in_process("doctor", path).out.startswith(f"{label}: ")
+    assert in_process(path).out.startswith(f"{label}: ")
+
+
+def test_no_record_is_longer_than_a_few_lines(tmp_path: Path) -> None:
+    path, other = str(TORCH_SAMPLE), str(TF_SAMPLE)
+    opened = ckpttool.open(path)
+    records = [
+        *(ckpttool.summary(path), ckpttool.stats(path), ckpttool.digest(path), ckpttool.diff(path, other)),
+        *(ckpttool.diagnose(path), opened, opened.tree, opened["actor"], opened["actor/l1/weight"]),
+        *(ckpttool.Sidecar("0" * 64), ckpttool.convert(path, str(tmp_path / "a.pt"), dry_run=True)),
+        *(check([path]), inspect_path(str(tmp_path.parent))),
+    ]
+    for record in records:
+        assert repr(record).startswith(f"<{type(record).__name__}")
+        assert len(repr(record)) <= 500

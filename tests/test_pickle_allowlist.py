@@ -309,7 +309,7 @@ def test_check_doctor_and_inspect_agree(container: str, payload: bytes, named: s
         return
     assert any(named in each.sentence for each in diagnose(str(path)).findings if each.topic == "loading")
     shown = in_process("inspect", path)
-    assert shown.out.startswith("danger: ")
+    assert shown.out.startswith(("RUNS CODE: ", "NOT CHECKED: "))
     assert in_process("inspect", path, "--strict").status == 1
     assert in_process("check", path, "--no-numbers", "--quiet").status == 1
 
@@ -349,7 +349,9 @@ def test_allowed_names_widen_the_gate(tmp_path: Path) -> None:
     assert check([str(path)], CheckOptions(allowed=frozenset(("sympy", "my")))).clean
     topics = diagnose(str(path)).findings
     assert [each.topic for each in topics].count("loading") == 2
-    assert not in_process("inspect", path, "--allow", "sympy", "--allow", "my").out.startswith("danger: ")
+    assert not in_process("inspect", path, "--allow", "sympy", "--allow", "my").out.startswith(
+        ("RUNS CODE: ", "NOT CHECKED: ")
+    )
     verdicts = {
         each["name"]: each["verdict"]
         for each in in_process("inspect", path, "--json").json()["asks"]["names"]

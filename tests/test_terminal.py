@@ -82,6 +82,9 @@ def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
         assert "\x1b" not in shown(place, *words, **env).out
     piped = in_process(*words, cwd=place).out
     assert not re.search("\x1b|next: ", piped)
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+        assert "\x1b" in in_process(*words, cwd=place, env={name: "1"}).out
+        assert "\x1b" not in in_process(*words, cwd=place, env={name: "0"}).out
     assert "next: " not in shown(place, *words, "--quiet").out
 
 

@@ -30,7 +30,7 @@ from ckpttool.commands.inspect import (
     walk_modules,
 )
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
-from ckpttool.core import checkpoint, dtypes, urls
+from ckpttool.core import dtypes, urls
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.source import LARGE, iter_pieces
@@ -363,12 +363,11 @@ def _summary_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
 
 
 def _load_safety_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
-    references = found.checkpoint.code_references
-    if summary := inspect.summarize_audit(references):
-        yield BLANK
-        yield from wrap_paragraph(summary, cells, "good" if summary == inspect.PLAIN else "warn")
-        for line in inspect.format_audit(references)[:_LINES]:
-            yield from wrap_paragraph(line, cells, "dim")
+    verdict = found.verdict
+    yield BLANK
+    yield from wrap_paragraph(verdict.sentence, cells, "good" if verdict.label == inspect.SAFE else "warn")
+    for line in inspect.format_audit(found.checkpoint.code_references)[:_LINES]:
+        yield from wrap_paragraph(line, cells, "dim")
 
 
 def key_help(cells: int, *, two: bool) -> list[Line]:
@@ -1051,8 +1050,8 @@ def title_line(listing: BrowserListing, comparison: ComparisonState | None, cell
         names = pad_text(f" {left} ↔ {right}", max(0, cells - len(state)))
         return TextPiece(names, "head"), TextPiece(state, "mark")
     found = listing.summaries[0]
-    verdict = checkpoint.worst_verdict(found.checkpoint.code_references)
-    warning = "" if verdict == checkpoint.PLAIN else f" {verdict} "
+    verdict = found.verdict
+    warning = "" if verdict.label == inspect.SAFE else f" {verdict.label} "
     name = os.path.basename(os.path.normpath(found.checkpoint.path))
     details = _title_facts(found, cells - len(warning) - min(len(name), 2 * _SHORTEST) - 3)
     room = max(_SHORTEST, cells - len(details) - len(warning) - 3)

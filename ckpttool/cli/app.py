@@ -327,7 +327,8 @@ def _print_version(given: bool) -> None:
 def _main(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001  # its callback does it
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
     limit: Annotated[
         list[str] | None,

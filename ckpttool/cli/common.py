@@ -139,7 +139,7 @@ def print_text(text: str) -> None:
     if not text:
         return
     require_stdout()
-    data = (escape_controls(text, styles=sys.stdout.isatty()) + "\n").encode(
+    data = (escape_controls(text, styles=has_colors()) + "\n").encode(
         sys.stdout.encoding or "utf-8", "backslashreplace"
     )
     try:
@@ -357,7 +357,7 @@ _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
 # A path shortened below this width is useless.
 _SHORTEST = 8
-BOLD, DIM, PLAIN, RED = map(style_code, ("1", "2", "0", "1;31"))
+BOLD, DIM, PLAIN, RED, GREEN, YELLOW = map(style_code, ("1", "2", "0", "1;31", "1;32", "1;33"))
 
 
 class ColumnLine(NamedTuple):
@@ -400,9 +400,14 @@ def fit_path(path: str, used: int) -> str:
 
 
 def has_colors() -> bool:
-    """Return whether colors are shown: on a color terminal, unless NO_COLOR is set."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not plain
+    """Return whether colors are shown: on a color terminal, or where a variable forces them.
+
+    https://no-color.org, https://force-color.org and https://bixense.com/clicolors.
+    """
+    forced = any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
+    if os.environ.get("NO_COLOR"):
+        return False
+    return forced or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def strip_line_end(line: str) -> str:

@@ -174,6 +174,12 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
 class ConvertOutputOptions(OptionPanel, title="Output"):
     """How the target is written, and what is printed about it."""
 
+    code: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py", help="Also write the networks' code; '-' prints it.", show_default=False
+        ),
+    ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping without writing anything.")] = (
         False
     )
@@ -286,6 +292,7 @@ def _conversion_options(
         force=output.force,
         sync=not output.no_sync,
         verify=not output.no_verify,
+        code=output.code,
     )
 
 
@@ -300,6 +307,8 @@ def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> N
         notes = tuple(note for note in done.report.notes if not is_unavoidable_note(note))
         done = replace(done, report=replace(done.report, notes=notes))
     common.print_text(tables.render_conversion(done, quiet=output.quiet, whole=output.dry_run))
+    if output.code == "-" and done.code is not None:
+        common.print_text(f"\n{done.code}")
     common.print_next_steps(common.after_convert, done, quiet=output.quiet)
 
 

@@ -31,6 +31,7 @@ from ckpttool.cli.common import (
 )
 from ckpttool.cli.tables import TreeView
 from ckpttool.commands.inspect import (
+    SAFE,
     TITLES,
     CheckpointRow,
     CheckpointSummary,
@@ -46,7 +47,7 @@ from ckpttool.commands.inspect import (
 from ckpttool.commands.inspect import schema as read_schema
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
-from ckpttool.core.checkpoint import PLAIN, allowing, worst_verdict
+from ckpttool.core.checkpoint import allowing
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
@@ -197,7 +198,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
         return 0
     with show_progress("doctor", quiet=quiet) as moving:
         diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
-    verdict = tables.render_diagnosis(diagnosis, quiet=quiet)
+    verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
     if view.screen is not None:
         view = replace(view, screen=view.screen - verdict.count("\n") - 2)
     common.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
@@ -287,8 +288,7 @@ def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
     """Return whether loading needs only plain data; raise UsageError without a single checkpoint."""
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to audit", file=found.path, hint=found.hint)
-    checkpoint = found.checkpoint
-    return worst_verdict(checkpoint.code_references) == PLAIN and not checkpoint.unjudged
+    return found.verdict.label == SAFE
 
 
 def render_listing(

@@ -16,8 +16,10 @@ from ckpttool.cli import common
 from ckpttool.cli.common import (
     BOLD,
     DIM,
+    GREEN,
     PLAIN,
     RED,
+    YELLOW,
     ColumnLine,
     align_columns,
     fit_path,
@@ -29,6 +31,7 @@ from ckpttool.cli.common import (
 )
 from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
 from ckpttool.commands.inspect import (
+    SAFE,
     ModuleSummary,
     TensorRow,
     ValueRow,
@@ -37,8 +40,6 @@ from ckpttool.commands.inspect import (
     json_value,
     signature_lines,
     skip_wrapping_modules,
-    summarize_audit,
-    unjudged_findings,
     user_given_names,
 )
 from ckpttool.commands.outline import (
@@ -55,7 +56,7 @@ from ckpttool.commands.outline import (
     outline_layers,
 )
 from ckpttool.core import sidecar, urls
-from ckpttool.core.checkpoint import UNSAFE, Checkpoint, worst_verdict
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
@@ -63,7 +64,7 @@ from ckpttool.core.tree import Leaf, Record, ValueLeaf
 if TYPE_CHECKING:
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
-    from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.inspect import CheckpointSummary, LoadingVerdict, PluginRow, SchemaRow, Sort
     from ckpttool.commands.model_comparison import ModelComparison
     from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
@@ -699,9 +700,9 @@ def _format_value(value: object) -> str:
     return shorten(clean(text), 60)
 
 
-def render_diagnosis(found: Diagnosis, *, quiet: bool) -> str:
-    """Return each finding with its fix, then notes and the verdict."""
-    lines = []
+def render_diagnosis(found: Diagnosis, *, quiet: bool, alone: bool = True) -> str:
+    """Return the verdict on loading, unless a listing precedes it, each finding with its fix, and notes."""
+    lines = [verdict_line(found.loading)] if alone and not quiet and found.loading is not None else []
     for number, each in enumerate(found.findings):
         lines.append(wrap_sentence(f"{each.topic}: {clean(each.sentence)}"))
         # Several findings in a row with one fix: it is below the last one.
@@ -793,7 +794,7 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
     written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
     lines = [
-        *_danger_lines(checkpoint),
+        verdict_line(found.verdict),
         _title_line(checkpoint),
         f"format {checkpoint.format} ({checks}){written}",
         f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
@@ -807,20 +808,16 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
             f"  {role:<9}  {format_count(n, 'tensor'):>13}  {elements:>15,}  {format_size(nbytes):>7}"
             for role, n, elements, nbytes in rows
         ]
-    audit = summarize_audit(checkpoint.code_references)
-    return [*lines, wrap_sentence(audit)] if audit and not _danger_lines(checkpoint) else lines
+    return lines
 
 
-def _danger_lines(checkpoint: Checkpoint) -> list[str]:
-    """Return the sentence on code that loading would run, or may run, which comes first."""
-    if worst_verdict(checkpoint.code_references) in UNSAFE:
-        reason = summarize_audit(checkpoint.code_references)
-    elif checkpoint.unjudged:
-        reason = next(unjudged_findings(checkpoint.unjudged)).sentence
-    else:
-        return []
-    sentence = wrap_sentence(f"danger: {clean(reason)}")
-    return [f"{RED}{sentence}{PLAIN}" if has_colors() else sentence]
+def verdict_line(verdict: LoadingVerdict) -> str:
+    """Return the verdict on loading a checkpoint, whose label is coloured on a terminal."""
+    sentence = wrap_sentence(clean(verdict.sentence))
+    if not has_colors():
+        return sentence
+    colour = GREEN if verdict.label == SAFE else YELLOW if verdict.passes else RED
+    return f"{colour}{sentence[: len(verdict.label)]}{PLAIN}{sentence[len(verdict.label) :]}"
 
 
 def _title_line(checkpoint: Checkpoint) -> str:

@@ -46,7 +46,7 @@ from ckpttool.core.errors import (
     from_system_error,
 )
 from ckpttool.core.source import Checksum, File, Span, as_array
-from ckpttool.core.text import clean, describe_error, format_count
+from ckpttool.core.text import clean, describe_error, describe_record, format_count
 from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
 from ckpttool.formats import detect, tf_common, tf_object_graph
 from ckpttool.formats.common import Probe
@@ -548,6 +548,8 @@ class CheckResult:
     `unchecked` are models that no format reads; `skipped` lists the other files.
     """
 
+    __repr__ = describe_record
+
     checkpoints: tuple[CheckpointVerdict, ...]
     skipped: tuple[str, ...] = ()
     unchecked: tuple[UncheckedFile, ...] = ()
@@ -715,14 +717,16 @@ def _code_findings(references: Sequence[CodeReference]) -> tuple[Finding, ...]:
     """Return the finding for code in a file that cannot be read as a checkpoint."""
     if not references:
         return ()
-    return (Finding("loading", inspect.summarize_audit(asked.merge_references(references)), None),)
+    return (Finding("loading", inspect.summarize_audit(asked.merge_references(references)).sentence, None),)
 
 
 def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[Finding]:
     worst = asked.worst_verdict(checkpoint.code_references)
     if worst in asked.UNSAFE or (wanted.strict and worst != asked.PLAIN):
         yield Finding(
-            "loading", inspect.summarize_audit(checkpoint.code_references), data_only_command(checkpoint.path)
+            "loading",
+            inspect.summarize_audit(checkpoint.code_references).sentence,
+            data_only_command(checkpoint.path),
         )
     yield from unjudged_findings(checkpoint.unjudged)
 

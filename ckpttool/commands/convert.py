@@ -43,18 +43,28 @@ from ckpttool.commands.restore import (
 )
 from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code, record_reverse
 from ckpttool.core import plugins, sidecar, urls
-from ckpttool.core.atomic_write import Output, Progress, WorkerThread, ignore_progress, require_new
+from ckpttool.core.atomic_write import (
+    Output,
+    Progress,
+    WorkerThread,
+    ignore_progress,
+    require_new,
+    write_file,
+)
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 from ckpttool.libraries import schema
+from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.mapping.layers import LayerOption
 from ckpttool.networks.build import layer_widths
 
 # `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
 
+STANDARD_OUTPUT = "-"
+"""Value of `code` that returns the text without writing a file."""
 # Formats for arrays of any kind, which can also store data without a network.
 _ARRAYS = frozenset(("npz", "safetensors"))
 
@@ -100,6 +110,7 @@ def _convert_to_format(
     checkpoint = open_checkpoint(source)
     _require_convertible(checkpoint, target, request)
     target = target_stem(target, request.kind)
+    _require_code_target(request, checkpoint)
     if not options.dry_run:
         save.require_new_target(target, request.kind, checkpoint, force=options.force)
     checkpoint = keep_network_reads(checkpoint)
@@ -135,6 +146,8 @@ def _convert_to_format(
         load = _loading_code(target, request, made, checkpoint)
         writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress)
         written = writer.write()
+    if written is not None and writer.code is not None and options.code != STANDARD_OUTPUT:
+        load = _write_code(writer.code, target, request, checkpoint)
     report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
     return replace(
         done,
@@ -143,6 +156,7 @@ def _convert_to_format(
         written=written is not None,
         parity=writer.proof.networks,
         load=() if written is None else load,
+        code=None if written is None else writer.code,
     )
 
 
@@ -246,6 +260,30 @@ def _loading_code(
     return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
 
 
+def _require_code_target(request: ConversionRequest, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError or FileExistsError where `code` cannot be written, before anything else is."""
+    code = request.options.code
+    if code is None:
+        return
+    from ckpttool.commands.model_code import require_code_target  # only conversions with code need it
+
+    require_code_target(request.kind)
+    if code != STANDARD_OUTPUT and not request.options.dry_run:
+        require_new(code, checkpoint.files, force=request.options.force)
+
+
+def _write_code(
+    code: str, target: str, request: ConversionRequest, checkpoint: Checkpoint
+) -> tuple[str, ...]:
+    """Write the code of the written networks; return the lines that use it."""
+    file = str(request.options.code)
+    write_file(file, code.encode(), force=request.options.force, sources=checkpoint.files)
+    module = os.path.splitext(os.path.basename(file))[0]
+    name = module if save.is_word(module) else "CODE"
+    lines = (f"import {name}", f"model = {name}.load({save.python_literal(target)})")
+    return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
+
+
 def _with_order_of_quantiles(made: Sidecar, layout: str) -> Sidecar:
     """Return the sidecar with the order in which the target's library has quantiles and actions."""
     order = getattr(plugins.find("layouts", layout).load(), "QUANTILES", None)
@@ -261,7 +299,7 @@ def _with_spaces(
 
     Only a library's own file may need them. Raise EnvironmentMismatchError if they do not fit the agent.
     """
-    if env is None or not request.kind.agent:
+    if env is None or not (request.kind.agent or request.options.code):
         return own, ()
     from ckpttool.commands.evaluate import assume_choices, read_action_bounds, spec_choices
     from ckpttool.evaluation import environments
@@ -314,6 +352,7 @@ class _TargetWriter:
     progress: Progress
     back: ReverseRecord = field(init=False)
     proof: OutputVerification = field(default_factory=OutputVerification)
+    code: str | None = None
 
     def __post_init__(self) -> None:
         """Start with an empty reverse record."""
@@ -381,11 +420,36 @@ class _TargetWriter:
             recorded = {**made.provenance, "obs_norm": "given: folded into the first layers"}
             made = replace(made, obs_norm=None, provenance=recorded)
         made = _with_order_of_quantiles(made, self.request.kind.layout)
+        if options.code is not None:
+            self.code = self._agent_code(made, (own.sha256, written.sha256), found)
         if not options.verify or binding is None:
             return made
         before = prepared_source_agent(self.checkpoint, self.plan.ready.tree, binding, own)
         self.proof = verify_outputs(before, found, self.target, made)
         return replace(made, parity=self.proof.entry())
+
+    def _agent_code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
+        """Return the code of the written file's networks; raise UnsupportedError without an agent."""
+        from ckpttool.commands.model_code import write_code
+
+        file = replace(found, path=self.target)
+        # What its own file contains is read from under its temporary name.
+        try:
+            binding = recognize_checkpoint(file) or recognize_playable_agent(found)
+            agent = None if binding is None else build_agent(found, binding, VerifiedSidecar(made))
+        except CkpttoolError as error:
+            error.file = self.target
+            error.hint = None if os.path.basename(found.path) in str(error.hint) else error.hint
+            raise
+        if agent is None:
+            raise UnsupportedError(
+                "--code needs an agent or a policy, and no layout recognises one in the output",
+                file=self.target,
+                hint="use --to torch, or --to onnx for a model with a graph",
+            )
+        agent = replace(agent, checkpoint=file)
+        source = urls.display_url(self.checkpoint.path)
+        return write_code(agent, self.request.kind, source, digests)
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""

@@ -15,7 +15,7 @@ from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.core.source import Buffer, Source, iter_pieces
-from ckpttool.core.text import compile_glob, no_match_error
+from ckpttool.core.text import compile_glob, describe_record, no_match_error
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
 from ckpttool.formats.detect import open_checkpoint
 
@@ -54,6 +54,8 @@ class Digest:
     `sha256` covers the key, type, shape and bytes of every tensor, and every plain value, independent
     of their order in the file.
     """
+
+    __repr__ = describe_record
 
     path: str
     format: str

@@ -12,8 +12,10 @@ from ckpttool.commands.evaluate import Protocol
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.inspect import (
     Finding,
+    LoadingVerdict,
     data_only_command,
     format_command,
+    judge_loading,
     unjudged_findings,
     weightless_findings,
 )
@@ -34,7 +36,7 @@ from ckpttool.core.errors import (
     abbreviate_list,
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
-from ckpttool.core.text import format_count
+from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import display
 from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -120,12 +122,15 @@ _SHOWN = 8
 class Diagnosis:
     """All findings of a checkpoint; `notes` list checks that were not possible, and other information."""
 
+    __repr__ = describe_record
+
     path: str
     format: str
     layout: str | None
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     ledger: LedgerEntries = ()
+    loading: LoadingVerdict | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -203,7 +208,15 @@ def _diagnose_checkpoint(
         notes.append("the format has no checksums; `ckpttool digest PATH --json` saves digests")
     named = None if binding is None else binding.layout
     path = urls.display_url(checkpoint.path)
-    return Diagnosis(path, checkpoint.format, named, tuple(findings), tuple(notes), tuple(entries))
+    return Diagnosis(
+        path,
+        checkpoint.format,
+        named,
+        tuple(findings),
+        tuple(notes),
+        tuple(entries),
+        judge_loading(checkpoint),
+    )
 
 
 def _static_findings(

@@ -49,7 +49,7 @@ from ckpttool.core.errors import (
     suggest_choice,
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
-from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.core.text import clean, describe_record, format_count, shorten
 from ckpttool.core.tree import Tree
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES
@@ -222,6 +222,8 @@ class Evaluation:
     `stacked` is the number of checkpoints whose actions were computed together, 1 for a single
     checkpoint.
     """
+
+    __repr__ = describe_record
 
     checkpoint: str
     env: str

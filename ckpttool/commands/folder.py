@@ -29,6 +29,7 @@ from ckpttool.core.errors import (
     UsageError,
     is_system_error,
 )
+from ckpttool.core.text import describe_record
 from ckpttool.formats import tf_common, torch_zip
 from ckpttool.formats.common import Format, Probe
 from ckpttool.formats.detect import (
@@ -60,6 +61,8 @@ _PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
     """A folder of checkpoints of which none is marked as the latest."""
+
+    __repr__ = describe_record
 
     path: str
     checkpoints: tuple[CheckpointRow, ...]

@@ -27,7 +27,7 @@ from ckpttool.core.errors import (
     is_system_error,
     suggest_choice,
 )
-from ckpttool.core.text import clean, compile_glob, format_count, suggest_glob
+from ckpttool.core.text import clean, compile_glob, describe_record, format_count, suggest_glob
 from ckpttool.core.tree import Leaf, Path, Record, Role, Tree, ValueLeaf, display, path_to_json
 from ckpttool.formats.detect import open_checkpoint
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 # The audit of a file that needs more than plain data: its sentence, its notes, its JSON object.
 
-PLAIN = "safe to load: plain data"
 _LINES = 20
 _NAMED = 3
 # Why each verdict matters, by the loader that would act.
@@ -138,23 +137,50 @@ def build_audit_document(references: Iterable[CodeReference]) -> dict[str, Any]:
     return {"verdict": checkpoint.worst_verdict(found), "names": [each.document() for each in found]}
 
 
-def summarize_audit(references: Sequence[CodeReference]) -> str:
-    """Return the consequence of loading the file; empty without any reference."""
+LoadingLabel = Literal["SAFE to load", "NEEDS CLASSES", "RUNS CODE", "NOT CHECKED"]
+SAFE: LoadingLabel = "SAFE to load"
+
+
+class LoadingVerdict(NamedTuple):
+    """The consequence of loading a file: `label`, what it is about, and whether `check` passes it."""
+
+    label: LoadingLabel
+    reason: str
+    passes: bool
+
+    @property
+    def sentence(self) -> str:
+        """The label with its reason."""
+        return f"{self.label}: {self.reason}"
+
+
+def judge_loading(opened: Checkpoint) -> LoadingVerdict:
+    """Return the verdict on loading a checkpoint by its format's own library."""
+    references = opened.code_references
+    unsafe = checkpoint.worst_verdict(references) in checkpoint.UNSAFE
+    if opened.unjudged and not unsafe:
+        return LoadingVerdict("NOT CHECKED", next(unjudged_findings(opened.unjudged)).sentence, passes=False)
     if not references:
-        return ""
+        return LoadingVerdict(SAFE, "plain data", passes=True)
+    return summarize_audit(references)
+
+
+def summarize_audit(references: Sequence[CodeReference]) -> LoadingVerdict:
+    """Return the verdict on loading a file that refers to these names."""
     worst = checkpoint.worst_verdict(references)
     if worst == checkpoint.PLAIN:
-        return PLAIN
+        return LoadingVerdict(SAFE, "plain data", passes=True)
     found = checkpoint.filter_verdict(references, worst)
     names = abbreviate_list([clean(each.name) for each in found], _NAMED)
     if worst == checkpoint.UNKNOWN:
-        why = "pickle.load runs their code; --allow NAME if they are yours"
-        return f"loading creates instances of unknown classes: {names} ({why})"
-    if worst == checkpoint.CLASSES and found[0].by == "pickle":
+        why = "pickle.load creates instances of unknown classes; --allow NAME if they are yours"
+        return LoadingVerdict("RUNS CODE", f"{names} ({why})", passes=False)
+    if worst == checkpoint.CODE:
+        return LoadingVerdict("RUNS CODE", f"{names} ({_WHY[found[0].by]})", passes=False)
+    why = _WHY_CLASSES.get(found[0].by, _ELSEWHERE)
+    if found[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
-        return f"loading needs classes: {names} ({why})"
-    why = _WHY[found[0].by] if worst == checkpoint.CODE else _WHY_CLASSES.get(found[0].by, _ELSEWHERE)
-    return f"loading {worst}: {names} ({why})"
+    return LoadingVerdict("NEEDS CLASSES", f"{names} ({why})", passes=True)
 
 
 def format_audit(references: Sequence[CodeReference]) -> list[str]:
@@ -936,6 +962,8 @@ class CheckpointSummary:
     `checkpoints` are those of the folder, if the path is one and its latest checkpoint is used.
     """
 
+    __repr__ = describe_record
+
     checkpoint: Checkpoint
     binding: RecognizedAgent | None
     tensors: tuple[TensorRow, ...]
@@ -949,6 +977,11 @@ class CheckpointSummary:
     def layout(self) -> str | None:
         """The layout that recognises an agent; None if none does."""
         return None if self.binding is None else self.binding.layout
+
+    @property
+    def verdict(self) -> LoadingVerdict:
+        """The consequence of loading the file by its own library: SAFE to load, NEEDS CLASSES, ..."""
+        return judge_loading(self.checkpoint)
 
     @property
     def evidence(self) -> str:

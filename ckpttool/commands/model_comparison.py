@@ -70,6 +70,7 @@ from ckpttool.core import limits, sandbox, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, UNKNOWN, Checkpoint, filter_verdict
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.text import describe_record
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
@@ -408,6 +409,8 @@ class ModelComparison:
     `exact` is true if both also ran in float64. `first` is where they part, None if they agree or if
     their layers cannot be observed.
     """
+
+    __repr__ = describe_record
 
     engines: tuple[str, str]
     inputs: tuple[InputPair, ...]

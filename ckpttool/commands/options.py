@@ -808,7 +808,24 @@ def infer_target_word(target: str, to: str | None) -> str:
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
     if chosen not in known:
         raise _unknown_target_error(chosen, known)
+    _require_suffix(target, chosen)
     return chosen
+
+
+def _require_suffix(target: str, chosen: str) -> None:
+    """Raise UsageError for a target whose suffix is that of another format."""
+    stem, suffix = os.path.splitext(target)
+    implied = _SUFFIXES.get(suffix)
+    formats = {word: TARGETS[word].format if word in TARGETS else word for word in (chosen, implied) if word}
+    if implied is None or formats[chosen] == formats[implied]:
+        return
+    own = next((each for each, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), "")
+    name = stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own
+    raise UsageError(
+        f"the suffix {suffix} is that of --to {implied}, not of --to {chosen}",
+        file=target,
+        hint=f"leave out --to, or name the target {name}",
+    )
 
 
 def parse_target_kind(target: str, to: str | None) -> TargetKind:
@@ -877,6 +894,8 @@ class ConversionOptions:
         force: replace the target if it exists.
         sync: flush to disk before the rename.
         verify: compare the networks before and after; write nothing if an output differs.
+        code: Python file to write beside the target: the networks' modules, `load` and `act`; "-" writes
+            none. The result has the text as `code`.
 
     """
 
@@ -910,6 +929,7 @@ class ConversionOptions:
     force: bool = False
     sync: bool = True
     verify: bool = True
+    code: str | None = None
 
     @property
     def preparation(self) -> PreparationOptions:
@@ -939,14 +959,14 @@ EXCLUSIONS = (
         (
             *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
             *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "like_source"),
-            "verify",
+            *("verify", "code"),
         ),
         "does not apply to onnx",
     ),
     Exclusion(lambda _, exported: not exported, ("network",), "applies only to --to onnx"),
     Exclusion(
         lambda options, _: options.like is not None,
-        ("weights", "layout", "restore", "facts", "l2", "fold_normalizer"),
+        ("weights", "layout", "restore", "facts", "l2", "fold_normalizer", "code"),
         "cannot be used with --like",
     ),
     Exclusion(

@@ -33,7 +33,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
-from ckpttool.core.text import format_count
+from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
@@ -119,8 +119,11 @@ class ConversionResult:
     Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
     source, `ambiguous` layers without evidence, `left_out` the source's tensors that fill nothing,
     `loaded` whether the model loaded the target (else None), and `proof` whether it computes what the
-    source computes. `playable` is whether the target is to be played, as an exported policy is.
+    source computes. `playable` is whether the target is to be played, as an exported policy is; `code`
+    is that of its networks, if requested.
     """
+
+    __repr__ = describe_record
 
     source: str
     target: str
@@ -136,6 +139,7 @@ class ConversionResult:
     left_out: tuple[OmittedTensor, ...] = ()
     proof: ModelProof | None = None
     playable: bool = False
+    code: str | None = None
 
     @property
     def open_entries(self) -> LedgerEntries:
@@ -165,6 +169,8 @@ class ConversionResult:
             "written": self.written,
             "load": list(self.load),
         }
+        if self.code is not None:
+            found["code"] = self.code
         if self.loaded is not None:
             found["matched"] = [each.document() for each in self.matched]
             found["ambiguous"] = [each.document() for each in self.ambiguous]

@@ -692,13 +692,13 @@ def format_loading_code(
     if kind is TARGETS["tf"]:
         return _objects(target, tree, root=root)
     if kind is TARGETS["tf1"]:
-        return (f"tf.compat.v1.train.Saver().restore(session, {_python_literal(target)})",)
+        return (f"tf.compat.v1.train.Saver().restore(session, {python_literal(target)})",)
     if kind is TARGETS["keras"]:
         return _keras(target, tree, str(kind.options.get("root", "")))
     return ()
 
 
-def _python_literal(value: object) -> str:
+def python_literal(value: object) -> str:
     """Return a string or number as a Python literal, double-quoted unless it needs escapes."""
     if not isinstance(value, str):
         return repr(value)
@@ -708,7 +708,7 @@ def _python_literal(value: object) -> str:
 
 def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
     states, optimizers, partial_states = _find_state_dicts(tree)
-    source = f"torch.load({_python_literal(target)}, weights_only=True)"
+    source = f"torch.load({python_literal(target)}, weights_only=True)"
     if not states:
         return (f"tensors = {source}",)
 
@@ -724,7 +724,7 @@ def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
         about = _format_names("# modules of model: ", (name.removeprefix(above) for name in modules))
         if not above:
             return (load(_variable_name(at), at, items), *((about,) if foreign else ()))
-        shorter = f"{{k.removeprefix({_python_literal(above)}): v for k, v in state.items()}}"
+        shorter = f"{{k.removeprefix({python_literal(above)}): v for k, v in state.items()}}"
         load_state = load(_variable_name(at), at, "state")
         return (f"state = {items}", f"state = {shorter}", load_state, about)
     names = _variable_names((*states, *optimizers))
@@ -765,7 +765,7 @@ def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path], set[Path]]:
 
 
 def _items(at: Path) -> str:
-    return "".join(f"[{_python_literal(step.value)}]" for step in at)
+    return "".join(f"[{python_literal(step.value)}]" for step in at)
 
 
 def _variable_names(places: Collection[Path]) -> dict[Path, str]:
@@ -790,7 +790,7 @@ def _variable_name(at: Path) -> str:
             name = name.removesuffix(ending)
         if name in _WHOLE:
             return "model"
-        if _is_word(name) and name.isascii():
+        if is_word(name) and name.isascii():
             return name
     return "model"
 
@@ -813,7 +813,7 @@ def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
     read = "read" if kept and _SAVES not in names else "restore"
     # `assert_consumed` would also need a variable for every counter.
     check = "assert_existing_objects_matched" if others else "assert_consumed"
-    restore = f".{read}({_python_literal(target)}).{check}()"
+    restore = f".{read}({python_literal(target)}).{check}()"
     if root:
         inner = [top for top in tops if not _EDGE.fullmatch(top)]
         lines = [f"tf.train.Checkpoint(model){restore}"]
@@ -821,17 +821,17 @@ def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
         lines += _other_content_lines(others)
         return (*lines, *_container_lines(tree, {}, _MOST - len(lines)))
     if not every:
-        return (f"reader = tf.train.load_checkpoint({_python_literal(target)})",)
+        return (f"reader = tf.train.load_checkpoint({python_literal(target)})",)
     short = {name: _variable_name((key(name),)) for name in every}
     named = short if len({*short.values()}) == len(short) else {name: name for name in every}
-    if all(map(_is_word, every)) and len(every) <= _MOST_NAMED:
+    if all(map(is_word, every)) and len(every) <= _MOST_NAMED:
         values = ", ".join(
             f"{name}={_object_expression(name, variable, tree)}" for name, variable in named.items()
         )
         lines = [f"tf.train.Checkpoint({values}){restore}"]
     else:
         named = dict(zip(every, every, strict=True))
-        lines = [_format_names("# objects is a dict of ", [_python_literal(name) for name in every])]
+        lines = [_format_names("# objects is a dict of ", [python_literal(name) for name in every])]
         lines.append(f"tf.train.Checkpoint(**objects){restore}")
     for name in [name for name in every if name in tops][:_MOST_NAMED]:
         below = dict.fromkeys(str(path[1].value) for path in weights if str(path[0].value) == name)
@@ -984,16 +984,15 @@ def _object_expression(name: str, variable: str, tree: Tree) -> str:
     return f"[{', '.join(f'optimizer_{number}' for number in range(len(numbers)))}]"
 
 
-def _is_word(name: str) -> bool:
+def is_word(name: str) -> bool:
+    """Return whether a name can be a variable."""
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _keras(target: str, tree: Tree, root: str) -> tuple[str, ...]:
     load = target if target.endswith(_WEIGHTS) else f"{os.path.splitext(target)[0]}{_WEIGHTS}"
     # Keras requires this suffix.
-    copied = (
-        () if load == target else (f"shutil.copyfile({_python_literal(target)}, {_python_literal(load)})",)
-    )
+    copied = () if load == target else (f"shutil.copyfile({python_literal(target)}, {python_literal(load)})",)
     paths = [path for path, leaf in tree.tensors() if leaf.role in _TRAINED]
     cut = int(bool(root) and all(str(path[0].value) == root and len(path) > 2 for path in paths))
     tops = dict.fromkeys(str(path[cut].value) for path in paths)
@@ -1003,7 +1002,7 @@ def _keras(target: str, tree: Tree, root: str) -> tuple[str, ...]:
     elif any(len(path) - cut > 3 and not _EDGE.fullmatch(str(path[cut].value)) for path in paths):
         # Keras first searches a model's contents below `layers`, and does not support models inside models.
         about.append("# objects between the model and its layers must be keras.layers.Layer, not keras.Model")
-    return (*copied, f"model.load_weights({_python_literal(load)})", *about)
+    return (*copied, f"model.load_weights({python_literal(load)})", *about)
 
 
 def _format_names(before: str, names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from ckpttool.core.checkpoint import Checkpoint, html_text
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape, as_array
-from ckpttool.core.text import compile_glob, no_match_error
+from ckpttool.core.text import compile_glob, describe_record, no_match_error
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -270,6 +270,8 @@ class Diff:
     conversion declares.
     """
 
+    __repr__ = describe_record
+
     left: str
     right: str
     formats: tuple[str, str]
@@ -521,6 +523,8 @@ class Stats:
 
     `left_out` names the tensors without numbers (strings).
     """
+
+    __repr__ = describe_record
 
     path: str
     format: str

@@ -57,7 +57,7 @@ from ckpttool.core.errors import (
     UsageError,
     WorkerError,
 )
-from ckpttool.core.text import clean, format_count
+from ckpttool.core.text import clean, describe_record, format_count
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation.gymnasium_engine import Agreement, EnvSpec
 from ckpttool.evaluation.rollout import Rollout
@@ -627,6 +627,8 @@ class Sweep:
     `step_from` is the source of all training steps: a counter's canonical name, or "name" for the file
     names. `resumed` counts the results left by an earlier run, `notes` lists what was skipped.
     """
+
+    __repr__ = describe_record
 
     scored: tuple[ScoredCheckpoint, ...]
     failed: tuple[EvaluationFailure, ...]

@@ -63,7 +63,7 @@ from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
-from ckpttool.core.text import format_count
+from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
@@ -664,6 +664,8 @@ class Verification:
     `training` and `contents` exist if requested. `not_compared` names contents that this verification
     does not cover.
     """
+
+    __repr__ = describe_record
 
     first: str
     second: str

@@ -69,6 +69,8 @@ class Sidecar:
     store, `undo` the properties of the source (commands/save.py).
     """
 
+    __repr__ = text.describe_record
+
     target_sha256: str
     source: Mapping[str, Any] | None = None
     rules: Sequence[Mapping[str, Any]] = ()

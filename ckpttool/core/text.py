@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ckpttool.core import filesystem, limits
@@ -258,6 +259,29 @@ def shorten(text: str, width: int) -> str:
     # The end of a path is more informative than its start.
     tail = (width - 1) * 3 // 5
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+_LONGEST_REPR, _LONGEST_FIELD = 500, 60
+
+
+def describe_record(record: Any) -> str:
+    """Return a dataclass as one line of at most 500 characters: plain fields, and the sizes of the others.
+
+    It is the `__repr__` of the records that users receive, whose fields may hold thousands of entries.
+    """
+    values = ((each.name, getattr(record, each.name)) for each in dataclasses.fields(record) if each.repr)
+    shown = ", ".join(f"{name}={_describe_field(value)}" for name, value in values)
+    return shorten(f"<{type(record).__name__} {shown}>", _LONGEST_REPR)
+
+
+def _describe_field(value: object) -> str:
+    if isinstance(value, str):
+        return repr(shorten(clean(value), _LONGEST_FIELD))
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, Mapping | Sequence | Set) and not hasattr(value, "_fields"):
+        return format_count(len(value), "entry", "entries")
+    return f"<{type(value).__name__}>"
 
 
 def format_size(nbytes: int) -> str:

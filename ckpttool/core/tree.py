@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ckpttool.core import dtypes, limits
 from ckpttool.core.activations import WeightUse
 from ckpttool.core.source import Buffer, Shape, Source, as_array, require_length
+from ckpttool.core.text import describe_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -259,6 +260,8 @@ class Container(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Tree(Mapping[Path, Leaf | ValueLeaf]):
     """Leaves by path in file order; alias paths are not among the leaves."""
+
+    __repr__ = describe_record
 
     leaves: Mapping[Path, Leaf | ValueLeaf]
     aliases: Mapping[Path, tuple[Alias, ...]] = field(default_factory=dict)

@@ -71,7 +71,11 @@ def _shown(case: Case, commands: list[object], runs: list[Seen]) -> str:
     """Return inspect's refusal, or its notes and the refusals of the commands that always run."""
     if case.inspect == 2:
         return _short(case, runs[0].err)
-    lines = [line for line in runs[0].out.splitlines() if line.startswith(("note: ", "danger: ", "loading "))]
+    lines = [
+        line
+        for line in runs[0].out.splitlines()
+        if line.startswith(("note: ", "RUNS CODE: ", "NEEDS CLASSES: ", "NOT CHECKED: "))
+    ]
     if case.table:
         lines += runs[0].out.splitlines()[5:]
     always = {
