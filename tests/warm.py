@@ -74,14 +74,17 @@ def _parent(framework: str) -> tuple[socket.socket, Any]:
         ours, theirs = socket.socketpair()
         started = _start(framework, theirs)
 
+    answers = ours.makefile()
+
     def end() -> None:
-        # What was made of the socket keeps it open.
-        ours.shutdown(socket.SHUT_RDWR)
+        # The socket is open until what was made of it is closed too.
+        answers.close()
+        ours.close()
         if started is not None:
             started.wait()
 
     atexit.register(end)
-    return ours, ours.makefile()
+    return ours, answers
 
 
 def _start(framework: str, requests: socket.socket, *options: str) -> subprocess.Popen[bytes]:
