@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,8 +29,8 @@ from hypothesis import HealthCheck, settings
 from ckpttool.cli import app, main
 from ckpttool.core import Sidecar
 from tests import nightly, refusals, schemas
-from tests.warm_frameworks import forked_frameworks, own_framework_process  # noqa: F401  # fixtures
-from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
+from tests.warm_frameworks import forked_frameworks, own_framework_process  # noqa: F401  # a fixture
+from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # a fixture
 
 if TYPE_CHECKING:
     from ckpttool.core import Plugin, Tree
@@ -241,6 +241,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what only `make nightly` runs; with `--golden`, run only the tests that have golden texts."""
     nightly.mark(config, items)
+    for item in items:
+        layouts = item.path.name.startswith(("test_layout", "test_recognise"))
+        # The cases of a function share this list.
+        if layouts and (names := getattr(item, "fixturenames", [])) and names[0] != _BEHIND_ROWS:
+            names.insert(0, _BEHIND_ROWS)
     if config.getoption("--golden"):
         items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
 
@@ -262,13 +267,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"{library} is not installed")
 
 
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
+# Hooks and not fixtures: pytest takes a millisecond to set up five fixtures of each of 13,000 tests.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Fork the processes of frameworks and of HDF5 files, and compare sidecars, while tests run."""
+    with forked_frameworks(), forked_hdf5(), described_sidecars():
+        return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
     """Collect what the test left behind: an unclosed file fails this test, and not a later one.
 
     The young generations hold nearly all of that, and take a few milliseconds.
     """
-    yield
     gc.collect(1)
 
 
@@ -293,8 +305,8 @@ _LIBRARIES = {"torch": "torch", "tensorflow": "tensorflow", "environment": "gymn
 sys.meta_path.append(_Absent())
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _sidecars_are_described() -> Iterator[None]:
+@contextmanager
+def described_sidecars() -> Iterator[None]:
     """Compare every sidecar that a test has written with its schema, as commands compare what they print."""
     encode = Sidecar.encode
 
@@ -325,11 +337,12 @@ def shared_workers(workers: Callable[[str], Worker], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(verify, "Worker", lambda name, **_: nullcontext(workers(name)))
 
 
-@pytest.fixture(autouse=True)
-def libraries_behind_their_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tests of layouts, assert that no library's row excludes a tree that the library recognises."""
-    if not request.module.__name__.startswith(("tests.test_layout", "tests.test_recognise")):
-        return
+_BEHIND_ROWS = "libraries_behind_their_rows"
+
+
+@pytest.fixture
+def libraries_behind_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that no library's row excludes a tree that the library recognises."""
     from ckpttool.libraries import recognize
 
     allowed = recognize._collect_claims

@@ -19,7 +19,7 @@ from ckpttool.core import CkpttoolError
 from tests.conftest import Ran
 
 FOLDER = Path(__file__).parent / "golden"
-_SECTION = re.compile(r"^== (.+)\n((?:    .*\n|\n)*)", re.MULTILINE)
+SECTION = re.compile(r"^== (.+)\n((?:    .*\n|\n)*)", re.MULTILINE)
 
 
 class Golden:
@@ -65,7 +65,7 @@ def read(file: Path) -> dict[str, str]:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return {
         name: "\n".join(line.removeprefix("    ") for line in body.splitlines()).strip("\n")
-        for name, body in _SECTION.findall(text)
+        for name, body in SECTION.findall(text)
     }
 
 

@@ -175,9 +175,7 @@ def test_aggregates_are_those_of_rliable(statistic: str, runs: int, environments
     assert found.value == pytest.approx(of(stats, scores))
     # StratifiedBootstrap draws the indices of the runs for each environment separately.
     columns = np.arange(environments)
-    drawn = [
-        of(stats, scores[random.integers(runs, size=(runs, environments)), columns]) for _ in range(2000)
-    ]
+    drawn = [of(stats, scores[random.integers(runs, size=(runs, environments)), columns]) for _ in range(500)]
     assert found.ci95 == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.15 * np.ptp(drawn))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -59,9 +60,8 @@ class Quick(Folder):
         return ran.status, ran.out + ran.err
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_block_says_what_it_is(page: Path) -> None:
-    for block in blocks(page):
+def test_every_block_says_what_it_is() -> None:
+    for block in (block for page in PAGES for block in blocks(page)):
         assert block.tag in (*RUN, *DATA), f"{block.place} is tagged {block.tag!r}"
         assert str(ROOT) not in block.text, f"{block.place} names the folder in which it was made"
         assert block.tag != "json" or json.loads(block.text) is not None
@@ -71,13 +71,14 @@ def test_every_block_says_what_it_is(page: Path) -> None:
             assert "pip install" not in block.text, f"{block.place} would install something"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_readers_see_the_name_of_a_file_above_its_block(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for block in blocks(page):
-        if (name := block.notes.get("file")) is not None:
-            above = [line for line in lines[max(0, block.line - 8) : block.line - 1] if "<!--" not in line]
-            assert f"`{name}`" in " ".join(above), f"{block.place} does not name {name}"
+def test_readers_see_the_name_of_a_file_above_its_block() -> None:
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        for block in blocks(page):
+            if (name := block.notes.get("file")) is not None:
+                near = lines[max(0, block.line - 8) : block.line - 1]
+                above = " ".join(line for line in near if "<!--" not in line)
+                assert f"`{name}`" in above, f"{block.place} does not name {name}"
 
 
 def marked(page: Path) -> Any:
@@ -101,16 +102,20 @@ def slug(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     return {
         slug(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "#"
     }
 
 
-@pytest.mark.parametrize("page", LINKED, ids=named)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def links(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    for page, target in [(each, target) for each in LINKED for target in links(each)]:
         if "://" in target:
             continue
         file, _, anchor = target.partition("#")

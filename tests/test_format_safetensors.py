@@ -166,6 +166,7 @@ NINES = "9" * 5000
 WIDE = [1 << 32, 1 << 32, 4]
 HOSTILE: dict[str, tuple[Any, ...]] = {
     "overlap": ({"a": entry(0, 4), "b": entry(3, 7)}, bytes(7)),
+    "an overlap as large as a hole": ({"a": entry(0, 4), "b": entry(3, 7)}, bytes(8)),
     "the same bytes twice": ({"a": entry(0, 4), "b": entry(0, 4)}, bytes(4)),
     "hole": ({"a": entry(0, 4), "b": entry(5, 8)}, bytes(8)),
     "hole at the start": ({"a": entry(1, 4)}, bytes(4)),

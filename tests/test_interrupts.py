@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.cli import app
 from tests.conftest import ROOT, TORCH_SAMPLE
 
 SCRIPT = "import sys\nfrom ckpttool.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
@@ -69,3 +70,7 @@ def test_an_interrupt_ends_a_start_without_a_traceback(place: Path, start: str, 
         assert "Traceback" not in err, (step, err)
         assert err in ("", "ckpttool: interrupted\n"), (step, err)
         assert whole[2].startswith(out), step
+
+
+def test_an_interrupted_command_has_the_status_of_a_signal() -> None:
+    assert app._exit_status(KeyboardInterrupt(), as_json=False) == 130

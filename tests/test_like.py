@@ -550,9 +550,9 @@ def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
     done = fill(source, str(target), "torch", "like_small:Pair", rules=str(rules))
     assert done.digest
     assert {match.by for match in done.matched} == {"given", "only fit"}
-    stored = np.load(source)
-    assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
-    assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
+    with np.load(source) as stored:
+        assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
+        assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
     rules.write_text(head)
     left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=str(rules))
     assert left.digest is None

@@ -590,3 +590,13 @@ def test_the_checkpoint_is_never_the_target(tmp_path: Path, golden: Golden) -> N
     shutil.copy(TORCH_SAMPLE, copy)
     golden(refused(in_process("report", copy, "--out", copy, "--force")))
     assert copy.read_bytes() == TORCH_SAMPLE.read_bytes()
+
+
+def test_every_page_names_its_language_and_the_parts_of_it() -> None:
+    """Without a browser, which finds the rest (test_accessibility.py)."""
+    templates = sorted((Path(rendering.__file__).parent / "templates").glob("*.html"))
+    tags = [
+        tag for file in templates for tag in re.findall(r"<(?:html|nav|section)\b[^>]*>", file.read_text())
+    ]
+    assert len(tags) > 10
+    assert not [tag for tag in tags if not re.search(r"\b(lang|aria-label|aria-labelledby)=", tag)]

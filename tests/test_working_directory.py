@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+from ckpttool.core import search_paths
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, command_loop
 
 # What pip installs as the command.
 SCRIPT = "import sys\nfrom ckpttool.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
@@ -106,9 +106,20 @@ def run(
         input=given,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
+
+
+def run_all(folder: Path, commands: Sequence[Sequence[str]], **env: str) -> list[tuple[int, str, str]]:
+    """Run commands one after the other in one process, started as pip's; return statuses and outputs."""
+    loop = folder.parent / f"{folder.name}-bin" / "ckpttool"
+    loop.parent.mkdir(exist_ok=True)
+    loop.write_text(command_loop())
+    lines = json.dumps([" ".join(words) for words in commands])
+    done = run([sys.executable, str(loop)], folder, [], given=lines, **env)
+    assert done.returncode == 0, done.stderr
+    return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])[0]]
 
 
 @pytest.fixture(scope="module")
@@ -125,25 +136,16 @@ def test_no_command_is_left_out() -> None:
     assert {each.name for each in app.COMMANDS} == {words[0] for words in COMMANDS}
 
 
-# These start a framework that another command starts as well.
-LONG = {("convert", "--to"), ("verify", TORCH)}
+def starts_framework(words: list[str]) -> bool:
+    """Return whether a command starts a framework that another command starts as well."""
+    return words[0] == "verify" or "sb3" in words
 
 
-def is_long(words: list[str]) -> bool:
-    return any(words[0] == command and word in words for command, word in LONG)
-
-
-@pytest.mark.parametrize(
-    "commands",
-    [
-        [each for each in COMMANDS if not is_long(each)],
-        pytest.param(COMMANDS, marks=pytest.mark.slow),
-    ],
-    ids=["short", "all"],
-)
-def test_nothing_in_the_working_directory_is_run(
-    tmp_path: Path, script: list[str], commands: list[list[str]]
-) -> None:
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_nothing_in_the_working_directory_is_run(tmp_path: Path, apart: bool) -> None:
+    """All commands in one process, which imports each module once, or each in a process of its own."""
+    tmp_path = tmp_path / "here"
+    tmp_path.mkdir()
     mark = plant(tmp_path, everything())
     (tmp_path / "users_model.py").write_text(
         "import users_helper, torch\n"
@@ -155,15 +157,14 @@ def test_nothing_in_the_working_directory_is_run(
     (tmp_path / "users_helper.py").write_text("WIDTH = 64\n")
     (tmp_path / "users_environments.py").write_text("import gymnasium\n")
 
-    def ran(words: list[str]) -> tuple[list[str], int, str]:
-        done = run(script, tmp_path, words)
-        return words, done.returncode, done.stderr[-400:]
-
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(ran, commands))
-    assert not mark.exists(), mark.read_text()
-    for words, status, err in found:
-        assert status == STATUS.get(words[0], 0), (words, err)
+    # The user's own environment is imported from here, which the process remembers.
+    alone = [words for words in COMMANDS if apart or any("users_environments" in word for word in words)]
+    together = [words for words in COMMANDS if words not in alone and not starts_framework(words)]
+    for commands in (together, *([words] for words in alone)):
+        ran = run_all(tmp_path, commands)
+        assert not mark.exists(), mark.read_text()
+        for words, (status, _, err) in zip(commands, ran, strict=True):
+            assert status == STATUS.get(words[0], 0), (words, err)
     assert (tmp_path / "MODEL").exists()
 
 
@@ -270,19 +271,21 @@ def test_entry_points_in_the_working_directory_that_the_user_chose(tmp_path: Pat
     assert (place / "RAN").exists()
 
 
-def test_a_module_with_the_name_of_an_installed_one_is_refused(tmp_path: Path, script: list[str]) -> None:
-    mark = plant(tmp_path, {"torch", "gymnasium"})
-    (tmp_path / "package").mkdir()  # a folder without modules has no say
-    for words in (
-        ["convert", TORCH, "x.pt", "--like", "torch.nn:Linear"],
-        ["eval", TORCH, "--env", "gymnasium:Pendulum-v1"],
-        ["doctor", TORCH, "--env", "gymnasium:Pendulum-v1"],
-    ):
-        done = run(script, tmp_path, [*words, "--json"])
-        assert done.returncode == 2, done.stderr
-        error = json.loads(done.stdout)["error"]
+def test_a_module_with_the_name_of_an_installed_one_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    mark = plant(folder, {"torch", "gymnasium"})
+    (folder / "package").mkdir()  # a folder without modules has no say
+    commands = [
+        ["convert", TORCH, "x.pt", "--like", "torch.nn:Linear", "--json"],
+        ["eval", TORCH, "--env", "gymnasium:Pendulum-v1", "--json"],
+        ["doctor", TORCH, "--env", "gymnasium:Pendulum-v1", "--json"],
+    ]
+    for words, (status, out, err) in zip(commands, run_all(folder, commands), strict=True):
+        assert status == 2, err
+        error = json.loads(out)["error"]
         assert error["kind"] == "usage"
-        assert error["file"] == str(tmp_path / f"{'torch' if words[0] == 'convert' else 'gymnasium'}.py")
+        assert error["file"] == str(folder / f"{'torch' if words[0] == 'convert' else 'gymnasium'}.py")
     assert not mark.exists()
 
 
@@ -297,6 +300,16 @@ def test_the_folder_that_pythonpath_names_is_the_users_choice(tmp_path: Path, sc
     )
     assert done.returncode != 0
     assert mark.exists()
+
+
+def test_child_processes_search_named_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, os.pathsep.join(["", ".", "tools", "", "/usr/bin", ""]))
+    found = search_paths.child_environment()
+    assert found["PATH"] == "/usr/bin"
+    # A relative folder of modules is one that the user typed.
+    typed = os.pathsep.join([".", "tools", "/usr/bin"])
+    assert (found["PYTHONPATH"], found["LD_LIBRARY_PATH"]) == (typed, typed)
 
 
 def test_every_python_is_started_without_the_working_directory() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -61,27 +62,62 @@ def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequenc
 
 @functools.cache
 def _parent(framework: str) -> tuple[socket.socket, Any]:
-    """Start the process that forks; it ends with this one, which closes the socket of its requests."""
-    ours, theirs = socket.socketpair()
-    started = subprocess.Popen(
-        [sys.executable, __file__, framework],
-        env={**os.environ, **QUIET},
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    theirs.close()
+    """Connect to the process that forks; it ends when all sockets of its requests are closed.
+
+    All programs of xdist share one, which the first of them starts.
+    """
+    path = f"{os.environ.get('TMPDIR')}/warm-{framework}"
+    # A socket's path has at most 103 characters.
+    if "PYTEST_XDIST_WORKER" in os.environ and len(path) < 100:
+        ours, started = _shared(framework, Path(path)), None
+    else:
+        ours, theirs = socket.socketpair()
+        started = _start(framework, theirs)
+
+    answers = ours.makefile()
 
     def end() -> None:
+        # The socket is open until what was made of it is closed too.
+        answers.close()
         ours.close()
-        started.communicate()
+        if started is not None:
+            started.wait()
 
     atexit.register(end)
-    return ours, started.stdout
+    return ours, answers
+
+
+def _start(framework: str, requests: socket.socket, *options: str) -> subprocess.Popen[bytes]:
+    with requests:
+        return subprocess.Popen(
+            [sys.executable, __file__, framework, *options],
+            env={**os.environ, **QUIET},
+            stdin=requests,
+            stdout=subprocess.DEVNULL,
+            start_new_session=bool(options),
+        )
+
+
+def _shared(framework: str, path: Path) -> socket.socket:
+    """Connect to the process whose socket lies there; start it where none accepts connections."""
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ours = socket.socket(socket.AF_UNIX)
+        try:
+            ours.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(path))
+            listener.listen()
+            # It outlives this process if another one is connected.
+            _start(framework, listener, str(path)).returncode = 0
+            ours.connect(str(path))
+        return ours
 
 
 def serve() -> None:
-    """Fork a child for every line of stdin, and answer with its status and output."""
+    """Fork a child for every line that comes from a socket, and answer with its status and output."""
     # A source checkout is enough: the package need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     for name in (sys.argv[1], *BESIDES.get(sys.argv[1], ())):
@@ -91,6 +127,8 @@ def serve() -> None:
     requests = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    if sys.argv[2:]:
+        requests = _next_connection(requests, Path(sys.argv[2]))
     while True:
         line, streams = _next_request(requests)
         if not line:
@@ -102,10 +140,42 @@ def serve() -> None:
             for each in streams:
                 os.close(each)
         else:
-            print(json.dumps(_answer(asked)), flush=True)  # noqa: T201  # the answer
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            requests.sendall(json.dumps(_answer(asked)).encode() + b"\n")
+        _reap()
+
+
+def _reap() -> int:
+    """Forget the children that have ended; return their number."""
+    ended = 0
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            ended += 1
+    return ended
+
+
+def _next_connection(listener: socket.socket, path: Path) -> socket.socket:
+    """Fork a process for each connection, which is returned there; end when the last of them has ended."""
+    connected = 0
+    listener.settimeout(1)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            connection.setblocking(True)
+            if not os.fork():
+                listener.close()
+                return connection
+            connection.close()
+            connected += 1
+            continue
+        if connected and not (connected := connected - _reap()):
+            # Who has come in the meantime is still served; nobody comes any more.
+            path.unlink(missing_ok=True)
+            listener.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                connection, _ = listener.accept()
+                connection.setblocking(True)
+                return connection
+            sys.exit()
 
 
 def _next_request(requests: socket.socket) -> tuple[bytes, list[int]]:

@@ -146,7 +146,7 @@ FORKING = types.SimpleNamespace(
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def forked_frameworks() -> Iterator[None]:
     """Fork the processes that run a framework."""
     with pytest.MonkeyPatch.context() as patch:

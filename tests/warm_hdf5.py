@@ -6,6 +6,7 @@ own, its environment and its time limit are what the tests with `own_hdf5_proces
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -60,7 +61,7 @@ FORKING = types.SimpleNamespace(
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def forked_hdf5() -> Iterator[None]:
     """Fork the processes that list HDF5 files."""
     with pytest.MonkeyPatch.context() as patch:
