@@ -150,7 +150,7 @@ def test_the_checksum_over_many_parts_is_verified_by_the_first_reading(
 
 # Work grows as the tensors: the calls of every command, of 4 times as many tensors.
 
-FEW, FACTOR, MOST_EXPONENT = 80, 4, 1.1
+FEW, FACTOR, MOST_EXPONENT = 150, 4, 1.1
 RARE = ("textconv", "report", "convert to npz", "convert to keras", "convert to safetensors")
 
 
