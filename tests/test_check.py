@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -13,10 +14,11 @@ import pytest
 import yaml
 
 from ckpttool.commands import check as candidates
+from ckpttool.commands import parallel
 from ckpttool.commands.check import check
 from ckpttool.commands.save import save
 from ckpttool.commands.stats import stats
-from ckpttool.core import Tree, display
+from ckpttool.core import Tree, WorkerError, display, limits
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
@@ -225,3 +227,38 @@ def test_models_that_are_not_checked_are_listed(tmp_path: Path, golden: Golden) 
     (tmp_path / "net.engine").write_bytes(b"\1\2\3\4")
     golden(run(tmp_path, "good.pt", "net.gguf", "net.engine", "--no-numbers"))
     golden(run(tmp_path, "net.gguf"))
+
+
+# Many checkpoints, by several processes.
+
+
+def test_processes_find_what_one_finds(files: Path, tmp_path: Path) -> None:
+    """Verdicts, their order, errors and the files that belong to another checkpoint do not depend on jobs."""
+    shutil.copytree(files, tmp_path / "files")
+    shutil.copytree(TF_SAMPLE.parent, tmp_path / "tf")
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
+        packed.write(files / "nan.pt", "inside.pt")
+    alone, several = (check([str(tmp_path)], jobs=jobs) for jobs in (1, 2))
+    assert several.document() == alone.document()
+    errors = [[vars(each.error) for each in found.failed if each.error] for found in (alone, several)]
+    assert errors[0]
+    assert errors[0] == errors[1]
+
+
+def _die(*_: object) -> None:
+    os._exit(3)
+
+
+def test_file_that_ends_its_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_prepare_player", _die)
+    ordered = candidates.collect_candidates([str(TORCH_SAMPLE)]).ordered()
+    task = candidates._CheckTask(ordered, candidates.CheckOptions(), limits.current())
+    ((verdict, files),) = next(candidates._run_tasks([task], 1))
+    assert isinstance(verdict.error, WorkerError)
+    assert (verdict.error.file, files) == (str(TORCH_SAMPLE), ())
+
+
+@pytest.mark.parametrize(("many", "jobs", "expected"), [(1, 4, 1), (9, 4, 4), (9, None, 1)])
+def test_few_checkpoints_start_no_process(many: int, jobs: int | None, expected: int) -> None:
+    assert candidates.count_jobs(many, jobs) == expected
+    assert candidates.count_jobs(candidates.MANY, None) == len(os.sched_getaffinity(0))

@@ -467,6 +467,18 @@ def test_files_that_were_not_opened_are_named(tmp_path: Path) -> None:
     assert [each.value.split()[0] for each in unknown] == ["6"]
 
 
+def test_run_folders_that_were_not_listed_are_named(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    path = saved(tmp_path / "best" / "agent.pt", agent())
+    for n in range(99):
+        (tmp_path / f"a{n}").mkdir()
+    assert all(each.use != "cannot be known" for each in restore_agent(path, facts=GIVEN).ledger)
+    for n in range(3):
+        (tmp_path / f"b{n}").mkdir()
+    (entry,) = (each for each in restore_agent(path, facts=GIVEN).ledger if each.use == "cannot be known")
+    assert (entry.what, entry.where) == ("observation statistics", f"{tmp_path}: 2 more folders of the run")
+
+
 def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent())
     saved(tmp_path / "obs_rms.pt", agent())

@@ -1,16 +1,24 @@
-"""How often the bytes of a tensor are read in a conversion: the source's at most twice, the target's once."""
+"""Work of a command: reads of a tensor's bytes in a conversion, and calls for many tensors."""
 
 from __future__ import annotations
 
+import cProfile
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import ckpttool
+from ckpttool.commands.check import check, textconv
 from ckpttool.commands.convert import convert
+from ckpttool.commands.options import ConversionOptions
 from ckpttool.core import (
     Buffer,
     Checkpoint,
@@ -19,6 +27,7 @@ from ckpttool.core import (
     Inline,
     KeptSource,
     Leaf,
+    MappingError,
     Role,
     Source,
     Span,
@@ -28,7 +37,9 @@ from ckpttool.core import (
 )
 from ckpttool.core import checkpoint as checkpoints
 from ckpttool.formats import keras_h5, npz, safetensors, tf_bundle, torch_zip
+from ckpttool.report import write_report
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.trees import torch_tree
 
 Reads = Counter[tuple[str, str]]
 
@@ -135,3 +146,72 @@ def test_the_checksum_over_many_parts_is_verified_by_the_first_reading(
     assert asked == [(0, 200)]
     assert bytes(span.part(5, 7)) == data[5:7]
     assert asked == [(0, 200), (5, 2)]
+
+
+# Work grows as the tensors: the calls of every command, of 4 times as many tensors.
+
+FEW, FACTOR, MOST_EXPONENT = 150, 4, 1.1
+RARE = ("textconv", "report", "convert to npz", "convert to keras", "convert to safetensors")
+
+
+def written(folder: Path, tensors: int, bias: int = 4) -> tuple[str, str]:
+    """Return a safetensors and an npz file of a network with that many tensors."""
+    tree = torch_tree(
+        {
+            f"layers.{n // 2}.{('weight', 'bias')[n % 2]}": np.ones(((4, 4), (bias,))[n % 2], np.float32)
+            for n in range(tensors)
+        }
+    )
+    files = str(folder / f"{tensors}-{bias}.safetensors"), str(folder / f"{tensors}-{bias}.npz")
+    for file in files:
+        ckpttool.save(tree, file, sync=False)
+    return files
+
+
+def convert_to(word: str) -> Callable[[str, str], object]:
+    def run(source: str, _: str) -> object:
+        return convert(source, f"{source}.{word}", ConversionOptions(to=word, sync=False))
+
+    return run
+
+
+COMMANDS: dict[str, Callable[[str, str], object]] = {
+    "inspect": lambda a, _: ckpttool.summary(a).document(),
+    "digest": lambda a, _: ckpttool.digest(a),
+    "stats": lambda a, _: ckpttool.stats(a),
+    "diff": lambda a, b: ckpttool.diff(a, b),
+    "check": lambda a, _: check([a]),
+    "textconv": lambda a, _: textconv(a),
+    "report": lambda a, _: write_report(a, out=f"{a}.html"),
+    **{f"convert to {word}": convert_to(word) for word in ("torch", "safetensors", "npz", "tf", "keras")},
+}
+
+
+def count_calls(run: Callable[[], object]) -> int:
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def exponent(run: Callable[[str, str], object], folder: Path, bias: int = 4) -> float:
+    """Return the power of the number of tensors with which the calls grow."""
+    run(*written(folder, 2, bias))  # imports and tables
+    few, many = (count_calls(partial(run, *written(folder, n, bias))) for n in (FEW, FEW * FACTOR))
+    return math.log(many / few, FACTOR)
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=pytest.mark.slow if each in RARE else ()) for each in COMMANDS]
+)
+def test_work_grows_as_the_tensors(command: str, tmp_path: Path) -> None:
+    assert exponent(COMMANDS[command], tmp_path) <= MOST_EXPONENT
+
+
+def test_refusals_cost_as_much_as_conversions(tmp_path: Path) -> None:
+    """Looking for options that would form layers from tensors of no known kind."""
+
+    def refused(a: str, b: str) -> None:
+        with pytest.raises(MappingError):
+            COMMANDS["convert to tf"](a, b)
+
+    assert exponent(refused, tmp_path, bias=16) <= MOST_EXPONENT

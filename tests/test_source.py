@@ -6,28 +6,42 @@ import os
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import ckpttool
+from ckpttool import diff, digest, save, stats
+from ckpttool.commands.check import check, textconv
 from ckpttool.core import (
     ChangedError,
     Checksum,
     ChecksumError,
     File,
+    FormatError,
     Inline,
+    Leaf,
     Source,
     Span,
+    StoragePart,
     StridedView,
     TruncatedError,
+    checkpoint,
     crc32,
     crc32c,
+    dtypes,
     filesystem,
     iter_pieces,
     source,
 )
-from ckpttool.core.source import LARGE
+from ckpttool.core import (
+    tree as tree_module,
+)
+from ckpttool.core.source import LARGE, PIECE_ELEMENTS, StreamedArray
+from ckpttool.formats import common
 from tests.golden_texts import Golden
+from tests.trees import torch_tree
 
 BEFORE = 77
 
@@ -134,3 +148,77 @@ def test_the_end_of_the_pieces_checks_them(file: File, data: bytes) -> None:
         assert bytes(next(found)) == data[: 1 << 20]
         with pytest.raises(ChecksumError):
             list(found)
+
+
+# Values of large tensors, in pieces: the elements of the array, verified, in commands that never hold it.
+
+FORMATS = {"torch": "a.pt", "safetensors": "a.safetensors", "npz": "a.npz", "tf": "a"}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("offset", [0, 3, 128])
+def test_streamed_values_are_those_of_the_array(tmp_path: Path, dtype: str, offset: int) -> None:
+    content = np.random.default_rng(1).bytes(LARGE + 16 * 4099)
+    (tmp_path / "x").write_bytes(bytes(offset) + content)
+    checksum = Checksum("crc32", crc32(bytes(offset) + content))
+    base = Span(File.stamp(str(tmp_path / "x")), 0, offset + len(content), checksum)
+    kind = dtypes.numpy_dtype(dtype)
+
+    def streamed(storage: Span, more: int = 0) -> Any:
+        shape = (len(content) // kind.itemsize + more,)
+        return Leaf(dtype, shape, StoragePart(storage, offset, len(content)), "x").values()
+
+    values = streamed(base)
+    assert isinstance(values, StreamedArray)
+    for _ in range(2):
+        pieces = [piece.copy() for piece in values]
+        assert all(piece.size == PIECE_ELEMENTS for piece in pieces[:-1])
+        assert np.concatenate(pieces).tobytes() == content
+    with pytest.raises(ChecksumError):
+        list(streamed(base._replace(checksum=Checksum("crc32", 1))))
+    with pytest.raises(FormatError):
+        list(streamed(base, 1))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_no_command_holds_a_large_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Every command gives what it gives for the same tensor read whole, and never reads it whole."""
+    array = np.random.default_rng(2).standard_normal((1100, 1024), dtype=np.float32)
+    array[:, 3], array[7], array[9, 9] = 0, 0, np.inf
+    tree = torch_tree({"l1/weight": array, "l2/weight": array + np.float32(1e-3)})
+    first, second = str(tmp_path / FORMATS[to]), str(tmp_path / "other.npz")
+    save(tree, first, to)
+    save(torch_tree({"l1/weight": array * np.float32(2), "l2/weight": array + np.float32(1e-3)}), second)
+
+    def run(name: str) -> dict[str, Any]:
+        (tmp_path / name).mkdir()
+        targets = {each: str(tmp_path / name / FORMATS[each]) for each in (to, "npz")}
+        for each, target in targets.items():
+            save(ckpttool.open(first).tree, target, each)
+        return {
+            "digest": digest(first).document(),
+            "stats": stats(first).document(),
+            "check": check([first]).document(),
+            "diff": diff(first, second, by="path").document(),
+            "textconv": textconv(first) if to != "tf" else (),
+            "written": [digest(target).sha256 for target in targets.values()],
+        }
+
+    pieces = run("pieces")
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "is_streamed", lambda _: False)
+        patched.setattr(tree_module, "is_streamed", lambda _: False)
+        patched.setattr(common, "is_streamed", lambda _: False)
+        patched.setattr(source, "_streamed_span", lambda _: None)
+        whole = run("whole")
+    assert pieces == whole
+    different = np.count_nonzero(array != 2 * array)
+    assert [each["values"]["different"] for each in pieces["diff"]["changed"]] == [different]
+    assert any("dead" in sign for each in pieces["stats"]["tensors"][:1] for sign in each["signs"])
+
+    def refuse(span: Span) -> memoryview:
+        raise AssertionError(f"{span.length} bytes are read whole")
+
+    monkeypatch.setattr(Span, "_read_large", refuse)
+    monkeypatch.setattr(checkpoint, "_KEPT_NBYTES", 0)  # small files are kept between their readers
+    assert run("again") == pieces

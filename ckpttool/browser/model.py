@@ -30,10 +30,9 @@ from ckpttool.commands.inspect import (
     walk_modules,
 )
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
-from ckpttool.core import dtypes, urls
-from ckpttool.core.dtypes import np
+from ckpttool.core import urls
 from ckpttool.core.errors import CkpttoolError, UsageError
-from ckpttool.core.source import LARGE, iter_pieces
+from ckpttool.core.source import StreamedArray
 from ckpttool.core.text import clean, compile_glob, describe_error, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
 
@@ -487,32 +486,29 @@ def read_numbers(row: Row | None, done: Callable[[TensorNumbers | None], None]) 
         done(None)
         return
     try:
-        if row.leaf.nbytes > LARGE:
-            yield from _read_streaming(row, done)
+        values = row.leaf.values()
+        if isinstance(values, StreamedArray):
+            yield from _read_streaming(row, values, done)
             return
-        found = stats.tensor_stats(row.path, row.keys, row.leaf, row.leaf.array())
+        found = stats.tensor_stats(row.path, row.keys, row.leaf, values)
         done(TensorNumbers(found.moments, found.histogram, found.signs))
     except CkpttoolError as error:
         done(TensorNumbers(error=describe_error(error)))
 
 
-def _read_streaming(row: TensorRow, done: Callable[[TensorNumbers | None], None]) -> Iterator[None]:
+def _read_streaming(
+    row: TensorRow, values: StreamedArray, done: Callable[[TensorNumbers | None], None]
+) -> Iterator[None]:
     known = Moments()
-    for piece in _read_pieces(row.leaf):
+    for piece in values:
         known += stats.compute_moments(piece)
         yield
     counts: list[int] = []
-    for piece in _read_pieces(row.leaf):
+    for piece in values:
         here = stats.histogram(piece, known)
         counts = [a + b for a, b in zip(counts, here, strict=True)] if counts else list(here)
         yield
     done(TensorNumbers(known, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, known))))
-
-
-def _read_pieces(leaf: Leaf) -> Iterator[np.ndarray]:
-    dtype = dtypes.numpy_dtype(leaf.dtype)
-    for data in iter_pieces(leaf.source):
-        yield np.frombuffer(data, dtype)
 
 
 # Text histogram: a few lines of columns, or a line per range.

@@ -111,6 +111,15 @@ class AuditOptions(AllowOptions, title="Pickle audit"):
 
 
 @dataclass(frozen=True)
+class CheckPanel(AuditOptions, title="Pickle audit"):
+    """Which pickles fail, and in how many processes files are checked."""
+
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Check in N processes.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class PickleOptions(AuditOptions, title="Pickle audit"):
     """What loading the file would import and call."""
 
@@ -716,7 +725,7 @@ def check(
             show_default=False,
         ),
     ],
-    pickle: AuditOptions,
+    how: CheckPanel,
     no_numbers: Annotated[
         bool, typer.Option("--no-numbers", help="Skip values: faster, but finds no NaN.")
     ] = False,
@@ -748,9 +757,9 @@ def check(
 
     try:
         recorded = None if shapes is None else check.read_shape_record(shapes)
-        wanted = check.CheckOptions(pickle.strict, not no_numbers, layout, recorded, pickle.allowed())
+        wanted = check.CheckOptions(how.strict, not no_numbers, layout, recorded, how.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
-            found = check.check(paths, wanted, moving)
+            found = check.check(paths, wanted, moving, jobs=how.jobs)
     except CkpttoolError as error:
         if sarif is not None:
             check.write_sarif(None, 2, sarif, error)

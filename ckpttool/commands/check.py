@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -45,7 +46,7 @@ from ckpttool.core.errors import (
     UsageError,
     from_system_error,
 )
-from ckpttool.core.source import Checksum, File, Span, as_array
+from ckpttool.core.source import Checksum, File, Span
 from ckpttool.core.text import clean, describe_error, describe_record, format_count
 from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
 from ckpttool.formats import detect, tf_common, tf_object_graph
@@ -598,30 +599,40 @@ class CheckOptions:
 
 
 def check(
-    paths: Sequence[str], wanted: CheckOptions | None = None, progress: Progress = ignore_progress
+    paths: Sequence[str],
+    wanted: CheckOptions | None = None,
+    progress: Progress = ignore_progress,
+    *,
+    jobs: int | None = None,
 ) -> CheckResult:
-    """Check every checkpoint found under the paths, one after the other (see `collect_candidates`).
+    """Check every checkpoint found under the paths (see `collect_candidates`).
 
     A checkpoint that cannot be read is reported with the others. A file of a multi-file checkpoint is
-    checked
-    with it, once. Raise UsageError for an unknown layout, and NotFoundError for a pattern without a match.
+    checked with it, once. `jobs` is the number of processes: by default one per core if there are at
+    least MANY checkpoints, else none but this one. Raise UsageError for an unknown layout, and
+    NotFoundError for a pattern without a match.
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:
         plugins.find("layouts", wanted.layout)
     with asked.allowing(wanted.allowed):
-        return _check_all(paths, wanted, progress)
+        return _check_all(paths, wanted, progress, jobs)
 
 
-def _check_all(paths: Sequence[str], wanted: CheckOptions, progress: Progress) -> CheckResult:
+def _check_all(
+    paths: Sequence[str], wanted: CheckOptions, progress: Progress, jobs: int | None
+) -> CheckResult:
     collected = collect_candidates(paths)
     ordered = collected.ordered()
     found: list[tuple[CheckCandidate, CheckpointVerdict]] = []
     taken = _JudgedFiles()
-    for number, each in enumerate(ordered):
-        if not taken.has(each.path):
-            found.append((each, _check_candidate(each, wanted, taken)))
-        progress(number + 1, len(ordered))
+    with contextlib.closing(_judge_ahead(ordered, wanted, count_jobs(len(ordered), jobs))) as judged:
+        for number, (each, known) in enumerate(zip(ordered, judged, strict=True)):
+            if not taken.has(each.path):
+                verdict, files = known or _judge_candidate(each, wanted)
+                taken.add(files)
+                found.append((each, verdict))
+            progress(number + 1, len(ordered))
     failed = {file_identity(each.path) for each, checked in found if checked.error is not None}
     for path, location in collected.parts.items():
         wrong = None if taken.has(path) or file_identity(location) in failed else describe_stray_file(path)
@@ -633,6 +644,72 @@ def _check_all(paths: Sequence[str], wanted: CheckOptions, progress: Progress) -
     return CheckResult(tuple(checked for _, checked in found), tuple(skipped), tuple(unchecked))
 
 
+# Starting processes takes about as long as checking this many checkpoints of an agent.
+MANY = 64
+_TOGETHER = 8  # checkpoints of one task of a process
+_Judged = tuple[CheckpointVerdict, tuple[str, ...]]
+"""a verdict, and the identities of the files that were read for it"""
+
+
+def count_jobs(checkpoints: int, jobs: int | None) -> int:
+    """Return the number of processes for that many checkpoints; 1 means this one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(checkpoints, jobs or (cores if checkpoints >= MANY else 1))
+
+
+def _judge_ahead(
+    ordered: Sequence[CheckCandidate], wanted: CheckOptions, jobs: int
+) -> Generator[_Judged | None, None, None]:
+    """Yield what other processes found for each candidate; None for one that is judged in this one.
+
+    These are the candidates on remote sites and in archives, and all of them if there is one job.
+    """
+    if jobs < 2:
+        yield from itertools.repeat(None, len(ordered))
+        return
+    local = [each for each in ordered if filesystem.find_store(each.path) is None]
+    tasks = [
+        _CheckTask(local[at : at + _TOGETHER], wanted, limits.current())
+        for at in range(0, len(local), _TOGETHER)
+    ]
+    judged = itertools.chain.from_iterable(_run_tasks(tasks, jobs))
+    for each in ordered:
+        yield next(judged) if filesystem.find_store(each.path) is None else None
+
+
+class _CheckTask(NamedTuple):
+    """Candidates for another process."""
+
+    candidates: Sequence[CheckCandidate]
+    wanted: CheckOptions
+    limits: limits.Limits
+
+    def run(self) -> list[_Judged]:
+        """Return the verdict on each."""
+        with limits.using(self.limits), asked.allowing(self.wanted.allowed):
+            return [_judge_candidate(each, self.wanted) for each in self.candidates]
+
+    def failed(self, error: CkpttoolError) -> list[_Judged]:
+        """Return the verdict on the only candidate: it ended its process."""
+        (each,) = self.candidates
+        reason = error.located(file=each.path)
+        return [(CheckpointVerdict(urls.display_url(each.path), error=reason, file=each.path), ())]
+
+
+def _run_tasks(tasks: Sequence[_CheckTask], jobs: int) -> Iterator[list[_Judged]]:
+    """Yield the verdicts of each task; after the end of a process, those of its candidates one by one."""
+    from ckpttool.commands import parallel
+
+    for task, result in zip(tasks, parallel.map_in_processes(_CheckTask.run, tasks, jobs), strict=True):
+        if isinstance(result, list):
+            yield result
+        elif len(task.candidates) == 1:
+            yield task.failed(result)
+        else:
+            alone = [task._replace(candidates=[each]) for each in task.candidates]
+            yield list(itertools.chain.from_iterable(_run_tasks(alone, 1)))
+
+
 class _JudgedFiles:
     """Files that were checked as part of a checkpoint, so that none is checked twice."""
 
@@ -640,9 +717,8 @@ class _JudgedFiles:
         self._files: set[str] = set()
         self._folders: set[str] = set()
 
-    def add(self, checkpoint: Checkpoint) -> None:
-        """Add the files of a checkpoint."""
-        real = [file_identity(file.path) for file in checkpoint.files]
+    def add(self, real: Sequence[str]) -> None:
+        """Add the identities of a checkpoint's files."""
         self._files.update(real)
         self._folders.update(map(os.path.dirname, real))
 
@@ -660,37 +736,37 @@ def _unused_file_verdict(
     )
 
 
-def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedFiles) -> CheckpointVerdict:
+def _judge_candidate(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
+    """Return the verdict on a candidate, and the identities of its files if it could be read."""
     name = urls.display_url(each.path)
     if each.error is not None or each.found is None:
-        return CheckpointVerdict(
-            name, findings=_code_findings(each.code_references), error=each.error, file=each.path
-        )
-    findings: list[Finding] = []
+        findings = _code_findings(each.code_references)
+        return CheckpointVerdict(name, findings=findings, error=each.error, file=each.path), ()
+    found: list[Finding] = []
     try:
         checkpoint = detect.read_location(each.found)
-        layout = _judge(checkpoint, wanted, findings)
+        layout = _judge(checkpoint, wanted, found)
     except CkpttoolError as error:
         reason = error.located(file=each.path)
     except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does
         fault = CkpttoolError(f"unexpected {type(error).__name__}: {error}")
         reason = (from_system_error(error) or fault).located(file=each.path)
     else:
-        taken.add(checkpoint)
         tensors = sum(1 for _ in checkpoint.tree.tensors())
-        return CheckpointVerdict(
+        verdict = CheckpointVerdict(
             urls.display_url(checkpoint.path),
             checkpoint.format,
             layout,
             tensors,
-            tuple(findings),
+            tuple(found),
             file=_representative_file(checkpoint),
         )
-    kept = tuple(findings) or (
+        return verdict, tuple(file_identity(file.path) for file in checkpoint.files)
+    kept = tuple(found) or (
         *_code_findings(find_unclaimed_code(each.path)),
         *unjudged_findings(_find_other_formats(each)),
     )
-    return CheckpointVerdict(name, findings=kept, error=reason, file=each.path)
+    return CheckpointVerdict(name, findings=kept, error=reason, file=each.path), ()
 
 
 def _representative_file(checkpoint: Checkpoint) -> str:
@@ -760,15 +836,21 @@ def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("numbers", f"and {more} with NaN or infinite values")
 
 
-def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
-    data = leaf.read()
+def _read_values(leaf: Leaf) -> stats.Values | None:
+    """Return the values of a tensor; None for elements that NumPy has no type for, which are read, too."""
     try:
-        array = as_array(data, leaf.dtype, leaf.shape)
+        return leaf.values()
     except UnsupportedError:
+        leaf.read()
+        return None
+
+
+def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
+    values = _read_values(leaf)
+    # Every piece is read, because checksums are verified after the last one.
+    if values is None or min(map(stats.is_finite, stats.iter_values(values)), default=True):
         return ""
-    if array.dtype.kind in "iub" or np.isfinite(array).all():
-        return ""
-    known = stats.compute_moments(array)
+    known = stats.compute_moments(values)
     counts = [
         f"{n:,} {word}" for n, word in stats.count_nonfinite([str(step.value) for step in path], leaf, known)
     ]
@@ -1127,12 +1209,10 @@ def _shorten_text(text: str) -> str:
 
 def _describe_numbers(leaf: Leaf) -> str:
     """Read a tensor and describe it: a few values as they are, many by their statistics, none as ""."""
-    data = leaf.read()
-    try:
-        array = as_array(data, leaf.dtype, leaf.shape)
-    except UnsupportedError:
+    array = _read_values(leaf)
+    if array is None:
         return ""
-    if leaf.size <= _FEW:
+    if isinstance(array, np.ndarray) and leaf.size <= _FEW:
         shown = ", ".join(map(str, array.reshape(-1)))
         return f"= [{shown}]" if leaf.shape else f"= {shown}"
     known = stats.compute_moments(array)

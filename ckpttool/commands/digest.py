@@ -163,6 +163,17 @@ class DigestRecorder:
         else:
             self._lane.do(partial(self._note, path, data), len(data))
 
+    def hear_pieces(self, path: Path, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Yield the pieces of a tensor, and record their bytes."""
+        running = hashlib.sha256()
+        for piece in pieces:
+            if path not in self._heard:
+                self._lane.do(partial(running.update, bytes(piece)), len(piece))
+            yield piece
+        if path not in self._heard:
+            self._heard.add(path)
+            self._lane.do(lambda: self._found.update({path: running.hexdigest()}))
+
     def sha256(self, path: Path) -> str:
         """Return the digest of a tensor that was read, waiting for the worker thread."""
         if path not in self._found:
@@ -194,6 +205,11 @@ class TeeSource:
         data = self.base.read()
         self.recorder.hear(self.path, data)
         return data
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the base's pieces; the first complete pass is hashed."""
+        pieces = iter_pieces(self.base, verify=verify)
+        return self.recorder.hear_pieces(self.path, pieces) if verify else pieces
 
     def sha256(self) -> str:
         """Return the digest of the data read."""

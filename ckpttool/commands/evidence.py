@@ -1161,7 +1161,7 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
     found += _list_run_statistics(folder, unread)
     for problem in unread:
         yield LedgerEntry(
-            "cannot be known", "observation statistics", "files in a folder that cannot be listed", problem
+            "cannot be known", "observation statistics", "files in folders that were not listed", problem
         )
     files = [each for each in found if _is_plain_file(os.path.join(folder, each.name))]
     # Statistics change the observations: they are read first.
@@ -1210,12 +1210,14 @@ def _list_run_statistics(folder: str, unread: list[str]) -> Iterator[_SideFile]:
             names = sorted(each.name for each in listed if each.is_dir(follow_symlinks=False))
     except OSError:
         names = []  # `unread` has the folder
-    for name in names[:_MOST_NEIGHBOURS]:
-        lower = name.lower()
-        if name != os.path.basename(folder) and (
-            part or _RUN_PART.fullmatch(lower) or _STATISTICS_WORDS.fullmatch(lower)
-        ):
-            above = (*above, *_list_side_files(folder, os.path.join(os.pardir, name), unread)[0])
+    words = ((name, name.lower()) for name in names if name != os.path.basename(folder))
+    run = [
+        name for name, low in words if part or _RUN_PART.fullmatch(low) or _STATISTICS_WORDS.fullmatch(low)
+    ]
+    if left := len(run[_MOST_NEIGHBOURS:]):
+        unread.append(f"{os.path.dirname(folder)}: {left:,} more folders of the run")
+    for name in run[:_MOST_NEIGHBOURS]:
+        above = (*above, *_list_side_files(folder, os.path.join(os.pardir, name), unread)[0])
     for each in above:
         if each.is_statistics and _NORMALISER_FILE.search(os.path.basename(each.name).lower()):
             yield each

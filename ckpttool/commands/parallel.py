@@ -1,4 +1,4 @@
-"""Schedulers of an evaluation: this process, a pool of processes, and a Ray cluster."""
+"""Schedulers: this process, a pool of processes, and, for evaluations, a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import socket
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ckpttool.commands.evaluate import (
     Evaluation,
@@ -36,6 +38,9 @@ from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, W
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
 from ckpttool.networks.worker import THREADS, ended_error
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 # Batches of agents, and playing one.
 
@@ -197,15 +202,51 @@ def process_spread(jobs: int) -> Spread:
     def spread(
         batches: Iterable[EvaluationBatch], _: Progress
     ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
-        with _PlayerPool(jobs) as players:
+        with ProcessPool(jobs) as players:
+
+            def submit(batch: EvaluationBatch) -> Future[BatchResult]:
+                return players.submit(partial(play_job, batch, search_paths.list_user_modules()))
+
             # One more than can be played, so that a free process need not wait for a restore.
-            for batch, played in _distribute(batches, players.submit, jobs + 1):
-                yield batch, played.result()
+            for batch, played in _distribute(batches, submit, jobs + 1):
+                try:
+                    result = played.result()
+                except WorkerError as error:
+                    result = batch.failed(error)
+                yield batch, result
 
     return spread
 
 
-class _PlayerPool:
+# Tasks of one process at a time that are submitted ahead of the one whose result is taken.
+AHEAD = 3
+
+
+def map_in_processes(
+    work: Callable[[_Task], _Result], tasks: Iterable[_Task], jobs: int
+) -> Iterator[_Result | WorkerError]:
+    """Yield the result of each task in order, computed in that many processes.
+
+    `work`, tasks and results are pickled. A task whose process died twice yields the error.
+    """
+    waiting: deque[Future[_Result]] = deque()
+
+    def take() -> _Result | WorkerError:
+        try:
+            return waiting.popleft().result()
+        except WorkerError as error:
+            return error
+
+    with ProcessPool(jobs) as pool:
+        for task in tasks:
+            waiting.append(pool.submit(partial(work, task)))
+            if len(waiting) > AHEAD * jobs:
+                yield take()
+        while waiting:
+            yield take()
+
+
+class ProcessPool:
     """Executors with one process each, so that a crash ends no other; closed by `with`."""
 
     def __init__(self, jobs: int) -> None:
@@ -215,7 +256,7 @@ class _PlayerPool:
         for player in self._players:
             self._free.put(player)
 
-    def __enter__(self) -> _PlayerPool:
+    def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: object, ___: TracebackType | None) -> None:
@@ -225,21 +266,21 @@ class _PlayerPool:
         for player in self._players:
             player.end()
 
-    def submit(self, batch: EvaluationBatch) -> Future[BatchResult]:
-        """Play the batch in the next free process."""
-        return self._threads.submit(self._play, batch)
+    def submit(self, work: Callable[[], _Result]) -> Future[_Result]:
+        """Call picklable `work` in the next free process; raises WorkerError if the process dies twice."""
+        return self._threads.submit(self._run, work)
 
-    def _play(self, batch: EvaluationBatch) -> BatchResult:
+    def _run(self, work: Callable[[], _Result]) -> _Result:
         player = self._free.get()
         try:
             for _ in range(STARTS):
                 try:
-                    return player.play(batch)
+                    return player.run(work)
                 except WorkerError as error:
                     failed = error
         finally:
             self._free.put(player)
-        return batch.failed(failed)
+        raise failed
 
 
 class _PlayerContext(SpawnContext):
@@ -257,7 +298,7 @@ class _PlayerContext(SpawnContext):
 
 
 class _Player:
-    """A one-process executor, started with its first batch and restarted after a crash."""
+    """A one-process executor, started with its first work and restarted after a crash."""
 
     _starting = threading.Lock()
     """shared by all players: inherited state belongs to the whole program"""
@@ -267,11 +308,11 @@ class _Player:
         self._stopped = False
         self._executor: ProcessPoolExecutor | None = None
 
-    def play(self, batch: EvaluationBatch) -> BatchResult:
-        """Play the batch; raise WorkerError if the process dies."""
+    def run(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of the work; raise WorkerError if the process dies."""
         try:
             executor = self._executor or self._start()
-            return executor.submit(play_job, batch, search_paths.list_user_modules()).result()
+            return executor.submit(work).result()
         except BrokenProcessPool:
             with self._log as log:
                 raise ended_error(f"the {self._name}", self.end(), Path(log.name)) from None

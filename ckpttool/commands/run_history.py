@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from ckpttool.commands.digest import DigestRecorder
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.folder import CheckpointEntry, expand_paths, list_names
 from ckpttool.commands.inspect import Finding, natural_sort_key, step_columns, step_in_name
-from ckpttool.commands.stats import compute_stats, euclidean_norm
+from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
 from ckpttool.core import filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -211,8 +211,8 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
 
 # Norms of layers and the sizes of their updates, one tensor of two checkpoints at a time.
 
-# Elements processed together.
-_PIECE = 1 << 18
+# Bytes that wait to be hashed.
+_BACKLOG = 4 << 20
 # Checkpoints named in a note.
 _NAMED = 5
 
@@ -271,12 +271,12 @@ class _DriftRecorder:
         self._before: Checkpoint | None = None
         self._current: dict[str, _LayerSums] = {}
 
-    def watch(self, checkpoint: Checkpoint) -> Callable[[Path, Leaf, np.ndarray], None]:
+    def watch(self, checkpoint: Checkpoint) -> Callable[[Path, Leaf, Values], None]:
         """Return a callback for each array of the next checkpoint."""
         self._current = {}
         names, before = checkpoint.tree.names, self._before
 
-        def add(at: Path, leaf: Leaf, array: np.ndarray) -> None:
+        def add(at: Path, leaf: Leaf, array: Values) -> None:
             if leaf.role != "parameter" or array.dtype.kind == "b":
                 return
             layer, _, name = names[at].rpartition("/")
@@ -288,7 +288,7 @@ class _DriftRecorder:
                 return
             sums.norm = math.hypot(sums.norm, _norm(array))
             if sums.apart is not None:
-                sums.apart = math.hypot(sums.apart, _norm(array, old.array()))
+                sums.apart = math.hypot(sums.apart, _norm(array, old.values()))
 
         return add
 
@@ -338,15 +338,15 @@ def _relative_change(before: float | None, change: float | None) -> float | None
     return change / before
 
 
-def _norm(array: np.ndarray, other: np.ndarray | None = None) -> float:
+def _norm(array: Values, other: Values | None = None) -> float:
     """Return the Euclidean norm of an array, or of its difference from another one of its shape."""
-    flat, total = array.reshape(-1), 0.0
-    against = None if other is None else other.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        piece = _to_real(flat[start : start + _PIECE])
-        if against is not None:
+    total = 0.0
+    pairs = zip(iter_values(array), repeat(None) if other is None else iter_values(other), strict=False)
+    for values, before in pairs:
+        piece = _to_real(values)
+        if before is not None:
             with np.errstate(invalid="ignore", over="ignore"):
-                piece = piece - _to_real(against[start : start + _PIECE])
+                piece = piece - _to_real(before)
         total = math.hypot(total, euclidean_norm(piece))
     return total
 
@@ -554,7 +554,7 @@ def _read_member(
 ) -> tuple[_ReadColumn, tuple[str, ...]]:
     """Read a checkpoint for its digest, its findings and its drift; return also the notes of doctor."""
     checkpoint = listing.checkpoint
-    with WorkerThread() as lane:
+    with WorkerThread(_BACKLOG) as lane:
         recorder = DigestRecorder(checkpoint, lane)
         values = compute_stats(
             recorder.checkpoint, listing.binding, glob, progress, seen=drift.watch(checkpoint)

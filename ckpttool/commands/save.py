@@ -12,7 +12,7 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, Any, NamedTuple, cast
@@ -101,18 +101,22 @@ class LeafChecksums:
         self._same = {p: leaf.source for p, leaf in tree.tensors() if isinstance(leaf.source, TeeSource)}
         done = 0
 
-        def seen(path: Path, data: Buffer) -> None:
+        def seen(path: Path, data: Buffer, running: _RunningChecksums | None) -> None:
             nonlocal done
             nbytes = len(data)
+            work = partial(self._note, path, data) if running is None else partial(running.update, data)
             if nbytes < SHARED:
-                self._note(path, data)
+                work()
             else:
-                self._lane.do(partial(self._note, path, data), nbytes)
+                self._lane.do(work, nbytes)
             done += nbytes
             progress(done, total)
 
+        def finish(path: Path, running: _RunningChecksums) -> None:
+            self._lane.do(partial(self._keep, path, running))
+
         watched = {
-            path: replace(leaf, source=_ReadbackSource(leaf.source, path, seen))
+            path: replace(leaf, source=_ReadbackSource(leaf.source, path, seen, finish))
             if isinstance(leaf, Leaf)
             else leaf
             for path, leaf in tree.items()
@@ -139,9 +143,27 @@ class LeafChecksums:
         return self._same[path].sha256() if path in self._same else self._sha256[path]
 
     def _note(self, path: Path, data: Buffer) -> None:
-        self._crc[path] = crc32c(data)
-        if path not in self._same:
-            self._sha256[path] = hashlib.sha256(data).hexdigest()
+        running = _RunningChecksums(hashed=path not in self._same)
+        running.update(data)
+        self._keep(path, running)
+
+    def _keep(self, path: Path, running: _RunningChecksums) -> None:
+        self._crc[path] = running.crc
+        if running.sha256 is not None:
+            self._sha256[path] = running.sha256.hexdigest()
+
+
+class _RunningChecksums:
+    """CRC-32C of the pieces so far, and SHA-256 unless computed elsewhere."""
+
+    def __init__(self, *, hashed: bool) -> None:
+        self.crc, self.sha256 = 0, hashlib.sha256() if hashed else None
+
+    def update(self, data: Buffer) -> None:
+        """Add a piece."""
+        self.crc = crc32c(data, self.crc)
+        if self.sha256 is not None:
+            self.sha256.update(data)
 
 
 def _readback_error(path: Path) -> FormatError:
@@ -150,20 +172,42 @@ def _readback_error(path: Path) -> FormatError:
 
 @dataclass(frozen=True, slots=True)
 class _ReadbackSource:
-    """A source that reports to `seen` the data read from it."""
+    """A source that reports to `seen` the data read from it, and to `finish` the end of its pieces."""
 
     base: Source
     path: Path
-    seen: Callable[[Path, Buffer], None]
+    seen: Callable[[Path, Buffer, _RunningChecksums | None], None]
+    finish: Callable[[Path, _RunningChecksums], None]
 
     def read(self) -> Buffer:
         """Return the base source's bytes."""
-        try:
+        with self._located():
             data = self.base.read()
+        self.seen(self.path, data, None)
+        return data
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the base source's pieces; the first complete pass is reported."""
+        running = _RunningChecksums(hashed=not isinstance(self.base, TeeSource))
+        pieces = iter_pieces(self.base, verify=verify)
+        while True:
+            with self._located():
+                piece = next(pieces, None)
+            if piece is None:
+                break
+            if verify:
+                piece = bytes(piece)
+                self.seen(self.path, piece, running)
+            yield piece
+        if verify:
+            self.finish(self.path, running)
+
+    @contextlib.contextmanager
+    def _located(self) -> Iterator[None]:
+        try:
+            yield
         except CkpttoolError as error:
             raise error.located(path=display(self.path)) from error
-        self.seen(self.path, data)
-        return data
 
 
 # The file that lists a folder's checkpoints and the latest, as TensorFlow writes it.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ckpttool.commands.inspect import json_value
 from ckpttool.core import limits, text, urls
-from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.atomic_write import Progress, ignore_progress, keep_freed_memory
 from ckpttool.core.checkpoint import Checkpoint, html_text
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.source import Shape, as_array
+from ckpttool.core.source import PIECE_ELEMENTS, Shape, StreamedArray
 from ckpttool.core.text import compile_glob, describe_record, no_match_error
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
 from ckpttool.formats.detect import open_checkpoint
@@ -23,9 +23,8 @@ from ckpttool.libraries.schema import RecognizedAgent
 
 # Differences between two arrays of one shape: counts, the largest ones, and where.
 
-# Elements compared together: their float64 copies fit a cache.
-_PIECE = 1 << 18
 _INTEGERS = "iu"
+Values: TypeAlias = "np.ndarray | StreamedArray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +69,34 @@ def compare_leaves(left: Leaf, right: Leaf) -> ArrayDifference | None:
     """Read two leaves of equal shape; return None if all elements are equal (NaN equals NaN)."""
     if "string" in (left.dtype, right.dtype):
         return _compare_strings(left, right)
-    first, second = left.read(), right.read()
-    if left.dtype == right.dtype and memoryview(first) == memoryview(second):
+    first, second = left.values(), right.values()
+    if left.dtype == right.dtype and all(map(_same_bytes, iter_values(first), iter_values(second))):
         return None
-    return compare_arrays(as_array(first, left.dtype, left.shape), as_array(second, right.dtype, right.shape))
+    return compare_arrays(first, second)
 
 
-def compare_arrays(left: np.ndarray, right: np.ndarray) -> ArrayDifference | None:
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a.view(np.uint8), b.view(np.uint8))
+
+
+def compare_arrays(left: Values, right: Values) -> ArrayDifference | None:
     """Compare two arrays of equal shape and any type; return None if all elements are equal."""
-    a, b = left.reshape(-1), right.reshape(-1)
-    found = _DifferenceSums()
-    for start in range(0, a.size, _PIECE):
-        found.take(a[start : start + _PIECE], b[start : start + _PIECE], start)
+    found, start = _DifferenceSums(), 0
+    for a, b in zip(iter_values(left), iter_values(right), strict=True):
+        found.take(a, b, start)
+        start += a.size
     if not found.different:
         return None
     at = tuple(int(step) for step in np.unravel_index(found.place, left.shape))
     return ArrayDifference(
-        a.size,
+        left.size,
         found.different,
         found.nans,
         found.max_abs,
         found.max_rel,
         found.cosine(),
         at,
-        _json_number(left[at]),
-        _json_number(right[at]),
+        *found.values,
     )
 
 
@@ -104,6 +106,7 @@ class _DifferenceSums:
     def __init__(self) -> None:
         self.different = self.nans = self.place = 0
         self.max_abs = self.max_rel = 0.0
+        self.values: tuple[Any, Any] = (None, None)
         self._seen = False
         self._dot = self._left = self._right = 0.0
 
@@ -127,6 +130,7 @@ class _DifferenceSums:
         here = int(distance.argmax()) if distance.max() > 0 else int(other.argmax())
         if not self._seen or distance[here] > self.max_abs:
             self.max_abs, self.place, self._seen = float(distance[here]), start + here, True
+            self.values = _json_number(a[here]), _json_number(b[here])
         self.max_rel = max(self.max_rel, float(relative.max()))
 
     def _angle(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -418,52 +422,85 @@ class Moments:
         return found
 
 
-def compute_moments(array: np.ndarray) -> Moments:
+def compute_moments(array: Values) -> Moments:
     """Return the float64 moments of an array of numbers or booleans."""
-    return sum(map(_piece_moments, _pieces(array)), Moments())
+    return sum(map(_piece_moments, iter_values(array)), Moments())
 
 
-def histogram(array: np.ndarray, found: Moments) -> tuple[int, ...]:
-    """Return the count of finite numbers in each of BINS equal intervals between the extremes."""
+def histogram(array: Values, found: Moments) -> tuple[int, ...]:
+    """Return the count of finite numbers in each of BINS equal intervals between the extremes.
+
+    An interval contains its lower end, the last one both (numpy/lib/_histograms_impl.py).
+    """
     if not found.finite or found.low == found.high or not math.isfinite(found.high - found.low):
         return ()
-    counts = np.zeros(BINS, np.int64)
-    for piece in _pieces(array):
-        counts += np.histogram(piece[np.isfinite(piece)], BINS, (found.low, found.high))[0]
-    return tuple(int(count) for count in counts)
+    edges = np.linspace(found.low, found.high, BINS + 1)
+    above = np.zeros(BINS + 1, np.int64)  # numbers from each edge up, none above the last
+    for piece in iter_values(array):
+        numbers = piece if piece.dtype.char in "fd" else _to_real(piece)
+        if found.finite < found.size:
+            numbers = numbers[np.isfinite(numbers)]
+        above[0] += numbers.size
+        for at in range(1, BINS):
+            above[at] += np.count_nonzero(numbers >= _round_up(edges[at], numbers.dtype))
+    return tuple(int(count) for count in above[:-1] - above[1:])
 
 
-def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
+def is_finite(piece: np.ndarray) -> bool:
+    """Return whether all elements are numbers, neither NaN nor infinite."""
+    return piece.dtype.kind in "iub" or bool(np.isfinite(piece).all())
+
+
+def _round_up(edge: np.float64, dtype: np.dtype) -> Any:
+    """Return the smallest number of the type that is not below the edge."""
+    rounded = dtype.type(edge)
+    return rounded if rounded >= edge else np.nextafter(rounded, dtype.type(np.inf))
+
+
+def iter_values(array: Values) -> Iterator[np.ndarray]:
+    """Yield the elements in C order: flat arrays of PIECE_ELEMENTS elements, the last with the rest."""
+    if isinstance(array, StreamedArray):
+        keep_freed_memory()  # of temporary arrays, which every piece would fetch from the system again
+        yield from array
+        return
     flat = array.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        piece = flat[start : start + _PIECE]
-        yield np.abs(piece) if piece.dtype.kind == "c" else piece.astype(np.float64)
+    for start in range(0, flat.size, PIECE_ELEMENTS):
+        yield flat[start : start + PIECE_ELEMENTS]
+
+
+def _to_real(piece: np.ndarray) -> np.ndarray:
+    """Return a float64 copy, of complex numbers their magnitudes."""
+    return np.abs(piece) if piece.dtype.kind == "c" else piece.astype(np.float64)
 
 
 def _piece_moments(piece: np.ndarray) -> Moments:
-    numbers = piece[np.isfinite(piece)]
-    nans = int(np.isnan(piece).sum())
-    infs = piece.size - numbers.size - nans
-    if not numbers.size:
-        return Moments(piece.size, nans=nans, infs=infs)
-    low, high = float(numbers.min()), float(numbers.max())
+    numbers = whole = _to_real(piece)
+    nans = 0
+    low, high = float(whole.min()), float(whole.max())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        numbers, nans = whole[np.isfinite(whole)], int(np.isnan(whole).sum())
+        if not numbers.size:
+            return Moments(whole.size, nans=nans, infs=whole.size - nans)
+        low, high = float(numbers.min()), float(numbers.max())
+    infs = whole.size - numbers.size - nans
+    zeros = piece.size - int(np.count_nonzero(piece != 0))
     # The sum of numbers near the largest float64 is infinite, that of their parts is not.
     mean = float((numbers / numbers.size).sum() if max(-low, high) > _LARGE else numbers.mean())
-    zeros = piece.size - int(np.count_nonzero(piece))
     return Moments(piece.size, low, high, mean, euclidean_norm(numbers - mean), zeros, nans, infs)
 
 
 def euclidean_norm(numbers: np.ndarray) -> float:
     """Return the norm of float64 numbers, also if their squares are above or below what float64 holds."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total = float(np.dot(numbers, numbers))
+        # np.dot would start the threads of BLAS, whose number decides how it rounds.
+        total = float(np.square(numbers).sum())
     if 1 / _LARGE < total < math.inf:
         return math.sqrt(total)
     largest = float(np.abs(numbers).max(initial=0.0))
     if not 0 < largest < math.inf:
         return largest
     scaled = numbers / largest
-    return largest * math.sqrt(float(np.dot(scaled, scaled)))
+    return largest * math.sqrt(float(np.square(scaled).sum()))
 
 
 # `stats`: the values of every tensor and module, and signs of failed training.
@@ -570,11 +607,11 @@ def compute_stats(
     binding: RecognizedAgent | None,
     glob: str | None = None,
     progress: Progress = ignore_progress,
-    seen: Callable[[Path, Leaf, np.ndarray], None] | None = None,
+    seen: Callable[[Path, Leaf, Values], None] | None = None,
 ) -> Stats:
     """Return the stats of a checkpoint already listed, with its agent.
 
-    `seen` receives every array while it is in memory.
+    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one.
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -588,10 +625,10 @@ def compute_stats(
             left_out.append(tree.names[at])
             continue
         try:
-            array = leaf.array()
-            found.append(tensor_stats(tree.names[at], at, leaf, array))
+            values = leaf.values()
+            found.append(tensor_stats(tree.names[at], at, leaf, values))
             if seen is not None:
-                seen(at, leaf, array)
+                seen(at, leaf, values)
         except CkpttoolError as error:
             raise error.located(file=checkpoint.path, path=tree.names[at]) from error
         done += leaf.nbytes
@@ -606,8 +643,8 @@ def compute_stats(
     )
 
 
-def tensor_stats(name: str, path: Path, leaf: Leaf, array: np.ndarray) -> TensorStats:
-    """Return the stats of one numeric tensor that has been read."""
+def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values) -> TensorStats:
+    """Return the stats of one numeric tensor."""
     known = compute_moments(array)
     return TensorStats(
         name, leaf, known, histogram(array, known), tuple(find_warning_signs(path, leaf, known, array))
@@ -627,9 +664,7 @@ def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:
     return (ModuleStats(path, count, known) for path, (count, known) in sums.items())
 
 
-def find_warning_signs(
-    path: Path, leaf: Leaf, known: Moments, array: np.ndarray | None = None
-) -> Iterator[str]:
+def find_warning_signs(path: Path, leaf: Leaf, known: Moments, array: Values | None = None) -> Iterator[str]:
     """Yield a sentence for each sign of failed training.
 
     Units are checked if the whole array is available.
@@ -666,15 +701,37 @@ def _squared_slot_warnings(known: Moments) -> Iterator[str]:
         yield f"exploding gradients: up to {known.high**0.5:.1g}"
 
 
-def _unit_warnings(path: Path, array: np.ndarray, known: Moments) -> Iterator[str]:
+def _unit_warnings(path: Path, array: Values, known: Moments) -> Iterator[str]:
     if known.size > 1 and known.high == known.low == 0 and array.ndim > 1:
         yield "all zeros"
         return
     axis = _UNITS.get(str(path[-1].value if path else "").lstrip("_").rpartition(".")[2])
     if axis is None or array.ndim < 2 or not known.zeros:
         return
-    others = tuple(at for at in range(array.ndim) if at != axis % array.ndim)
-    dead = int(np.sum(~np.any(array != 0, axis=others)))
+    dead = _count_dead(array, axis)
     if dead:
         takes = "is dead: all its input" if dead == 1 else "are dead: all their input"
         yield f"{dead:,} of {array.shape[axis]:,} units {takes} weights are zero"
+
+
+def _count_dead(array: Values, axis: int) -> int:
+    """Return the number of units, along the first or last axis, whose numbers are all zero."""
+    alive, start = np.zeros(array.shape[axis], bool), 0
+    inner = array.size // len(alive)
+    for piece in iter_values(array):
+        nonzero = piece != 0
+        if axis:
+            whole, lead = len(alive), min(-start % len(alive), piece.size)
+            rows = nonzero[lead : piece.size - (piece.size - lead) % whole]
+            rest = nonzero[lead + rows.size :]
+            alive |= rows.reshape(-1, whole).any(axis=0)
+            alive[whole - (-start % whole) :][:lead] |= nonzero[:lead]
+            alive[: rest.size] |= rest
+            if alive.all():
+                return 0
+        else:
+            first, stop = start // inner, (start + piece.size - 1) // inner + 1
+            rows = np.maximum(np.arange(first, stop) * inner - start, 0)
+            alive[first:stop] |= np.logical_or.reduceat(nonzero, rows)
+        start += piece.size
+    return int(np.sum(~alive))

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from ckpttool.core import dtypes, filesystem
 from ckpttool.core.dtypes import np
@@ -353,15 +353,15 @@ class Span(NamedTuple):
             pass
         return whole.toreadonly()
 
-    def pieces(self, whole: memoryview | None = None) -> Iterator[memoryview]:
+    def pieces(self, whole: memoryview | None = None, *, verify: bool = True) -> Iterator[memoryview]:
         """Yield the bytes like `File.read_large`; the checksum is verified after the last piece."""
-        running = 0
+        checksum, running = self.checksum if verify else None, 0
         for piece in self.file.read_large(self.offset, self.length, whole):
-            if self.checksum is not None:
-                running = self.checksum.extend(piece, running)
+            if checksum is not None:
+                running = checksum.extend(piece, running)
             yield piece
-        if self.checksum is not None:
-            self.checksum.require(running, self.length, self.file.path, self.offset)
+        if checksum is not None:
+            checksum.require(running, self.length, self.file.path, self.offset)
 
     def part(self, start: int, stop: int) -> Buffer:
         """Return bytes `start` to `stop` of the span; the whole span's checksum is verified once."""
@@ -474,6 +474,20 @@ class StoragePart(NamedTuple):
         found = memoryview(self.base.read())[self.offset : self.offset + self.length]
         require_length(found, self.length)
         return found
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the bytes of a part of a span in pieces, after which the whole span is verified."""
+        base, at, count = cast(Span, self.base), 0, 0
+        if not verify or base.checksum is None:
+            yield from Span(base.file, base.offset + self.offset, self.length).pieces()
+            return
+        for piece in base.pieces():
+            part = piece[max(0, self.offset - at) : max(0, self.offset + self.length - at)]
+            at, count = at + len(piece), count + len(part)
+            if len(part):
+                yield part
+        if count != self.length:
+            raise _length_error(self.length, count)
 
     def part(self, start: int, stop: int) -> Buffer:
         """Return bytes `start` to `stop` of the run."""
@@ -589,18 +603,94 @@ class TransformedSource(NamedTuple):
         return changed.reshape(-1).view(np.uint8).data
 
 
-def iter_pieces(source: Source) -> Iterator[Buffer]:
+class PiecewiseSource(Protocol):
+    """A source that yields its bytes in pieces if its `base` does."""
+
+    @property
+    def base(self) -> Source:
+        """The source that is read."""
+        ...
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the bytes, each piece valid until the next; without `verify`, again after a complete pass."""
+        ...
+
+
+def _streamed_span(source: Source) -> Span | None:
+    """Return the run of a file that a source's bytes are, if it is so large that it is read in pieces."""
+    span: object = source
+    whole = source.storage if isinstance(source, StridedView) else None
+    if isinstance(source, StridedView) and isinstance(whole, Span):
+        if whole.length < LARGE or not source.plain():
+            return None
+        first, stop = source.reach()
+        if (first, stop) == (0, whole.length):
+            span = whole
+        elif (whole.checksum is None or whole in _VERIFIED) and 0 <= first <= stop <= whole.length:
+            span = Span(whole.file, whole.offset + first, stop - first)
+    return span if isinstance(span, Span) and span.length >= LARGE else None
+
+
+def is_streamed(source: Source) -> bool:
+    """Return whether `iter_pieces` yields the bytes of a source in pieces, never whole."""
+    if hasattr(source, "pieces") and hasattr(source, "base"):
+        return is_streamed(source.base)
+    return _streamed_span(source) is not None
+
+
+def iter_pieces(source: Source, *, verify: bool = True) -> Iterator[Buffer]:
     """Yield a source's bytes, each piece valid until the next; large plain ones are never held whole.
 
-    The bytes are verified only at the end of the iteration, which raises ChecksumError.
+    The bytes are verified only at the end of the iteration, which raises ChecksumError; without `verify`
+    they are those of a streamed source whose verification is complete.
     """
-    span: object = source
-    if isinstance(source, StridedView) and isinstance(source.storage, Span) and source.plain():
-        span = source.storage if source.reach() == (0, source.storage.length) else source
-    if isinstance(span, Span) and span.length >= LARGE:
-        yield from span.pieces()
+    span = _streamed_span(source)
+    if span is not None:
+        yield from span.pieces(verify=verify)
+    elif is_streamed(source):
+        yield from cast(PiecewiseSource, source).pieces(verify=verify)
     else:
         yield source.read()
+
+
+PIECE_ELEMENTS = 1 << 18
+"""elements processed together: their float64 copies fit a cache"""
+
+
+class StreamedArray:
+    """The elements of a large tensor in C order, read from the file in every pass, never held whole."""
+
+    def __init__(self, source: Source, dtype: str, shape: Shape) -> None:
+        self.dtype, self.shape, self.size = dtypes.numpy_dtype(dtype), shape, math.prod(shape)
+        self.ndim = len(shape)
+        self._source, self._verify = source, True
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Yield flat arrays of PIECE_ELEMENTS elements, the last with the rest; each is valid until the next.
+
+        Checksums are verified at the end of the first complete pass.
+        """
+        nbytes, count, size = PIECE_ELEMENTS * self.dtype.itemsize, 0, 0
+        room = np.empty(nbytes, np.uint8)
+        for data in iter_pieces(self._source, verify=self._verify):
+            piece = np.frombuffer(data, np.uint8)
+            size += len(piece)
+            while len(piece):
+                if not count and len(piece) >= nbytes:
+                    yield piece[:nbytes].view(self.dtype)
+                    piece = piece[nbytes:]
+                    continue
+                more = piece[: nbytes - count]
+                room[count : count + len(more)] = more
+                piece, count = piece[len(more) :], count + len(more)
+                if count == nbytes:
+                    yield room.view(self.dtype)
+                    count = 0
+        if size != self.size * self.dtype.itemsize:
+            raise _length_error(self.size * self.dtype.itemsize, size)
+        if count:
+            yield room[:count].view(self.dtype)
+        self._verify = False
 
 
 def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
@@ -616,11 +706,12 @@ def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
 def require_length(data: Buffer, nbytes: int) -> None:
     """Raise FormatError unless the number of bytes matches the tensor."""
     if (found := memoryview(data).nbytes) != nbytes:
-        raise FormatError(
-            "a tensor's size in bytes does not match its shape",
-            expected=f"{nbytes:,} bytes",
-            found=f"{found:,}",
-        )
+        raise _length_error(nbytes, found)
+
+
+def _length_error(expected: int, found: int) -> FormatError:
+    message = "a tensor's size in bytes does not match its shape"
+    return FormatError(message, expected=f"{expected:,} bytes", found=f"{found:,}")
 
 
 def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:

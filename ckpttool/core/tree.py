@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.core import dtypes, limits
 from ckpttool.core.activations import WeightUse
-from ckpttool.core.source import Buffer, Shape, Source, as_array, require_length
+from ckpttool.core.source import (
+    LARGE,
+    Buffer,
+    Shape,
+    Source,
+    StreamedArray,
+    as_array,
+    is_streamed,
+    require_length,
+)
 from ckpttool.core.text import describe_record
 
 if TYPE_CHECKING:
@@ -112,6 +121,12 @@ class Leaf:
     def array(self) -> np.ndarray:
         """Return the value as a numpy array of `shape` (read-only; bfloat16 and float8 via ml_dtypes)."""
         return as_array(self.read(), self.dtype, self.shape)
+
+    def values(self) -> np.ndarray | StreamedArray:
+        """Return the value as `array` does; a large tensor that can be read in pieces is not read yet."""
+        if self.nbytes >= LARGE and is_streamed(self.source):
+            return StreamedArray(self.source, self.dtype, self.shape)
+        return self.array()
 
     def strings(self) -> list[bytes]:
         """Return the elements of a string tensor in C order; raise FormatError if there are too few."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 from ckpttool.core import filesystem, limits, urls
 from ckpttool.core.errors import (
@@ -742,6 +742,18 @@ class _MemberRecord(NamedTuple):
     header: int
 
 
+class StreamedPart(Protocol):
+    """A part of a member that is read in pieces, once for its checksum and once to be written."""
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the bytes; without `verify`, again after a complete pass."""
+        ...
+
+
+def _part_pieces(part: Buffer | StreamedPart, *, verify: bool) -> Iterable[Buffer]:
+    return (part,) if isinstance(part, Buffer) else part.pieces(verify=verify)
+
+
 class ZipWriter:
     """Write members sequentially to an empty stream; `close` writes the directory."""
 
@@ -757,17 +769,19 @@ class ZipWriter:
         """CRC-32 of every member written so far."""
         return tuple(member.crc for member in self._members)
 
-    def add(self, name: str, *parts: Buffer) -> None:
+    def add(self, name: str, *parts: Buffer | StreamedPart) -> None:
         """Write one member from the concatenation of `parts`."""
         raw = name.encode("utf-8")
         flags = 0 if raw.isascii() else UTF8
         crc = size = 0
         for part in parts:
-            crc, size = crc32(part, crc), size + memoryview(part).nbytes
+            for piece in _part_pieces(part, verify=True):
+                crc, size = crc32(piece, crc), size + memoryview(piece).nbytes
         member = _MemberRecord(raw, flags, crc, size, self._position)
         self._write(self._local(member))
         for part in parts:
-            self._write(part)
+            for piece in _part_pieces(part, verify=False):
+                self._write(piece)
         self._members.append(member)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     abbreviate_list,
 )
-from ckpttool.core.source import Buffer, File
+from ckpttool.core.source import Buffer, File, is_streamed, iter_pieces
 from ckpttool.core.tree import (
     Alias,
     Container,
@@ -985,7 +985,31 @@ def _optimizer_role(path: Path) -> TorchTensorRole:
 def read_exact(leaf: Leaf, path: Path) -> Buffer:
     """Return the tensor's bytes; raise FormatError unless their number matches its shape and type."""
     found = leaf.read()
-    nbytes = memoryview(found).nbytes
+    _require_exact(leaf, path, memoryview(found).nbytes)
+    return found
+
+
+class ExactPieces(NamedTuple):
+    """The bytes of a large tensor for a writer, read in pieces in every pass."""
+
+    leaf: Leaf
+    path: Path
+
+    def pieces(self, *, verify: bool = True) -> Iterator[bytes]:
+        """Yield the bytes; raise FormatError at the end unless their number matches shape and type."""
+        nbytes = 0
+        for piece in iter_pieces(self.leaf.source, verify=verify):
+            nbytes += len(piece)
+            yield bytes(piece)  # the writer's thread keeps it
+        _require_exact(self.leaf, self.path, nbytes)
+
+
+def exact_part(leaf: Leaf, path: Path) -> Buffer | ExactPieces:
+    """Return the tensor's bytes for a writer, a large one in pieces; raises like `read_exact`."""
+    return ExactPieces(leaf, path) if is_streamed(leaf.source) else read_exact(leaf, path)
+
+
+def _require_exact(leaf: Leaf, path: Path, nbytes: int) -> None:
     if nbytes != leaf.nbytes:
         raise FormatError(
             "the tensor's bytes do not match its shape",
@@ -993,7 +1017,6 @@ def read_exact(leaf: Leaf, path: Path) -> Buffer:
             expected=f"{leaf.nbytes:,} bytes",
             found=f"{nbytes:,}",
         )
-    return found
 
 
 # YAML settings as data: every tag is inert, no object is created, aliases and depth are bounded.

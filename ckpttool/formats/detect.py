@@ -66,6 +66,14 @@ class CheckpointLocation(NamedTuple):
     format: Format
     location: str
 
+    def __reduce__(self) -> tuple[Callable[..., CheckpointLocation], tuple[str, str]]:
+        """Pickle the name of the format: a module cannot be pickled."""
+        return _restore_location, (self.format.NAME, self.location)
+
+
+def _restore_location(name: str, location: str) -> CheckpointLocation:
+    return CheckpointLocation(cast(Format, plugins.find("formats", name).load()), location)
+
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """List everything at the path without reading a tensor.

@@ -261,7 +261,7 @@ def _write(
     archive = ZipWriter(stream)
     for path, member in members.items():
         shape = member.leaf.shape if member.leaf is not None else ()
-        data = member.data if member.leaf is None else common.read_exact(member.leaf, path)
+        data = member.data if member.leaf is None else common.exact_part(member.leaf, path)
         archive.add(names[path] + npy.SUFFIX, npy.encode_npy_header(member.descr, shape), data)
     if text is not None:
         record = text.encode("ascii")

@@ -377,7 +377,9 @@ def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> Non
     stream.write(len(head).to_bytes(LENGTH, "little"))
     stream.write(head)
     for path in order:
-        stream.write(common.read_exact(_tensor(tree, path), path))
+        part = common.exact_part(_tensor(tree, path), path)
+        for piece in part.pieces() if isinstance(part, common.ExactPieces) else (part,):
+            stream.write(piece)
 
 
 # Hugging Face checkpoints in several files: shards with an index, or weights with their optimizer.

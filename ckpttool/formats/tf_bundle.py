@@ -21,7 +21,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats import tf_common, tf_object_graph
-from ckpttool.formats.common import OutputFile, Probe
+from ckpttool.formats.common import ExactPieces, OutputFile, Probe, exact_part
 from ckpttool.formats.tf_common import (
     Extent,
     UnreadableSlices,
@@ -1062,15 +1062,12 @@ def _write_tensor(leaf: Leaf, stream: IO[bytes]) -> tuple[int, int]:
     """Write one tensor's bytes; return their length and the checksum for its entry."""
     if leaf.dtype == "string":
         return _write_strings(leaf.strings(), stream)
-    data = leaf.read()
     if leaf.dtype == "variant":
-        return _write_variants(data, leaf.size, stream)
-    size = memoryview(data).nbytes
-    if size != leaf.nbytes:
-        raise FormatError(
-            "the tensor's bytes do not match its shape", expected=f"{leaf.nbytes:,} bytes", found=f"{size:,}"
-        )
-    return size, _write_bytes(data, stream)
+        return _write_variants(leaf.read(), leaf.size, stream)
+    part, running = exact_part(leaf, ()), 0
+    for piece in part.pieces() if isinstance(part, ExactPieces) else (part,):
+        running = _write_bytes(piece, stream, running)
+    return leaf.nbytes, running
 
 
 def _write_bytes(data: Buffer, stream: IO[bytes], running: int = 0) -> int:

@@ -330,7 +330,7 @@ def _write(plan: _PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
     for number, path in enumerate(plan.stored):
         leaf = plan.tree[path]
         assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors are given a storage
-        archive.add(f"{TOP}/data/{number}", common.read_exact(leaf, path))
+        archive.add(f"{TOP}/data/{number}", common.exact_part(leaf, path))
     archive.add(f"{TOP}/version", b"3\n")
     archive.add(f"{TOP}/.data/serialization_id", _archive_identity(archive.checksums))
     archive.close()

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ckpttool.core.source import Shape
@@ -472,16 +473,22 @@ class ScriptTranslator(ScriptInterpreter):
         value = super()._of(module, name)
         return self._stored_list(value.path) if isinstance(value, ScriptModule) else value
 
+    @cached_property
+    def _children(self) -> Mapping[Path, Mapping[Any, None]]:
+        """The names directly below each path of the archive, in order."""
+        found: dict[Path, dict[Any, None]] = {}
+        for path in (*self.tree, *self.tree.containers, *self.tree.shared):
+            for depth, step in enumerate(path):
+                found.setdefault(path[:depth], {})[step.value] = None
+        return found
+
     def _stored_list(self, path: Path) -> Any:
         """Return a module, or a list, tuple or dict of the archive."""
         container = self.tree.containers.get(path)
         if container is None or container.kind not in ("list", "tuple", "dict"):
             return ScriptModule(path)
         step = key if container.kind == "dict" else index
-        names: dict[Any, Path] = {}
-        for candidate in (*self.tree, *self.tree.containers, *self.tree.shared):
-            if len(candidate) > len(path) and candidate[: len(path)] == path:
-                names[candidate[len(path)].value] = candidate[: len(path) + 1]
+        names = self._children.get(path, {})
         values: dict[Any, Any] = {}
         for name in names:
             child = (*path, step(name))

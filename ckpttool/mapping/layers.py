@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from ckpttool.core.activations import (
 )
 from ckpttool.core.errors import MappingError, UsageError
 from ckpttool.core.kinds import LAYER_TYPES, count_gates, gate_order, kinds_by_class, list_kinds
-from ckpttool.core.source import Inline
+from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.mapping import layer_kinds
 from ckpttool.mapping.layer_kinds import (
@@ -256,13 +256,20 @@ def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "")
 
     If the module's name determines the kind, return only that kind.
     """
+    fitting = _fitting_kinds(framework, tuple((name, leaf.dtype, leaf.shape) for name, leaf in group.items()))
+    named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
+    return tuple(named or (kind for kind in fitting if kind.modules is None))
+
+
+@lru_cache(maxsize=4096)
+def _fitting_kinds(framework: str, forms: tuple[tuple[str, str, Shape], ...]) -> tuple[LayerKind, ...]:
+    """Return the kinds that tensors of these names, dtypes and shapes fit; networks repeat few forms."""
+    group = {name: Leaf(dtype, shape, Inline(b""), name) for name, dtype, shape in forms}
     able = [kind for kind in _kinds_by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
     # The unusual orientation of a matrix is used if the length of the bias excludes the usual one.
     usual = [kind for kind in able if not kind.is_selected]
     biased = len(group) > 1 and any(len(leaf.shape) == 1 for leaf in group.values())
-    fitting = usual or (able if biased else [])
-    named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
-    return tuple(named or (kind for kind in fitting if kind.modules is None))
+    return tuple(usual or (able if biased else []))
 
 
 def selectable_kinds(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
@@ -843,14 +850,28 @@ def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[s
             kind = "embedding" if joined and joined[1] == "embeddings" else "dense"
             found[title] = kind if len(leaf.shape) == 2 else "convolution"
     able = []
+    parts = _split_by_title(tree, framework, found)
     for title, kind in found.items():
-        option = LayerOption(title, title.__eq__, kind)
+        option, part = LayerOption(title, title.__eq__, kind), parts.get(title, Tree({}))
         try:
-            named = [layer for layer in find_layers(tree, framework, [option]) if layer.title == title]
+            named = [layer for layer in find_layers(part, framework, [option]) if layer.title == title]
         except UsageError:
             continue
         able += [f"--kind '{title}={kind}'"] if named else []
     return tuple(able)
+
+
+def _split_by_title(tree: Tree, framework: str, titles: Mapping[str, str]) -> dict[str, Tree]:
+    """Return by layer the tree of only the tensors that an option for the layer would put into it."""
+    paths: dict[str, list[Path]] = {}
+    for path, shown in _iter_tensors(tree, framework):
+        *module, name = shown.removesuffix(":0").split("/")
+        joined = split_joined_name(name)
+        owners = {"/".join(module), "/".join((*module, joined[0])) if joined else "/".join(module)}
+        owners |= {"/".join(module[:-1])} if module[-1:] == ["vars"] else set()
+        for title in owners & titles.keys():
+            paths.setdefault(title, []).append(path)
+    return {title: Tree({path: tree[path] for path in own}, tree.aliases) for title, own in paths.items()}
 
 
 def numbered_kinds(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, ...]]:

@@ -40,6 +40,7 @@ from ckpttool.commands.stats import (
     Moments,
     Stats,
     TensorStats,
+    Values,
     compute_moments,
     compute_stats,
     histogram,
@@ -49,7 +50,7 @@ from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.core.source import File
+from ckpttool.core.source import File, StreamedArray
 from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
@@ -990,7 +991,8 @@ def _read_tensors(
     heat_maps: dict[str, HeatMap] = {}
     names = listing.checkpoint.tree.names
 
-    def add_heat_map(at: Path, _: Leaf, array: np.ndarray) -> None:
+    def add_heat_map(at: Path, leaf: Leaf, values: Values) -> None:
+        array = leaf.array() if isinstance(values, StreamedArray) else values
         if (made := pictures.add(names[at], array)) is not None:
             heat_maps[names[at]] = made
 
