@@ -1,4 +1,4 @@
-"""What a graph records of the weights of its model: their calls, their roles in products, their settings."""
+"""Use of weights in a graph: their calls, their roles in products, and the settings of their nodes."""
 
 from __future__ import annotations
 
