@@ -84,6 +84,13 @@ def words() -> Any:
     return nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(5 * 4, 3))
 
 
+def vocabulary() -> Any:
+    """Words of a vocabulary that few inputs reach as a whole."""
+    from torch import nn
+
+    return nn.Sequential(nn.Embedding(3000, 4), nn.Flatten(), nn.Linear(5 * 4, 3))
+
+
 # Models with options, for faults in a model's code: the options of one side differ from the other's.
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,32 @@ def test_own_inputs(tmp_path: Path, here: None) -> None:
     )
     assert found.within
     assert [each.n for each in found.networks] == [5]
+
+
+@pytest.mark.parametrize("rows", [[2999], range(100, 140), range(3000)])
+def test_rows_of_a_table_that_the_inputs_did_not_reach_are_reached(
+    rows: Sequence[int], tmp_path: Path, here: None
+) -> None:
+    import torch
+
+    state = pair_models.torch_state("vocabulary")
+    paths = [str(tmp_path / name) for name in ("a.pt", "b.pt")]
+    torch.save(state, paths[0])
+    state["0.weight"][rows] += 0.5
+    torch.save(state, paths[1])
+    like = spec("vocabulary")
+    found = verify(*paths, like_a=like, like_b=like, input_shapes=("5",))
+    assert not found.within
+    assert found.models is not None
+    assert found.models.first is not None
+    assert found.models.first.b == "0"
+    if len(rows) < 3000:
+        assert f" {len(rows):,} of 3,000 rows" in str(found.models.first.cause)
+    # The user's inputs are not changed: the rows are named.
+    np.savez(tmp_path / "inputs.npz", x=np.arange(25).reshape(5, 5))
+    found = verify(*paths, like_a=like, like_b=like, inputs=str(tmp_path / "inputs.npz"))
+    assert found.within == (len(rows) < 3000)
+    assert any(f"{len(rows):,} of 3,000 rows" in note for note in found.notes) == found.within
 
 
 def test_several_named_inputs(tmp_path: Path, here: None) -> None:

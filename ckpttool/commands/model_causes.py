@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.core.errors import MappingError
+from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import ACTIVATIONS, SETTINGS, find_family
 from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation
 from ckpttool.core.source import Inline
@@ -726,11 +726,16 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
         )
     if not b.any():
         return Cause(f"{title} is zero, A's {known} is not")
-    share = float(np.abs(a.astype(np.float64) - b).max() / (np.abs(a).max() or 1.0))
-    like = ""
-    if a.size > 2 and a.std() and b.std() and np.corrcoef(a.ravel(), b.ravel())[0, 1] > _CORRELATED:
-        like = "; the two are similar, e.g. averaged (EMA) and raw weights"
-    return Cause(f"{title} differs from A's {known} by up to {share:.1e} of its largest number{like}")
+    apart = np.abs(a.astype(np.float64) - b)
+    share = float(apart.max() / (np.abs(a).max() or 1.0))
+    text = f"{title} differs from A's {known} by up to {share:.1e} of its largest number"
+    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else np.arange(a.size)
+    if len(rows) < len(a):
+        shown = abbreviate_list([str(row) for row in rows], 3)
+        return Cause(f"{text}, in {len(rows):,} of {len(a):,} rows: {shown}")
+    similar = a.size > 2 and a.std() and b.std() and np.corrcoef(a.ravel(), b.ravel())[0, 1] > _CORRELATED
+    like = "; the two are similar, e.g. averaged (EMA) and raw weights" if similar else ""
+    return Cause(text + like)
 
 
 def _reversed_text(title: str, axis: int, tensor: np.ndarray) -> str:

@@ -22,6 +22,7 @@ from ckpttool.commands.restore import Agent
 from ckpttool.commands.save import is_word, python_literal
 from ckpttool.core import sidecar
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.source import Inline
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, attr, display
@@ -79,44 +80,8 @@ _RESERVED = frozenset(
 )
 
 
-class ActivationCode(NamedTuple):
-    """An activation in both frameworks' code; `{x}` is the input and `{slope}` that of leaky_relu."""
-
-    torch_module: str
-    torch: str
-    keras_name: str
-    keras: str
-
-
-_ACTIVATIONS = {
-    "relu": ActivationCode("nn.ReLU()", "torch.relu({x})", '"relu"', "keras.ops.relu({x})"),
-    "tanh": ActivationCode("nn.Tanh()", "torch.tanh({x})", '"tanh"', "keras.ops.tanh({x})"),
-    "sigmoid": ActivationCode("nn.Sigmoid()", "torch.sigmoid({x})", '"sigmoid"', "keras.ops.sigmoid({x})"),
-    "gelu": ActivationCode(
-        "nn.GELU()", "nn.functional.gelu({x})", '"gelu"', "keras.ops.gelu({x}, approximate=False)"
-    ),
-    "leaky_relu": ActivationCode(
-        "nn.LeakyReLU({slope})",
-        "nn.functional.leaky_relu({x}, {slope})",
-        "lambda x: keras.ops.leaky_relu(x, {slope})",
-        "keras.ops.leaky_relu({x}, {slope})",
-    ),
-    "mish": ActivationCode("nn.Mish()", "nn.functional.mish({x})", '"mish"', "keras.activations.mish({x})"),
-    **{
-        name: ActivationCode(
-            f"nn.{module}()", f"nn.functional.{name}({{x}})", f'"{keras}"', f"keras.ops.{keras}({{x}})"
-        )
-        for name, module, keras in (
-            ("elu", "ELU", "elu"),
-            ("silu", "SiLU", "silu"),
-            ("softplus", "Softplus", "softplus"),
-            ("selu", "SELU", "selu"),
-            ("relu6", "ReLU6", "relu6"),
-            ("hardtanh", "Hardtanh", "hard_tanh"),
-            ("hardswish", "Hardswish", "hard_silu"),
-        )
-    },
-}
+# Functions of torch itself; the others are in torch.nn.functional.
+_OF_TORCH = frozenset(("relu", "tanh", "sigmoid"))
 
 
 class _StoredArray(NamedTuple):
@@ -903,10 +868,14 @@ class _Writer(_AgentModules):
 
     def activation(self, layer: Activation) -> tuple[str, str]:
         """Return the module or argument of an activation, and its expression with `{x}` left open."""
-        code, slope = _ACTIVATIONS[layer.name], repr(float(layer.slope))
-        texts = (code.torch_module, code.torch) if self.framework.torch else (code.keras_name, code.keras)
-        module, expression = (text.replace("{slope}", slope) for text in texts)
-        return module, expression
+        kind, slope = ACTIVATION_KINDS[layer.name], repr(float(layer.slope))
+        argument = slope if layer.name == "leaky_relu" else ""
+        more = f", {argument}" if argument else ""
+        if self.framework.torch:
+            package = "torch" if layer.name in _OF_TORCH else "nn.functional"
+            return f"nn.{kind.torch}({argument})", f"{package}.{layer.name}({{x}}{more})"
+        call = f"keras.activations.{kind.keras[0]}({{x}}{more})"
+        return f"lambda x: {call.format(x='x')}" if more else f'"{kind.keras[0]}"', call
 
     # Methods.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -447,6 +447,8 @@ class _Session:
     fixed: bool = False
     arrays: Sequence[np.ndarray] = ()
     further: Sequence[tuple[str, Sequence[np.ndarray]]] = ()
+    # Whether the inputs are drawn, not the user's.
+    drawn: bool = True
 
     def cut(self, rows: int) -> int:
         """Give both sides the last rows only, unless a model's batch is fixed; return how many."""
@@ -577,6 +579,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         arrays = draw_inputs(session.pairs, batch, max(sizes))
         session.further = further_inputs(session.pairs, batch, arrays)
     else:
+        session.drawn = False
         arrays = given.inputs(session.pairs, batch)
         session.assumed += given.notes
     session.fixed, session.arrays = batch is not None, arrays
@@ -749,8 +752,13 @@ def _compare(
     rounds = _Rounds(session, opened, options.tolerance)
     main = rounds.first()
     progress(6, _STEPS)
+    observable = all(row["observable"] for row in opened)
+    tables = _unequal_tables(session) if observable and not main.failed else []
     if not main.failed:
+        session.further = [*session.further, *_reaching_inputs(session, tables)]
         main = rounds.further(main)
+    if not main.failed:
+        session.notes += [each.sentence for each in tables]
     if not main.failed:
         rounds.require_response(main)
     found = ModelComparison(
@@ -760,7 +768,7 @@ def _compare(
         main.exact_on_both,
         assumed=tuple(session.assumed),
     )
-    if all(row["observable"] for row in opened):
+    if observable:
         finder = _LayerFinder(session, main.calls, exact=found.exact, unstable=rounds.unstable)
         layers, first = finder.find(main.values(), failed=main.failed)
         if first is None or first.cause is None or first.a == "outputs":
@@ -796,6 +804,61 @@ def _shape_difference(found: ComparisonRound) -> Divergence | None:
         return None
     cause = Cause(f"B has no counterpart of A's output {found.missing[0]}", confirmed=True)
     return _divergence(found.missing[0], "outputs", BETWEEN, None, cause, None)
+
+
+class _UnequalTable(NamedTuple):
+    """A table that an integer input looks up, and its rows that differ; `place` is that of the input."""
+
+    place: int
+    name: str
+    rows: np.ndarray
+    count: int
+
+    @property
+    def sentence(self) -> str:
+        """The difference, which no output showed."""
+        return f"{self.name}: {len(self.rows):,} of {self.count:,} rows differ, but the outputs agree"
+
+
+def _unequal_tables(session: _Session) -> list[_UnequalTable]:
+    """Return the tables in which A and B differ: those with as many rows as an integer input allows."""
+    found = []
+    for place, pair in enumerate(session.pairs):
+        tables = [_tables(side, pair.below) for side in session.sides]
+        equal = tables[0].keys() & tables[1].keys()
+        a, b = ([where for values, where in each.items() if values not in equal] for each in tables)
+        for one, other in zip(a, b, strict=True) if len(a) == len(b) else ():
+            arrays = [
+                side.tensors(path)[name].astype(np.float64)
+                for side, (path, name) in zip(session.sides, (one, other), strict=True)
+            ]
+            if arrays[0].shape == arrays[1].shape:
+                bound = EXACT_BOUND * np.abs(arrays[0]).max()
+                rows = np.flatnonzero((np.abs(arrays[0] - arrays[1]) > bound).any(1))
+                found += [_UnequalTable(place, one[0], rows, len(arrays[0]))] if len(rows) else []
+    return found
+
+
+def _tables(side: RunnerProcess, rows: int | None) -> dict[str, tuple[str, str]]:
+    """Return the layer and the name of each matrix with this many rows, by a description of its values."""
+    return {
+        str(tensor["values"]): (str(layer["path"]), str(tensor["name"]))
+        for layer in (side.layers() if rows is not None else ())
+        for tensor in layer["tensors"]
+        if len(tensor["shape"]) == 2 and tensor["shape"][0] == rows
+    }
+
+
+def _reaching_inputs(
+    session: _Session, tables: Sequence[_UnequalTable]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yield inputs that look up the rows of tables that differ, with their titles."""
+    for table in tables if session.drawn else ():
+        given = session.arrays[table.place]
+        for start in range(0, min(len(table.rows), _MOST_ROUNDS * given.size), given.size):
+            rows = np.resize(table.rows[start : start + given.size], given.shape).astype(given.dtype)
+            arrays = [rows if n == table.place else each for n, each in enumerate(session.arrays)]
+            yield f"rows {rows.min()} to {rows.max()} of {table.name}", arrays
 
 
 def _hidden_differences(layers: Sequence[LayerComparison], bound: float) -> Iterator[str]:
@@ -858,6 +921,7 @@ def _exact_outputs(side: RunnerProcess, session: _Session, plain: Outputs) -> di
 
 # Layers.
 
+_MOST_ROUNDS = 8  # of inputs for the rows of one table
 _MOST_BYTES = 256 << 20
 _FEWEST_ROWS = 2
 _MOST_CALLS = 16
