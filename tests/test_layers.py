@@ -763,7 +763,7 @@ def test_a_deviation_alone_is_no_layer(make: Callable[[Mapping[str, np.ndarray]]
     assert not find_layers(tree, "torch" if make is torch_tree else "tensorflow")
 
 
-@pytest.mark.parametrize("names", [("kernel", "bias"), ("w", "b"), ("weights", "biases"), ("weight", "bias")])
+@pytest.mark.parametrize("names", [("kernel", "bias"), ("w", "b"), ("weights", "biases")])
 @pytest.mark.parametrize("role", ["in_out", "out_in"])
 def test_a_recorded_product_tells_the_orientation_of_a_square_matrix(
     names: tuple[str, str], role: str

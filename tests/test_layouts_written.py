@@ -409,7 +409,7 @@ def test_bounds_that_differ_are_no_one_number(tmp_path: Path, to: str, golden: G
         convert(source, str(tmp_path / "a"), to=to, allow_missing=True)
     golden(caught.value)
     for other in ("tianshou", "elegantrl", "d3rlpy", "d3rlpy_model", "cleanrl"):
-        path = str(tmp_path / f"{other}.pt")
+        path = str(tmp_path / f"{other}{'.d3' if other == 'd3rlpy' else '.pt'}")
         convert(source, path, to=other, allow_missing=True, sync=False)
         np.testing.assert_array_equal(actions(path, observations(3)), actions(source, observations(3)))
 

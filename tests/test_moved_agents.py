@@ -592,8 +592,9 @@ def test_a_q_network_is_not_written_for_a_library_without_one(tmp_path: Path) ->
     ("kind", "target"), [(QRDQN, "skrl"), (QRDQN, "cleanrl"), (C51, "skrl"), (C51, "sb3")]
 )
 def test_distributions_are_refused_where_a_library_has_values(kind: str, target: str, tmp_path: Path) -> None:
+    path = str(tmp_path / ("b.zip" if target == "sb3" else "b.pt"))
     with pytest.raises(UnsupportedError) as caught:
-        convert(save(tmp_path, kind, "tianshou"), str(tmp_path / "b.pt"), to=target)
+        convert(save(tmp_path, kind, "tianshou"), path, to=target)
     assert caught.value.found == {QRDQN: "quantiles_last", C51: "atoms"}[kind]
 
 

@@ -309,7 +309,7 @@ def test_check_doctor_and_inspect_agree(container: str, payload: bytes, named: s
         return
     assert any(named in each.sentence for each in diagnose(str(path)).findings if each.topic == "loading")
     shown = in_process("inspect", path)
-    assert shown.out.startswith(("RUNS CODE: ", "NOT CHECKED: "))
+    assert shown.out.startswith(("RUNS CODE: ", "NEEDS CLASSES: ", "NOT CHECKED: "))
     assert in_process("inspect", path, "--strict").status == 1
     assert in_process("check", path, "--no-numbers", "--quiet").status == 1
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core import Leaf, MappingError, ValueLeaf
+from ckpttool.core import Inline, Leaf, MappingError, ValueLeaf, WeightUse
 from ckpttool.mapping import Cast, Chain, Permute, Reshape, Rule, ToTensor, ToValue, compose_rules
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.golden_texts import Golden
@@ -113,3 +113,13 @@ def test_chaining_drops_what_does_nothing() -> None:
     assert compose_rules(KEEP, KEEP) == KEEP
     assert compose_rules(KEEP, TRANSPOSE) == TRANSPOSE
     assert compose_rules(Cast("float32"), KEEP) == Cast("float32")
+
+
+def test_a_recorded_role_follows_the_axes_of_its_weight() -> None:
+    weight = Leaf("float32", (2, 3), Inline(bytes(24)), "w", "parameter", use=WeightUse(role="in_out"))
+    turn = Permute((1, 0))
+    roles = [rule.leaf(weight).use.role for rule in (KEEP, Cast("float16"), turn, Reshape((3, 2)))]
+    assert roles == ["in_out", "in_out", "out_in", ""]
+    # Undone, also where the source is used again.
+    assert turn.leaf(turn.leaf(weight)) == weight
+    assert turn.leaf(turn.leaf(weight)).use == weight.use

@@ -173,8 +173,8 @@ def summarize_audit(references: Sequence[CodeReference]) -> LoadingVerdict:
     found = checkpoint.filter_verdict(references, worst)
     names = abbreviate_list([clean(each.name) for each in found], _NAMED)
     if worst == checkpoint.UNKNOWN:
-        why = "pickle.load creates instances of unknown classes; --allow NAME if they are yours"
-        return LoadingVerdict("RUNS CODE", f"{names} ({why})", passes=False)
+        why = "unknown, and pickle.load runs their code; --allow NAME if they are yours"
+        return LoadingVerdict("NEEDS CLASSES", f"{names} ({why})", passes=False)
     if worst == checkpoint.CODE:
         return LoadingVerdict("RUNS CODE", f"{names} ({_WHY[found[0].by]})", passes=False)
     why = _WHY_CLASSES.get(found[0].by, _ELSEWHERE)

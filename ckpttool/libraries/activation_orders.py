@@ -506,7 +506,12 @@ def with_orders(
     whole = checkpoint.tree
     own = {id(whole[path]): each for path, each in found.items() if path in whole}
     if sources is not None:
-        own = {id(tree[path]): found[old] for path, old in sources.items() if path in tree and old in found}
+        # Their axes are not those of the checkpoint's leaves.
+        own = {
+            id(tree[path]): found[old]._replace(role="")
+            for path, old in sources.items()
+            if path in tree and old in found
+        }
     return annotate_orders(tree, own, unknown=unknown)
 
 

@@ -882,7 +882,7 @@ DENSE_KINDS: tuple[LayerKind, ...] = (
     _transposed_kind("weight", "bias", "torch", IN_OUT),
     *(
         _transposed_kind(name, bias, "tensorflow", OUT_IN)
-        for name, bias in (("kernel", "bias"), ("w", "b"), ("weights", "biases"), ("weight", "bias"))
+        for name, bias in (("kernel", "bias"), ("w", "b"), ("weights", "biases"))
     ),
     _row_bias_kind(),
     *_COMPUTED,

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool.core import dtypes
+from ckpttool.core.activations import WeightUse
 from ckpttool.core.errors import MappingError
 from ckpttool.core.source import (
     ArrayOp,
@@ -178,7 +179,7 @@ class Permute(NamedTuple):
             )
         before = leaf.source
         if isinstance(before, TransformedSource) and before.op == Permute(self.inverse_axes):
-            return replace(leaf, shape=before.shape, source=before.base)
+            return replace(leaf, shape=before.shape, source=before.base, use=use_after(leaf.use, self))
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
@@ -333,11 +334,21 @@ def _pack_number(value: float, dtype: str) -> bytes:
         raise MappingError(f"{value} is not a valid {dtype}") from error
 
 
+_TURNED_ROLES = {"in_out": "out_in", "out_in": "in_out"}
+
+
+def use_after(use: WeightUse | None, op: ArrayOp) -> WeightUse | None:
+    """Return what is recorded of a weight after an operation; its role in a product follows its axes."""
+    if use is None or not use.role or isinstance(op, Cast | Scale):
+        return use
+    return use._replace(role=_TURNED_ROLES.get(use.role, "") if op == Permute((1, 0)) else "")
+
+
 def transform_leaf(leaf: Leaf, op: ArrayOp) -> Leaf:
     """Return the leaf after one operation, which is executed when the leaf is read."""
     dtype, shape = op.output(leaf.dtype, leaf.shape)
     source = TransformedSource(leaf.source, leaf.dtype, leaf.shape, op)
-    return replace(leaf, dtype=dtype, shape=shape, source=source)
+    return replace(leaf, dtype=dtype, shape=shape, source=source, use=use_after(leaf.use, op))
 
 
 @dataclass(frozen=True, slots=True)
