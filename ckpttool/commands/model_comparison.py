@@ -812,12 +812,12 @@ class _UnequalTable(NamedTuple):
     place: int
     name: str
     rows: np.ndarray
-    count: int
+    total: int
 
     @property
     def sentence(self) -> str:
         """The difference, which no output showed."""
-        return f"{self.name}: {len(self.rows):,} of {self.count:,} rows differ, but the outputs agree"
+        return f"{self.name}: {len(self.rows):,} of {self.total:,} rows differ, but the outputs agree"
 
 
 def _unequal_tables(session: _Session) -> list[_UnequalTable]:

@@ -336,6 +336,7 @@ class _Tries:
             (title, float(found["default"]))
             for found in _EPSILON.finditer(text)
             for title in re.split(", | and ", found["layers"].strip())
+            if not title.endswith(" more")
         ]
         names = [title for key in held for title in held[key] if key == "kinds"]
         # Some or all of the layers may be the other way round, or none.
