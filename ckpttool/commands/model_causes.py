@@ -729,8 +729,8 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     apart = np.abs(a.astype(np.float64) - b)
     share = float(apart.max() / (np.abs(a).max() or 1.0))
     text = f"{title} differs from A's {known} by up to {share:.1e} of its largest number"
-    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else np.arange(a.size)
-    if len(rows) < len(a):
+    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else ()
+    if a.ndim > 1 and len(rows) < len(a):
         shown = abbreviate_list([str(row) for row in rows], 3)
         return Cause(f"{text}, in {len(rows):,} of {len(a):,} rows: {shown}")
     similar = a.size > 2 and a.std() and b.std() and np.corrcoef(a.ravel(), b.ravel())[0, 1] > _CORRELATED
