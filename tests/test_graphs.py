@@ -521,7 +521,7 @@ def find_paths(graph: Graph) -> dict[str, Any]:
 def test_calls_of_weights_are_numbered_with_what_their_inputs_depend_on(tmp_path: Path) -> None:
     a, b, c, rows = f(4, 4), f(4, 4), f(4, 4), f(6, 4)
     nodes = [
-        # A lookup at computed positions is a call, what is computed from constants alone is none.
+        # A lookup at computed positions is a call. Nodes that compute with constants only are no calls.
         N("Range", ["zero", "four", "one"], ["positions"]),
         N("Gather", ["rows", "positions"], ["embedded"]),
         N("Add", ["x", "embedded"], ["h"]),

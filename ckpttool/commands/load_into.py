@@ -61,7 +61,7 @@ from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, format_count
-from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
+from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
 from ckpttool.graphs.graph import Graph, read_graph
@@ -506,33 +506,41 @@ def _with_own_norms(tree: Tree, checkpoint: Checkpoint) -> Tree:
 
     The nodes of such a module in the file's graph are evaluated for generated numbers.
     """
-    owners = {
-        path[:-1]
-        for path, leaf in tree.tensors()
-        if len(leaf.shape) == 1
-        and (container := checkpoint.tree.containers.get(path[:-1])) is not None
-        and (container.name or _FRAMEWORK_CLASS).startswith("__torch__.")
-        and not str(container.name).startswith(_FRAMEWORK_CLASS)
+    modules: dict[Path, dict[Path, Leaf]] = {}
+    for path, leaf in tree.tensors():
+        modules.setdefault(path[:-1], {})[path] = leaf
+    vectors = {
+        owner: tensors
+        for owner, tensors in modules.items()
+        if _is_own_class(checkpoint.tree.containers.get(owner))
+        and all(len(leaf.shape) == 1 for leaf in tensors.values())
     }
     try:
-        graph = read_graph(checkpoint) if owners else None
+        graph = read_graph(checkpoint) if vectors else None
     except CkpttoolError:
         graph = None
+    if graph is None:
+        return tree
     leaves = dict(tree.items())
-    for owner in owners if graph is not None else ():
-        members = {path: leaf for path, leaf in tree.tensors() if path[:-1] == owner}
-        computed = _probe_nodes(graph, owner, {str(path[-1].value): leaf for path, leaf in members.items()})
+    for owner, tensors in vectors.items():
+        computed = _probe_nodes(graph, owner, {str(path[-1].value): leaf for path, leaf in tensors.items()})
         if computed.get("kind") in _NORMS:
             facts = {"role": computed["kind"], "settings": {"epsilon": computed["epsilon"]}}
-            for path, leaf in members.items():
+            for path, leaf in tensors.items():
                 leaves[path] = replace(leaf, use=(leaf.use or WeightUse())._replace(**facts))
     return Tree(leaves, tree.aliases, tree.containers)
 
 
-def _probe_nodes(graph: Graph | None, owner: Path, tensors: Mapping[str, Leaf]) -> dict[str, Any]:
-    """Return what a module's nodes compute (see networks.probe_module), {} for another layer."""
-    module = None if graph is None else extract_module(graph, tuple(str(step.value) for step in owner))
-    if module is None or any(len(leaf.shape) != 1 for leaf in tensors.values()):
+def _is_own_class(container: Container | None) -> bool:
+    """Return whether a container is a TorchScript module of a class that is not PyTorch's."""
+    name = "" if container is None else str(container.name)
+    return name.startswith("__torch__.") and not name.startswith(_FRAMEWORK_CLASS)
+
+
+def _probe_nodes(graph: Graph, owner: Path, tensors: Mapping[str, Leaf]) -> dict[str, Any]:
+    """Return what the nodes of a module with vectors compute (see networks.probe_module), {} if unknown."""
+    module = extract_module(graph, tuple(str(step.value) for step in owner))
+    if module is None:
         return {}
     values = {name: leaf.array() for name, leaf in tensors.items()}
     features = max(leaf.shape[0] for leaf in tensors.values())

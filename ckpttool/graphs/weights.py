@@ -50,7 +50,8 @@ def _follow_calls(
         before = 0
         for name in names if node.op not in _OF_EXTENTS else ():
             before |= known.get(name, 0)
-        number = len({call.number for call in calls.values()})
+        # Numbers rise in the order in which weights are added.
+        number = next(reversed(calls.values())).number + 1 if calls else 0
         for path in used:
             calls.setdefault(path, CallPlace(number, before))
         for path in used:

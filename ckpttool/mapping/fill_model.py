@@ -426,21 +426,23 @@ def _add_calls(
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
     calls = {part.name: part.call for part in skeleton.parts if part.call.number >= 0}
     # A recurrent module calls its layers one after the other, each separately.
-    depths = {name: {part_depth(each.part) for each in ours.layers if each.name == name} for name in calls}
+    depths: dict[Name, set[int]] = {}
+    for layer in ours.layers:
+        depths.setdefault(layer.name, set()).add(part_depth(layer.part))
     stride = 1 + max((call.number for call in calls.values()), default=0)
-    after = {name: call.after for name, call in calls.items()}
-    for name, call in calls.items():
-        inner = sum(1 << call.number + depth * stride for depth in depths[name])
-        for other in after:
-            if other != name and after[other] >> call.number & 1:
-                after[other] |= inner
+    inner = {
+        call.number: sum(1 << call.number + depth * stride for depth in depths[name])
+        for name, call in calls.items()
+        if depths.get(name, {0}) != {0}
+    }
     wanting = list(ours.candidates)
     for n, layer in enumerate(ours.layers):
         if (call := calls.get(layer.name, NO_CALL)) is not NO_CALL:
-            depth = part_depth(layer.part)
-            within = sum(1 << call.number + each * stride for each in depths[layer.name] if each < depth)
-            place = CallPlace(call.number + depth * stride, after[layer.name] | within, call.leads)
-            wanting[n] = wanting[n]._replace(call=place)
+            depth, after = part_depth(layer.part), call.after
+            for number, bits in inner.items():
+                after |= bits if number != call.number and after >> number & 1 else 0
+            after |= sum(1 << call.number + each * stride for each in depths[layer.name] if each < depth)
+            wanting[n] = wanting[n]._replace(call=CallPlace(call.number + depth * stride, after, call.leads))
     having, wanting, by_outputs = add_call_places(theirs.candidates, wanting)
     theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
     return theirs, ours, by_outputs
