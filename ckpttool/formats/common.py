@@ -1009,6 +1009,12 @@ def exact_part(leaf: Leaf, path: Path) -> Buffer | ExactPieces:
     return ExactPieces(leaf, path) if is_streamed(leaf.source) else read_exact(leaf, path)
 
 
+def iter_exact(leaf: Leaf, path: Path) -> Iterator[Buffer]:
+    """Yield the tensor's bytes, those of a large one in pieces; raises like `read_exact`."""
+    part = exact_part(leaf, path)
+    yield from part.pieces() if isinstance(part, ExactPieces) else (part,)
+
+
 def _require_exact(leaf: Leaf, path: Path, nbytes: int) -> None:
     if nbytes != leaf.nbytes:
         raise FormatError(

@@ -377,8 +377,7 @@ def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> Non
     stream.write(len(head).to_bytes(LENGTH, "little"))
     stream.write(head)
     for path in order:
-        part = common.exact_part(_tensor(tree, path), path)
-        for piece in part.pieces() if isinstance(part, common.ExactPieces) else (part,):
+        for piece in common.iter_exact(_tensor(tree, path), path):
             stream.write(piece)
 
 

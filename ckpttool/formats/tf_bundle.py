@@ -21,7 +21,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats import tf_common, tf_object_graph
-from ckpttool.formats.common import ExactPieces, OutputFile, Probe, exact_part
+from ckpttool.formats.common import OutputFile, Probe, iter_exact
 from ckpttool.formats.tf_common import (
     Extent,
     UnreadableSlices,
@@ -1064,8 +1064,8 @@ def _write_tensor(leaf: Leaf, stream: IO[bytes]) -> tuple[int, int]:
         return _write_strings(leaf.strings(), stream)
     if leaf.dtype == "variant":
         return _write_variants(leaf.read(), leaf.size, stream)
-    part, running = exact_part(leaf, ()), 0
-    for piece in part.pieces() if isinstance(part, ExactPieces) else (part,):
+    running = 0
+    for piece in iter_exact(leaf, ()):
         running = _write_bytes(piece, stream, running)
     return leaf.nbytes, running
 
