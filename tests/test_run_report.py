@@ -558,12 +558,12 @@ def test_hostile_names_stay_text(tmp_path: Path, sample: tuple[Page, dict[str, A
     assert not any(character in whole for character in "\x1b\u202e\u2028")
 
 
-def test_two_tensors_are_in_memory(tmp_path: Path) -> None:
+def test_few_tensors_are_in_memory(tmp_path: Path) -> None:
     import tracemalloc
 
-    size = 1 << 20
+    size = 1 << 18
     run = run_of(
-        tmp_path / "run", *({f"l{n}/w": np.full(size, float(n + k)) for n in range(4)} for k in range(3))
+        tmp_path / "run", *({f"l{n}/w": np.full(size, float(n + k)) for n in range(6)} for k in range(5))
     )
     found = find_run(str(run))
     assert found is not None
@@ -571,8 +571,10 @@ def test_two_tensors_are_in_memory(tmp_path: Path) -> None:
     history = follow_run(found)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(history.layers) == 4
-    assert peak < 4.5 * size * 8  # 12 tensors in all
+    assert len(history.layers) == 6
+    # 30 tensors in all. At once: a tensor, the one before it if its digest lags behind, the same tensor of the
+    # checkpoint before, their difference, and temporary arrays.
+    assert peak < 8 * size * 8
 
 
 @pytest.mark.parametrize("certain", [True, False, None])
