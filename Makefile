@@ -57,7 +57,7 @@ golden: $(VENV)/.installed
 # agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and
 # the pairs of models of docs/model_pairs.md.
 nightly: $(VENV)/.installed
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto -m "slow or hypothesis" --hypothesis-profile explore
 	$(BIN)/python -m tests.everyday --check
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid

@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -227,6 +228,17 @@ def _watch(streams: Sequence[int], asked: Mapping[str, Any]) -> NoReturn:
     os._exit(0)
 
 
+def seed_random_numbers() -> None:
+    """Give the generators of Python and of the libraries that are loaded here the same seed in every run."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(0)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(0)
+
+
 def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, str] = QUIET) -> NoReturn:
     """Run the program in this child, and end it."""
     status = 1
@@ -236,6 +248,7 @@ def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, 
         os.environ.update({**env, **quiet})
         sys.path[:0] = ["", *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         sys.argv = ["-c"]
+        seed_random_numbers()
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(program, "<string>", "exec"), vars(main))
         status = 0
