@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# The suite has ten minutes for all laws and tries the same examples in every run, so that a run fails for what
-# has changed; `make nightly` draws others. How long an example takes says more of the machine than of the law.
+# The suite has ten minutes for all laws and tries the same examples in every run, so that a run fails for
+# what has changed; `make nightly` draws others. How long an example takes says more of the machine than of
+# the law.
 settings.register_profile(
     "explore", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -304,13 +304,14 @@ def test_a_name_that_another_program_takes_at_any_step_stays_its_own(make: Make,
 
             with pytest.MonkeyPatch.context() as patch:
                 Steps(patch, at, before=take)
+                refused_name = None
                 try:
                     write(make, place / "x", b"new")
-                    assert not taken, f"{name}, which was taken at step {at}, has been replaced"
                 except TargetExistsError as error:
-                    assert (error.file, taken) == (name, [name])
-                    refused_at[name] += 1
+                    refused_name = error.file
+            assert refused_name == (name if taken else None), f"taken at step {at}"
             if taken:
+                refused_at[name] += 1
                 assert Path(name).read_bytes() == b"theirs"
                 # What is about the others is named after them.
                 assert os.listdir(place) == [Path(name).name] or name.endswith(".about")
