@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,17 +40,38 @@ class Case:
     table: bool = False
 
 
-def examine(case: Case, folder: Path) -> tuple[list[str], str]:
-    """Run the commands on the case; return the faults, a sentence each, and what people see (`_shown`)."""
-    home, out = folder / "case", folder / "out"
-    home.mkdir()
-    out.mkdir()
-    (folder / BAIT).write_bytes(b"\x11" * 4096)
-    path = case.make(home)
-    before = _state(home)
+class Prepared:
+    """A case whose file lies in a folder, with its commands and the statuses wanted."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.home, self.out = case, folder / "case", folder / "out"
+        self.home.mkdir(parents=True)
+        self.out.mkdir()
+        (folder / BAIT).write_bytes(b"\x11" * 4096)
+        path = case.make(self.home)
+        self.before = _state(self.home)
+        self.commands = _commands(case, path, self.out)
+
+    @property
+    def words(self) -> list[tuple[object, ...]]:
+        """Return the words of the commands."""
+        return [(*self.case.options, *words) for words, _ in self.commands]
+
+
+def examine(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[list[str], str]]:
+    """Run the commands on the cases, each in a folder of its own below this one.
+
+    Return the faults of each, a sentence for one, and what people see (`_shown`).
+    """
+    folders = [folder / str(number) for number in range(len(cases))]
+    prepared = {place: Prepared(case, place) for place, case in zip(folders, cases, strict=True)}
+    runs = watched.run({place: each.words for place, each in prepared.items()})
+    return {each.case: _judge(each, runs[place]) for place, each in prepared.items()}
+
+
+def _judge(prepared: Prepared, runs: list[Seen]) -> tuple[list[str], str]:
+    case, home, out, commands = prepared.case, prepared.home, prepared.out, prepared.commands
     wrong: list[str] = []
-    commands = _commands(case, path, out)
-    runs = watched.run([(*case.options, *words) for words, _ in commands], folder)
     for (words, wanted), seen in zip(commands, runs, strict=True):
         wrong += [f"{words[0]} {words[-1]}: {what}" for what in faults(seen, wanted, home, out)]
     if case.inspect == 0 and case.shows not in runs[0].out:
@@ -59,12 +80,13 @@ def examine(case: Case, folder: Path) -> tuple[list[str], str]:
     for (words, wanted), seen in zip(commands[1:], runs[1:], strict=True):
         if case.inspect == wanted == 2 and words[-1] != "--json" and seen.err != runs[0].err:
             wrong.append(f"{words[0]} refuses it in other words: {seen.err.strip()}")
-    if _state(home) != before:
+    if _state(home) != prepared.before:
         wrong.append("the input is not what it was")
     left = sorted(found.name for found in out.iterdir())
     if left and (case.convert == 2 or left not in (["made.npz", "made.npz.ckpttool.json"], ["made.npz"])):
         wrong.append(f"left behind: {left}")
-    return wrong, _shown(case, [words[0] for words, _ in commands], runs)
+    shown = _shown(case, [words[0] for words, _ in commands], runs)
+    return wrong, shown.replace(str(home.parent), "TMP")
 
 
 def _shown(case: Case, commands: list[object], runs: list[Seen]) -> str:
