@@ -20,7 +20,7 @@ GPU_BUNDLE_ARGS ?= --python 3.12
 
 # Test modules of `make quick`: those that take seconds. `make test` runs all.
 QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
-	format_npz format_sharded format_tensor_bundle forms golden hdf5_answer inspect knowledge language layers layouts \
+	format_npz format_tensor_bundle forms golden hdf5_answer inspect knowledge language layers layouts \
 	limits mapping_inert nestings network newcomer object_graph optimizer_forms plugins quiet reference_scores rule_files \
 	rule_parts rules samples schemas sidecar sniff solver source stacking statistics stats strips structure \
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
