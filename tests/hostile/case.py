@@ -78,7 +78,8 @@ def _judge(prepared: Prepared, runs: list[Seen]) -> tuple[list[str], str]:
         wrong.append(f"inspect does not show {case.shows!r}: {runs[0].out[:300]}")
     # A file that cannot be listed is refused in the same words by all commands.
     for (words, wanted), seen in zip(commands[1:], runs[1:], strict=True):
-        if case.inspect == wanted == 2 and words[-1] != "--json" and seen.err != runs[0].err:
+        alike = _refusal(seen.err, words[0]) == _refusal(runs[0].err, "inspect")
+        if case.inspect == wanted == 2 and words[-1] != "--json" and not alike:
             wrong.append(f"{words[0]} refuses it in other words: {seen.err.strip()}")
     if _state(home) != prepared.before:
         wrong.append("the input is not what it was")
@@ -176,12 +177,18 @@ def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
         wrong.append(f"took {seen.memory >> 20:,} MiB")
     if not said.replace("\n", "").isprintable():
         wrong.append(f"prints {sorted({letter for letter in said if not letter.isprintable()} - {chr(10)})}")
-    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or seen.err.count("\n") > 2):
+    lines = _refusal(seen.err, "").count("\n")
+    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or lines > 2):
         wrong.append(f"more than a sentence: {said[:400]}")
     wrong += [f"opened {path}" for path in seen.read if _foreign(path, home, out)]
     wrong += [f"wrote {path}" for path in seen.written if not _below(path, out) and path != os.devnull]
     wrong += [f"{event} {first}" for event, first in seen.acts if not _own(event, first, out)]
     return wrong
+
+
+def _refusal(text: str, command: object) -> str:
+    """Return a refusal without what commands say in their own words: the file of a folder, their help."""
+    return re.sub(r"\Ausing .*\n", "", text).replace(f"ckpttool {command} --help", "ckpttool --help")
 
 
 def _below(path: str, folder: Path) -> bool:
