@@ -42,13 +42,18 @@ if TYPE_CHECKING:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Threads of OpenBLAS and OpenMP that wait for work must not spin: other tests run beside these. The libraries
+# read it when they are imported, here and in all processes that tests begin.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # The suite has ten minutes for all laws and tries the same examples in every run, so that a run fails for
 # what has changed; `make nightly` draws others. How long an example takes says more of the machine than of
 # the law.
 settings.register_profile(
-    "explore", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "explore", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("suite", settings.get_profile("explore"), derandomize=True)
+settings.register_profile("suite", settings.get_profile("explore"), max_examples=25, derandomize=True)
 settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,6 +178,18 @@ def in_process(
     return ran
 
 
+def in_framework(framework: str, *arguments: object, cwd: Path | None = None) -> Ran:
+    """Run the command line in a child of the process that has imported the framework (tests/warm.py)."""
+    line = " ".join(map(str, arguments))
+    assert len(line.split()) == len(arguments), "a word of the command contains a blank"
+    program = command_loop(f"sys.stdin = io.StringIO(json.dumps([{line!r}]))")
+    status, printed = warm.run(framework, program, cwd or Path.cwd(), {**os.environ, "COLUMNS": "80"})
+    assert status == 0, printed
+    ((ran,), _) = json.loads(printed.splitlines()[-1])
+    schemas.require_printed(arguments, ran[1])
+    return Ran(*ran)
+
+
 def refused(ran: Ran) -> str:
     """Assert that a command refused bad input as it should; return its sentence."""
     assert ran.status == 2, (ran.out, ran.err)
@@ -282,7 +299,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
     """Fork the processes of frameworks and of HDF5 files, and compare sidecars, while tests run."""
-    with forked_frameworks(), forked_hdf5(), described_sidecars():
+    with forked_frameworks(), forked_hdf5(), described_sidecars(), pytest.MonkeyPatch.context() as patch:
+        # No test pulls the plug, and a disk that others use takes its time.
+        patch.setattr(os, "fsync", lambda _: None)
         return (yield)
 
 

@@ -11,17 +11,20 @@ import contextlib
 import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +33,7 @@ TIMEOUT_S = 600
 BESIDES = {
     "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest"),
     "stable_baselines3": ("torch._dynamo",),
+    "torch": ("torch._dynamo",),
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -43,6 +47,30 @@ def run(framework: str, program: str, folder: Path, env: Mapping[str, str] | Non
     assert answer, f"{framework} does not start, or its process has died"
     status, output = json.loads(answer)
     return status, output
+
+
+def once(key: object, make: Callable[[Mapping[str, Path]], Any], folders: Mapping[str, Path]) -> Any:
+    """Let `make` fill empty folders and return what it says, once for all programs of xdist; give copies.
+
+    What is made with one `key` is the same whoever asks.
+    """
+    name = hashlib.sha256(repr((key, sorted(folders))).encode()).hexdigest()
+    shared = Path(tempfile.gettempdir(), f"made-{name}")
+    with open(f"{shared}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = shared / "answer.json"
+        if not answer.exists():
+            shutil.rmtree(shared, ignore_errors=True)
+            places = {each: shared / f"{number}" for number, each in enumerate(folders)}
+            for place in places.values():
+                place.mkdir(parents=True)
+            told = json.dumps(make(places))
+            assert str(shared) not in told, "the answer names a folder that is copied"
+            answer.write_text(told)
+    for number, folder in enumerate(folders.values()):
+        assert not list(folder.iterdir()), f"{folder} is not empty"
+        shutil.copytree(shared / f"{number}", folder, dirs_exist_ok=True)
+    return json.loads(answer.read_text())
 
 
 def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequence[int]) -> tuple[int, Any]:
