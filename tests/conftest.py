@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -277,17 +278,33 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_pycollect_makemodule() -> None:
-    """Give the random numbers that a module draws while it is imported the same seed in every run."""
-    warm.seed_random_numbers()
+# Random numbers are the same in every run, whichever tests ran before in this process: a module that is
+# imported, a fixture and a test have each a seed of their own, by their names.
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Seed the numbers that a module draws while it is imported."""
+    _seed(module_path.name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Seed the numbers of a fixture, which any of the tests that use it may set up."""
+    _seed(f"{fixturedef.baseid}::{fixturedef.argname}[{getattr(request, 'param_index', '')}]")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Seed the numbers of a test."""
+    _seed(item.nodeid)
+
+
+def _seed(name: str) -> None:
+    warm.seed_random_numbers(zlib.crc32(name.encode()))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs the shared corpus of real checkpoints, or a framework, where that is absent.
-
-    Random numbers are those of the test, whichever tests ran before it in this process.
-    """
-    warm.seed_random_numbers()
+    """Skip what needs the shared corpus of real checkpoints, or a framework, where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
         pytest.skip("the shared corpus is not beside the project")
     for marker, library in _LIBRARIES.items():

@@ -41,7 +41,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_O
 def run(framework: str, program: str, folder: Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a Python program as `python -c` does, in the folder; return its status and all that it printed."""
     requests, answers = _parent(framework)
-    asked = {"program": program, "folder": str(folder), "env": dict(env or os.environ)}
+    asked = {"program": program, "folder": str(folder), "env": dict(env or os.environ), "seed": _draw_seed()}
     requests.sendall(json.dumps(asked).encode() + b"\n")
     answer = answers.readline()
     assert answer, f"{framework} does not start, or its process has died"
@@ -79,7 +79,7 @@ def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequenc
     Return the number of its process, and the pipe on which a line with its status arrives when it has ended.
     """
     requests, _ = _parent(framework)
-    asked = {"program": program, "folder": os.getcwd(), "env": dict(env)}
+    asked = {"program": program, "folder": os.getcwd(), "env": dict(env), "seed": _draw_seed()}
     ours, theirs = os.pipe()
     socket.send_fds(requests, [json.dumps(asked).encode() + b"\n"], [*streams, theirs])
     os.close(theirs)
@@ -87,6 +87,11 @@ def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequenc
     first = told.readline()
     assert first, f"{framework} does not start, or its process has died"
     return int(first), told
+
+
+def _draw_seed() -> int:
+    """Return a seed for a child: the next random number of the test or fixture that asks."""
+    return random.getrandbits(32)
 
 
 @functools.cache
@@ -256,18 +261,22 @@ def _watch(streams: Sequence[int], asked: Mapping[str, Any]) -> NoReturn:
     os._exit(0)
 
 
-def seed_random_numbers() -> None:
-    """Give the generators of Python and of the libraries that are loaded here the same seed in every run."""
-    random.seed(0)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(0)
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.manual_seed(0)
-    if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].random.set_seed(0)
+def seed_random_numbers(seed: int) -> None:
+    """Seed the generators of Python and of the libraries that are loaded here."""
+    random.seed(seed)
+    # A test may put another object in the place of a library.
+    for library, generator, name in (
+        ("numpy", "random", "seed"),
+        ("torch", "default_generator", "manual_seed"),
+        ("tensorflow", "random", "set_seed"),
+    ):
+        if (found := getattr(sys.modules.get(library), generator, None)) is not None:
+            getattr(found, name)(seed)
 
 
-def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, str] = QUIET) -> NoReturn:
+def _run(
+    program: str, folder: str, env: Mapping[str, str], seed: int, quiet: Mapping[str, str] = QUIET
+) -> NoReturn:
     """Run the program in this child, and end it."""
     status = 1
     try:
@@ -276,7 +285,7 @@ def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, 
         os.environ.update({**env, **quiet})
         sys.path[:0] = ["", *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         sys.argv = ["-c"]
-        seed_random_numbers()
+        seed_random_numbers(seed)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(program, "<string>", "exec"), vars(main))
         status = 0
