@@ -321,7 +321,8 @@ def test_a_name_that_another_program_takes_at_any_step_stays_its_own(make: Make,
 # --- Killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["tf", pytest.param("fujimoto", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["tf", "fujimoto"])
 def test_a_conversion_that_is_killed_leaves_old_or_new(kind: str) -> None:
     command = [sys.executable, "-m", "tests.hostile.kill", "--every", "9", "--quick", kind]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
