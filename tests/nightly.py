@@ -412,10 +412,9 @@ NIGHTLY: dict[str, dict[str, str | None]] = {
             r"(tf1|cleanrl|safetensors)-torch|(npz|fujimoto)-tf"
         ),
     },
-    # Each pair of formats, and each option with one. A conversion to one framework, and commands that read
-    # one file; test_tensorflow_writes has ten thousand variables.
+    # Each pair of formats, and each option with one. Conversions, and commands that read one file.
     "test_reads": {
-        "test_work_grows_as_the_tensors": "convert to tf|diff",
+        "test_work_grows_as_the_tensors": "diff",
         "test_a_conversion_reads_the_source_twice_and_the_target_once": (
             r"True-(safetensors-npz|keras-torch)-.*|False-(tf-torch|torch-tf)-False"
         ),
