@@ -20,7 +20,7 @@ GPU_BUNDLE_ARGS ?= --python 3.12
 
 # Test modules of `make quick`: those that take seconds. `make test` runs all.
 QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
-	format_npz format_sharded format_tensor_bundle forms golden hdf5_answer inspect knowledge language layers layouts \
+	format_npz format_tensor_bundle forms golden hdf5_answer inspect knowledge language layers layouts \
 	limits mapping_inert nestings network newcomer object_graph optimizer_forms plugins quiet reference_scores rule_files \
 	rule_parts rules samples schemas sidecar sniff solver source stacking statistics stats strips structure \
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
@@ -57,7 +57,7 @@ golden: $(VENV)/.installed
 # agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and
 # the pairs of models of docs/model_pairs.md.
 nightly: $(VENV)/.installed
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto -m "slow or hypothesis" --hypothesis-profile explore
 	$(BIN)/python -m tests.everyday --check
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid

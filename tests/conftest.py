@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import app, main
 from ckpttool.core import Sidecar
-from tests import nightly, refusals, schemas
+from tests import nightly, refusals, schemas, warm
 from tests.warm_frameworks import forked_frameworks, own_framework_process  # noqa: F401  # a fixture
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # a fixture
 
@@ -42,11 +43,18 @@ if TYPE_CHECKING:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
-# How long an example takes says more of the machine than of the law.
+# Threads of OpenBLAS and OpenMP that wait for work must not spin: other tests run beside these. The libraries
+# read it when they are imported, here and in all processes that tests begin.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# The suite has ten minutes for all laws and tries the same examples in every run, so that a run fails for
+# what has changed; `make nightly` draws others. How long an example takes says more of the machine than of
+# the law.
 settings.register_profile(
-    "suite", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "explore", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("suite", settings.get_profile("explore"), max_examples=25, derandomize=True)
 settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,6 +179,18 @@ def in_process(
     return ran
 
 
+def in_framework(framework: str, *arguments: object, cwd: Path | None = None) -> Ran:
+    """Run the command line in a child of the process that has imported the framework (tests/warm.py)."""
+    line = " ".join(map(str, arguments))
+    assert len(line.split()) == len(arguments), "a word of the command contains a blank"
+    program = command_loop(f"sys.stdin = io.StringIO(json.dumps([{line!r}]))")
+    status, printed = warm.run(framework, program, cwd or Path.cwd(), {**os.environ, "COLUMNS": "80"})
+    assert status == 0, printed
+    ((ran,), _) = json.loads(printed.splitlines()[-1])
+    schemas.require_printed(arguments, ran[1])
+    return Ran(*ran)
+
+
 def refused(ran: Ran) -> str:
     """Assert that a command refused bad input as it should; return its sentence."""
     assert ran.status == 2, (ran.out, ran.err)
@@ -258,6 +278,31 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# Random numbers are the same in every run, whichever tests ran before in this process: a module that is
+# imported, a fixture and a test have each a seed of their own, by their names.
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Seed the numbers that a module draws while it is imported."""
+    _seed(module_path.name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Seed the numbers of a fixture, which any of the tests that use it may set up."""
+    _seed(f"{fixturedef.baseid}::{fixturedef.argname}[{getattr(request, 'param_index', '')}]")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Seed the numbers of a test."""
+    _seed(item.nodeid)
+
+
+def _seed(name: str) -> None:
+    warm.seed_random_numbers(zlib.crc32(name.encode()))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs the shared corpus of real checkpoints, or a framework, where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
@@ -271,7 +316,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
     """Fork the processes of frameworks and of HDF5 files, and compare sidecars, while tests run."""
-    with forked_frameworks(), forked_hdf5(), described_sidecars():
+    with forked_frameworks(), forked_hdf5(), described_sidecars(), pytest.MonkeyPatch.context() as patch:
+        # No test pulls the plug, and a disk that others use takes its time.
+        patch.setattr(os, "fsync", lambda _: None)
         return (yield)
 
 

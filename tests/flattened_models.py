@@ -27,8 +27,9 @@ SHAPES = {
     "moved": (6, 5, 3),
     "subclass": (7, 6, 3),
 }
-# Those that every run of the suite converts.
-QUICK = ("moved", "subclass")
+# The framework of a source and its model: all, and those that every run of the suite converts.
+SOURCES = tuple(f"{source} {name}" for name in SHAPES for source in ("keras", "torch"))
+QUICK = ("torch moved", "keras subclass")
 # A subclassed Keras model does not state the shape of its inputs.
 UNSTATED = ("subclass",)
 SUFFIXES = {"keras": ".weights.h5", "torch": ".pt"}
@@ -260,15 +261,16 @@ def _converted(name: str, source: str, target: str) -> dict[str, Any]:
     }
 
 
-def main(folder: str, *names: str) -> None:
-    """Convert the models in both directions; write the outcomes."""
+def main(folder: str, *sources: str) -> None:
+    """Convert each source to the other framework; write the outcomes."""
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))
     load_into.ModelProcess = LocalModel  # type: ignore[assignment,misc]
     model_comparison.ChildProcess = InThisProcess  # type: ignore[assignment,misc]
     found: dict[str, Any] = {}
-    for name in names:
+    for name in dict.fromkeys(each.partition(" ")[2] for each in sources):
         _write_sources(name)
-        for source, target in (("keras", "torch"), ("torch", "keras")):
-            found[f"{source} {name}"] = _converted(name, source, target)
+    for each in sources:
+        source, _, name = each.partition(" ")
+        found[each] = _converted(name, source, "torch" if source == "keras" else "keras")
     Path("outcomes.json").write_text(json.dumps(found))

@@ -41,8 +41,8 @@ def leaves(context: Context) -> list[Check | Figure]:
 
 def hangs(context: Context) -> list[Check | Figure]:
     # What the part has started hangs with it, and holds its output.
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-    time.sleep(100)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    time.sleep(1000)
     return []
 
 

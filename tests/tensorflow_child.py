@@ -32,17 +32,21 @@ def require(*names: str) -> None:
             pytest.skip(f"{name} is not installed")
 
 
-def run(file: str, function: str, folder: Path) -> Any:
+def run(file: str, function: str, folder: Path, *, once: bool = False) -> Any:
     """Call `function(folder)` of the Python file in a child; return what it returns, through JSON.
 
     The child works in `folder`, and what it writes there stays. TensorFlow and PyTorch must not meet in one
-    process, and a test process has PyTorch.
+    process, and a test process has PyTorch. With `once`, the folder is empty, and all programs of xdist that
+    ask for the same share one child.
     """
-    return run_each(file, {function: folder})[function]
+    return run_each(file, {function: folder}, once=once)[function]
 
 
-def run_each(file: str, folders: Mapping[str, Path]) -> dict[str, Any]:
+def run_each(file: str, folders: Mapping[str, Path], *, once: bool = False) -> dict[str, Any]:
     """Call several functions in one child, each in its folder, one after the other."""
+    if once:
+        answers: dict[str, Any] = warm.once(file, lambda places: run_each(file, places), folders)
+        return answers
     places = {name: str(folder) for name, folder in folders.items()}
     program = PROGRAM.format(file=os.path.abspath(file), folders=places)
     status, output = warm.run("tensorflow", program, next(iter(folders.values())))

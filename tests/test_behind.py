@@ -125,7 +125,7 @@ def test_the_caller_waits_while_too_much_is_before_the_lane() -> None:
 # --- Files -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from([0, 1, 100, 65_535, 65_536, 70_000, MIB + 1]), max_size=12), st.integers(0, 255)
 )

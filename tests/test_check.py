@@ -232,6 +232,7 @@ def test_models_that_are_not_checked_are_listed(tmp_path: Path, golden: Golden) 
 # Many checkpoints, by several processes.
 
 
+@pytest.mark.long
 def test_processes_find_what_one_finds(files: Path, tmp_path: Path) -> None:
     """Verdicts, their order, errors and the files that belong to another checkpoint do not depend on jobs."""
     shutil.copytree(files, tmp_path / "files")
@@ -249,6 +250,7 @@ def _die(*_: object) -> None:
     os._exit(3)
 
 
+@pytest.mark.long
 def test_file_that_ends_its_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "_prepare_player", _die)
     ordered = candidates.collect_candidates([str(TORCH_SAMPLE)]).ordered()

@@ -81,6 +81,7 @@ def both_ways(folder: Path, *arguments: object) -> tuple[Ran, Ran]:
     return ran[0], ran[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ANSWERED)
 def test_a_process_answers_as_the_command_line_in_this_one(command: str, tmp_path: Path) -> None:
     if command == "eval":
@@ -90,6 +91,7 @@ def test_a_process_answers_as_the_command_line_in_this_one(command: str, tmp_pat
     assert ran.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_process_refuses_as_the_command_line_in_this_one(command: str, tmp_path: Path) -> None:
     refused(both_ways(tmp_path, command, *REFUSED[command])[0])
@@ -549,6 +551,7 @@ def test_listings(kind: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_many_tensors_stay_many_lines(tmp_path: Path) -> None:
     save(torch_tree({f"block.{n}.w": np.zeros(1, np.float32) for n in range(3000)}), str(tmp_path / "x.pt"))
     ran = in_process("inspect", tmp_path / "x.pt")

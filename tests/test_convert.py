@@ -391,6 +391,7 @@ app.run()
             child.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, golden: Golden) -> None:
     with paused_while_writing(tmp_path) as child:

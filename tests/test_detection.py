@@ -216,7 +216,7 @@ starts = st.sampled_from([content for _, _, content in FILES]) | st.binary(max_s
 contents = st.builds(damage, starts, cuts, flips)
 
 
-@settings(max_examples=300)
+@settings(max_examples=75)
 @given(st.sampled_from(NAMES), contents)
 def test_no_damaged_file_is_missed(name: str, content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +225,7 @@ def test_no_damaged_file_is_missed(name: str, content: bytes) -> None:
         require_wide_signatures(str(path))
 
 
-@settings(max_examples=200)
+@settings(max_examples=75)
 @given(st.sampled_from(FOLDERS), st.dictionaries(st.sampled_from(NAMES), contents, max_size=3), st.booleans())
 def test_no_mixed_folder_or_prefix_is_missed(
     case: tuple[str, str, dict[str, bytes]], others: dict[str, bytes], late: bool

@@ -18,7 +18,7 @@ from ckpttool.commands.diff import diff
 from ckpttool.commands.save import save
 from ckpttool.commands.stats import compare_arrays
 from ckpttool.core import UsageError
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -126,7 +126,7 @@ def test_a_conversion_is_identical_after_mapping_and_one_changed_value_is_found(
 ) -> None:
     target = tmp_path / "agent.pt"
     convert(str(TF_SAMPLE), str(target))
-    same = ckpttool("diff", TF_SAMPLE, target)
+    same = in_process("diff", TF_SAMPLE, target)
     assert same.status == 0, same.out
     golden(same.out.splitlines()[-1])
     from ckpttool.core import Tree, display

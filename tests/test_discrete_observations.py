@@ -100,7 +100,7 @@ NAMES = (*ENVIRONMENTS, "several", "binary", "dict", "bits", "bits_a2c")
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("discrete")
-    warm_sb3.asked(PROGRAM, str(folder), json.dumps(ENVIRONMENTS))
+    warm_sb3.built(PROGRAM, folder, json.dumps(ENVIRONMENTS))
     return folder, json.loads((folder / "answer.json").read_text())
 
 

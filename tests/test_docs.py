@@ -19,7 +19,7 @@ from ckpttool.core import errors
 from docs.blocks import DOCS, ROOT, RUN, Block, blocks, differs
 from docs.screens import Folder, screens
 from tests import warm
-from tests.conftest import in_process
+from tests.conftest import in_framework, in_process
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 LINKED = sorted({*PAGES, *ROOT.glob("*.md"), ROOT / "examples" / "README.md"})
@@ -34,8 +34,8 @@ MARKS = {
 }
 # They take seconds to import: a program that imports one is begun after that.
 IMPORTED = re.compile(r"^(?:import|from) (keras|tensorflow|torch)\b", re.MULTILINE)
-# Commands that cannot be run in this process: TensorFlow must not meet PyTorch in one.
-APART = re.compile(r"--backend tensorflow|--ray")
+# A command that computes by TensorFlow, which must not meet PyTorch in one process.
+TENSORFLOW = "--backend tensorflow"
 
 
 def named(page: Path) -> str:
@@ -46,17 +46,20 @@ class Quick(Folder):
     """The folder of a page, whose programs start in processes that have imported what takes long."""
 
     def begun(self, block: Block) -> tuple[int, str]:
-        # Keras computes by TensorFlow here.
-        imported = {name.replace("keras", "tensorflow") for name in IMPORTED.findall(block.text)}
+        # Keras computes by TensorFlow here. What imports neither needs NumPy, which both have imported.
+        imported = {name.replace("keras", "tensorflow") for name in IMPORTED.findall(block.text)} or {"torch"}
         if block.tag == "python" and len(imported) == 1:
             return warm.run(imported.pop(), block.text, self.path, self.env)
         return super().begun(block)
 
     def one(self, command: list[str]) -> tuple[int, str]:
         # A package that the page has installed is found by the processes of its folder alone.
-        if self.has_plugins or APART.search(" ".join(command)):
+        if self.has_plugins or "--ray" in command:
             return super().one(command)
-        ran = in_process(*command[1:], cwd=self.path)
+        if TENSORFLOW in " ".join(command):
+            ran = in_framework("tensorflow", *command[1:], cwd=self.path)
+        else:
+            ran = in_process(*command[1:], cwd=self.path)
         return ran.status, ran.out + ran.err
 
 

@@ -15,7 +15,7 @@ from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, p
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, MappingError, UsageError
 from ckpttool.networks import NetworkSettings, policy_network, q_network
-from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_framework, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_layouts import fujimoto_set
 
@@ -84,7 +84,7 @@ def test_original_and_converted_play_alike(tmp_path: Path) -> None:
 def test_the_tensorflow_backend_plays_it_too() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
-    ran = ckpttool("eval", TF_SAMPLE, "--backend", "tensorflow", "--episodes", 16, "--json")
+    ran = in_framework("tensorflow", "eval", TF_SAMPLE, "--backend", "tensorflow", "--episodes", 16, "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     final = certificate("td3_pendulum_tf")["final"]

@@ -43,9 +43,7 @@ from tests.test_wire_npy import BROKEN, ENTRY, header
 from tests.trees import leaf
 from tests.trees import leaf as tensor_leaf
 
-FIXTURE = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
-)
+FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 NUMBERS = st.one_of(
     arrays.boolean_dtypes(),
     arrays.integer_dtypes(endianness="?"),

@@ -424,7 +424,7 @@ def test_every_dtype_both_ways(torch, name, shape, tmp_path):
 
 
 @pytest.mark.torch
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_random_structures_both_ways(torch, data, tmp_path):
     tensor_of = st.builds(

@@ -107,7 +107,7 @@ def looked_at(torch: Any, tensor: Any, look: str, before: list[Any]) -> Any:
 
 
 @pytest.mark.torch
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_random_states_in_every_container(torch: Any, data: Any, tmp_path: Path) -> None:
     made: list[Any] = []

@@ -235,7 +235,7 @@ def tensors(value: object) -> object:
     return [tensors(v) for v in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values, st.integers(1, 3))
 def test_any_state_reads_back(tmp_path, value, threads):
     from torch.distributed.checkpoint.api import CheckpointException
@@ -503,7 +503,7 @@ def boxes(draw):
     return shape, parts
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(boxes(), st.sampled_from(("float32", "bfloat16")), st.randoms())
 def test_any_cut_is_put_together(tmp_path, cut, dtype, order):
     import torch

@@ -48,9 +48,7 @@ from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
 from tests.trees import leaf, torch_tree
 
-FIXTURE = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
-)
+FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def put(folder: Path, header: Any, data: bytes = b"", size: int | None = None) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from ckpttool.commands import general_conversion, options
 from ckpttool.commands.convert import convert
@@ -673,7 +672,10 @@ def test_an_h5_file_of_weights_becomes_keras_3s_by_class_and_order(tmp_path: Pat
                 np.testing.assert_array_equal(file[f"layers/{group}/vars/{at}"][()], value)
 
 
+@pytest.mark.torch
 def test_an_optimizers_order_is_not_that_of_a_files_groups(tmp_path: Path) -> None:
+    import torch
+
     # A model that makes `zeta`, a layer norm, before `alpha`: Keras saves the two the other way round.
     weights = [np.full(3, 1.0), np.full(3, 2.0), np.full((3, 2), 3.0), np.full(2, 4.0)]
     with h5py.File(tmp_path / "x.weights.h5", "w", track_order=True) as file:

@@ -333,7 +333,7 @@ def test_the_tutorials_checkpoint_trains_on_in_keras(
 def from_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     tensorflow_child.require("torch", "tensorflow", "keras")
     folder = tmp_path_factory.mktemp("written")
-    return folder, tensorflow_child.run(__file__, "written", folder)
+    return folder, tensorflow_child.run(__file__, "written", folder, once=True)
 
 
 # By file: what was saved, the entries of net and optimizer in PyTorch, the name of the optimizer.
@@ -1073,7 +1073,7 @@ def unusual(folder: Path) -> dict[str, Any]:
 def unusual_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     tensorflow_child.require("torch", "tensorflow", "keras")
     folder = tmp_path_factory.mktemp("unusual")
-    return folder, tensorflow_child.run(__file__, "unusual", folder)
+    return folder, tensorflow_child.run(__file__, "unusual", folder, once=True)
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])

@@ -273,7 +273,7 @@ def keras_files(folder: Path) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensorflow_child.require("tensorflow", "keras")
     path = tmp_path_factory.mktemp("keras")
-    tensorflow_child.run(__file__, "keras_files", path)
+    tensorflow_child.run(__file__, "keras_files", path, once=True)
     return path
 
 

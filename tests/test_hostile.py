@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -49,9 +48,38 @@ def test_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+# Cases that follow each other and share a process, whose start takes longer than the commands on one.
+TOGETHER = 12
+
+
+@pytest.fixture(scope="module")
+def outcome(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Case], tuple[list[str], str]]:
+    """Give the outcome of a case; those that come after it in this session are examined with it."""
+    wanted = [item.callspec.params["case"] for item in request.session.items if _is_case(item)]
+    outcomes: dict[Case, tuple[list[str], str]] = {}
+
+    def examined(case: Case) -> tuple[list[str], str]:
+        if case not in outcomes:
+            at = wanted.index(case) + 1
+            # Limits, of memory for example, are those of a process in which nothing ran before.
+            others = [each for each in wanted[at : at + TOGETHER] if not each.options and not case.options]
+            outcomes.update(examine([case, *others], tmp_path_factory.mktemp("cases")))
+        return outcomes[case]
+
+    return examined
+
+
+def _is_case(item: Any) -> bool:
+    return getattr(item, "function", None) is test_a_crafted_file_gets_its_verdict_and_nothing_more
+
+
 @pytest.mark.parametrize("case", list(marked()))
-def test_a_crafted_file_gets_its_verdict_and_nothing_more(case: Case, tmp_path: Path, golden: Golden) -> None:
-    faults, shown = examine(case, tmp_path)
+def test_a_crafted_file_gets_its_verdict_and_nothing_more(
+    case: Case, outcome: Callable[[Case], tuple[list[str], str]], golden: Golden
+) -> None:
+    faults, shown = outcome(case)
     if shown:
         golden(shown)
     assert faults == []

@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 from tests.hostile.repair import lookup3, lookup3_prefixes
 
 
-@pytest.mark.parametrize(("every", "least"), [(15, 50), pytest.param(1, 501, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("every", "least"), [(45, 16), pytest.param(1, 501, marks=pytest.mark.slow)])
 def test_two_processes_read_the_same(every: int, least: int) -> None:
     options = ["--times", "1", "--quick", "--every", str(every)]
     command = [sys.executable, "-m", "tests.hostile.twice", *options]

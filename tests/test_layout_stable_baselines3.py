@@ -682,7 +682,7 @@ _SLOTS_OF = {"exp_avg": "m", "exp_avg_sq": "v", "square_avg": "rms"}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Agents that the library trained for a few steps, and every parameter with its moments there."""
     folder = tmp_path_factory.mktemp("sb3")
-    warm_sb3.asked(ALGORITHMS, str(folder))
+    warm_sb3.built(ALGORITHMS, folder)
     return folder, json.loads((folder / "answer.json").read_text())
 
 
@@ -802,7 +802,7 @@ FORMS = [(name, form) for name in STATED for form in ("save", "state", "whole")]
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Policies that the library saved alone, and the actions that it computes."""
     folder = tmp_path_factory.mktemp("alone")
-    return folder, warm_sb3.asked(ALONE, str(folder))
+    return folder, warm_sb3.built(ALONE, folder)
 
 
 def acts(path: Path, obs: np.ndarray, facts: AgentFacts = NO_FACTS) -> tuple[np.ndarray, Agent]:

@@ -42,7 +42,7 @@ def everything(folder: Path) -> Any:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the child found out."""
     tensorflow_child.require("keras")
-    return tensorflow_child.run(__file__, "everything", tmp_path_factory.mktemp("live"))
+    return tensorflow_child.run(__file__, "everything", tmp_path_factory.mktemp("live"), once=True)
 
 
 # --- In child processes ------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_an_agent_that_is_no_module_is_saved_by_its_parts() -> None:
     assert [display(row.path) for row in audit(agent).unsaved] == ["log_alpha"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_a_restore_reaches_what_load_state_dict_reports(data: st.DataObject) -> None:
     sizes = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from([1, 2]), max_size=4)

@@ -110,7 +110,7 @@ GAUSSIAN = ("sac", "ppo_box", "a2c_box")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("agents")
-    warm_sb3.asked(MADE, str(folder))
+    warm_sb3.built(MADE, folder)
     return folder, json.loads((folder / "answer.json").read_text())
 
 

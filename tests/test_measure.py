@@ -60,9 +60,9 @@ def test_processor_seconds_are_not_those_of_the_clock() -> None:
         ["sh", "-c", f"{sys.executable} -I -S -c 'import time\nwhile time.process_time() < 0.3: pass'"]
     )
     asleep = once(["sleep", "0.3"])
-    assert 0.3 <= busy.processor < 0.6
+    assert busy.processor >= 0.3
     assert asleep.seconds >= 0.3
-    assert asleep.processor < 0.1
+    assert asleep.processor < 0.3
     assert asleep.waits > 0
 
 

@@ -20,7 +20,7 @@ from ckpttool.networks import ModelSpec
 from tests import model_proofs, pair_models, replayed_faults, schemas, warm
 from tests.conftest import ROOT
 from tests.conftest import in_process as run
-from tests.flattened_models import QUICK, SHAPES
+from tests.flattened_models import QUICK, SOURCES
 from tests.golden_texts import Golden
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
@@ -86,9 +86,9 @@ def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any
 # A model in code states the input shape and the order of flattened images, which no weights file does.
 
 
-def flattened(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def flattened(folder: Path, sources: Sequence[str]) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    program = f"from tests import flattened_models; flattened_models.main('.', *{tuple(names)})"
+    program = f"from tests import flattened_models; flattened_models.main('.', *{tuple(sources)})"
     status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
     assert status == 0, output[-4000:]
     found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
@@ -96,9 +96,9 @@ def flattened(folder: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("names", [QUICK, pytest.param([*SHAPES.keys() - {*QUICK}], marks=pytest.mark.slow)])
-def test_a_call_of_the_source_states_how_images_are_flattened(names: Sequence[str], tmp_path: Path) -> None:
-    for name, found in flattened(tmp_path, sorted(names)).items():
+@pytest.mark.parametrize("sources", [QUICK, pytest.param([*{*SOURCES} - {*QUICK}], marks=pytest.mark.slow)])
+def test_a_call_of_the_source_states_how_images_are_flattened(sources: Sequence[str], tmp_path: Path) -> None:
+    for name, found in flattened(tmp_path, sorted(sources)).items():
         assert found["like"] == {"written": True, "verified": True, "stated": [], "assumed": []}, name
         assert found["far"] < 1e-5, name
         assert found["plain"]["written"], name

@@ -151,7 +151,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests import tensorflow_child
 
     folder = tmp_path_factory.mktemp("nestings")
-    tensorflow_child.run(__file__, "build_agents", folder)
+    tensorflow_child.run(__file__, "build_agents", folder, once=True)
     return folder
 
 

@@ -126,7 +126,7 @@ def policies(draw: st.DrawFn) -> Network:
 
 
 @given(policies())
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_any_policy_acts_as_in_numpy_and_is_the_same_file_twice(network: Network) -> None:
     require_same(network)
     assert encoded(network, a="b") == encoded(network, a="b")

@@ -506,6 +506,7 @@ def follow_new_row() -> None:
     assert values == {display(path): _content(leaf) for path, leaf in tree.items() if path[0] == key(NAME)}
 
 
+@pytest.mark.long
 def test_an_optimizer_is_one_row_of_the_table() -> None:
     done = subprocess.run([sys.executable, "-c", _ROW], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

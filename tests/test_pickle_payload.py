@@ -21,6 +21,7 @@ from ckpttool.commands.inspect import audit_notes
 from ckpttool.core import CkpttoolError, FormatError, Record, ValueLeaf, dangerous_calls
 from ckpttool.encodings import Global, PickleObject, dumps, parse_pickle
 from ckpttool.formats import open_checkpoint
+from tests.conftest import in_process
 from tests.pickles import ACTING
 from tests.test_format_pytorch import archive, floats, tensor
 from tests.test_format_stable_baselines2 import zipped
@@ -164,29 +165,18 @@ def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch
 # ------------------------------------------------------------------ the command line
 
 
-def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "ckpttool", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path, golden):
     path = str(hostile(tmp_path)["module.pt"])
-    told = command("inspect", path, folder=tmp_path)
-    assert told.returncode == 0
-    golden("\n".join(line for line in told.stdout.splitlines() if "posix" in line))
-    assert "l1" in told.stdout
-    document = json.loads(command("inspect", path, "--json", folder=tmp_path).stdout)
+    told = in_process("inspect", path, cwd=tmp_path)
+    assert told.status == 0
+    golden("\n".join(line for line in told.out.splitlines() if "posix" in line))
+    assert "l1" in told.out
+    document = in_process("inspect", path, "--json", cwd=tmp_path).json()
     assert document["details"]["calls"] == ["gone.Net", "gone.Layer", "posix.system"]
-    digest = json.loads(command("digest", path, "--json", folder=tmp_path).stdout)
+    digest = in_process("digest", path, "--json", cwd=tmp_path).json()
     assert [each["key"] for each in digest["tensors"]] == ["l1.weight"]
-    done = command("convert", path, "out.pt", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = in_process("convert", path, "out.pt", cwd=tmp_path)
+    assert done.status == 0, done.err
     assert b"posix" not in (tmp_path / "out.pt").read_bytes()
     assert not (tmp_path / "was_run").exists()
 
@@ -284,9 +274,9 @@ def test_convert_makes_a_state_dict_of_a_hostile_module(tmp_path):
     folder.mkdir()
     whole = {"net": module(), "epoch": 3, "list": [PickleObject(Global("posix", "system"), ("true",), 0), 1]}
     (folder / "x.pt").write_bytes(archive(dumps(whole), {"0": floats(1, 2, 3, 4)}))
-    done = command("convert", "x.pt", "out.pt", folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert "net/trap" in done.stdout
+    done = in_process("convert", "x.pt", "out.pt", cwd=folder)
+    assert done.status == 0, done.err
+    assert "net/trap" in done.out
     back = torch.load(folder / "out.pt", weights_only=True, mmap=True)
     assert back["net"]["l1.weight"].tolist() == [1, 2, 3, 4]
     assert back["epoch"] == 3

@@ -70,6 +70,7 @@ def test_a_broken_package_is_named(tmp_path: Path, golden: Golden) -> None:
     golden(ran)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder", "object"])
 def test_a_package_is_found_wherever_its_metadata_lies(tmp_path: Path, kind: str) -> None:
     place = tmp_path / ("shout-1.0.egg" if kind == "egg" else "place")

@@ -1032,7 +1032,7 @@ def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> Non
 def keras_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     tensorflow_child.require("tensorflow", "keras")
     folder = tmp_path_factory.mktemp("keras")
-    return folder, tensorflow_child.run(policy_keras.__file__, "keras_files", folder)
+    return folder, tensorflow_child.run(policy_keras.__file__, "keras_files", folder, once=True)
 
 
 @pytest.mark.tensorflow

@@ -23,7 +23,7 @@ from tests.trees import attributes, leaf
 NAMES = st.text("abcxyz_", min_size=1, max_size=4).filter(lambda name: name.strip("_"))
 SIZES = st.integers(1, 5)
 KINDS = ("dense", "norm", "conv", "batch", "recurrent", "odd", "counter")
-LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAW = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def module(kind: str, n: int, m: int) -> Mapping[str, torch.Tensor]:

@@ -96,6 +96,7 @@ def test_what_is_no_sidecar_is_refused(tmp_path: Path, text: str) -> None:
         sidecar.load_sidecar(write(tmp_path, text))
 
 
+@pytest.mark.long
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),

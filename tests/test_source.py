@@ -180,6 +180,7 @@ def test_streamed_values_are_those_of_the_array(tmp_path: Path, dtype: str, offs
         list(streamed(base, 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", FORMATS)
 def test_no_command_holds_a_large_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Every command gives what it gives for the same tensor read whole, and never reads it whole."""

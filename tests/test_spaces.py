@@ -68,7 +68,7 @@ print(json.dumps(found))
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
     """Return a folder with agents, and their returns by name."""
     folder = tmp_path_factory.mktemp("spaces")
-    return folder, warm_sb3.asked(PROGRAM, str(folder))
+    return folder, warm_sb3.built(PROGRAM, folder)
 
 
 def play(path: object, *words: str) -> Ran:

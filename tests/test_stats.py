@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from ckpttool.commands import stats as moments
 from ckpttool.commands.stats import Moments, Stats, find_warning_signs, stats
 from ckpttool.core import attr
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_diff import saved
 from tests.trees import leaf
@@ -121,7 +121,7 @@ def test_a_module_is_the_sum_of_what_is_below_it(sample: Path) -> None:
 
 
 def test_the_command_shows_a_line_per_tensor_or_module(golden: Golden) -> None:
-    ran = ckpttool("stats", TORCH_SAMPLE)
+    ran = in_process("stats", TORCH_SAMPLE)
     assert ran.status == 0
     lines = ran.out.splitlines()
     assert lines[1].split()[0] == "actor/l1/weight"

@@ -23,7 +23,7 @@ def same(array: np.ndarray, axes: tuple[int, ...]) -> None:
     assert found.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     st.lists(EXTENTS, min_size=1, max_size=5)
     .filter(lambda shape: math.prod(shape) <= 300_000)

@@ -485,10 +485,23 @@ def test_results_do_not_go_to_a_device() -> None:
         results.ResultsFile("/dev/null")
 
 
+# After the first results it waits, so that an interrupt meets the others.
+WAITING = """
+import sys, time
+from ckpttool.commands import sweep
+def add(self, finished, own=sweep.ResultsFile.add):
+    own(self, finished)
+    time.sleep(600)
+sweep.ResultsFile.add = add
+from ckpttool.cli import main
+main()
+"""
+
+
 def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
-    arguments = ["eval", str(RUN), "--episodes", "1500", "--num-envs", "160", "--out", str(out), "--json"]
-    command = [sys.executable, "-m", "ckpttool", *arguments]
+    arguments = ["eval", str(RUN), "--episodes", "160", "--num-envs", "160", "--out", str(out), "--json"]
+    command = [sys.executable, "-c", WAITING, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         try:
             for _ in range(3000):

@@ -158,7 +158,7 @@ def test_halves_of_complex_numbers(torch, tmp_path):
 
 
 @pytest.mark.torch
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_random_views_of_shared_storages(torch, data, tmp_path):
     count = data.draw(st.integers(1, 40))

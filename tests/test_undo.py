@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
@@ -288,7 +287,10 @@ def test_what_is_no_rule_is_none(name: str) -> None:
     assert parse_rule(name) is None
 
 
+@pytest.mark.torch
 def test_what_was_stated_of_an_optimizer_survives_the_way_back(tmp_path: Path) -> None:
+    import torch
+
     go(TF_SAMPLE, tmp_path / "a.pt", l2=["critic/**/kernel=0.01"])
     back = go(tmp_path / "a.pt", tmp_path / "back-1", "tf")
     assert any("conversion reversed" in note for note in back.report.notes)
@@ -305,7 +307,10 @@ def irreversible_notes(done: ConversionResult) -> list[str]:
     return [note for note in done.report.notes if note.startswith("not reversible")]
 
 
+@pytest.mark.torch
 def test_a_conversion_that_nothing_undoes_says_so_once(tmp_path: Path, golden: Golden) -> None:
+    import torch
+
     part = go(TF_SAMPLE, tmp_path / "actor.pt", part="policy/actor")
     golden("\n".join(irreversible_notes(part)))
     torch.save({"module.l1.weight": torch.ones(2, 3)}, tmp_path / "wrapped.pt")
@@ -321,7 +326,10 @@ def test_a_source_with_objects_of_foreign_classes_says_that_nothing_undoes_it(go
     golden(kept.why)
 
 
+@pytest.mark.torch
 def test_classes_that_nothing_undoes_are_named_with_verbose_and_in_json(tmp_path: Path) -> None:
+    import torch
+
     torch.save(torch.nn.Linear(2, 3), tmp_path / "whole.pt")
     words = ("convert", "whole.pt", "out.npz", "--force")
     assert "not reversible" not in run(*words, cwd=tmp_path).out

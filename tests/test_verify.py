@@ -17,7 +17,7 @@ from ckpttool.core import Leaf, UsageError, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.mapping.rules import TRANSPOSE
 from tests import mutants
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.mutants import Change, Leaves
 from tests.trees import leaf
@@ -233,7 +233,7 @@ def test_each_framework_runs_its_own(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
     convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
-    ran = ckpttool("verify", TF_SAMPLE, tmp_path / "x.pt", "--json")
+    ran = in_process("verify", TF_SAMPLE, tmp_path / "x.pt", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     assert document["backends"] == ["tensorflow", "torch"]

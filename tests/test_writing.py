@@ -143,10 +143,16 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Counts what changes a folder or a file, and raises instead of one of these steps."""
+    """Counts what changes a folder or a file, and raises instead of one of these steps, or acts before it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int = 0, error: BaseException | None = None) -> None:
-        self.done, self._at, self._error = 0, at, error
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        at: int = 0,
+        error: BaseException | None = None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.done, self._at, self._error, self._before = 0, at, error, before
         patch.setattr(os, "fsync", lambda _: None)  # the disk has its own speed
         for name in STEPS:
             patch.setattr(os, name, self._stepping(getattr(os, name)))
@@ -159,6 +165,8 @@ class Steps:
             dead = isinstance(self._error, Killed) and self.done > self._at
             if self._error is not None and (dead or self.done == self._at):
                 raise self._error
+            if self.done == self._at:
+                self._before()
             return function(*given, **named)
 
         return stepping
@@ -279,10 +287,42 @@ def test_of_many_writers_one_wins_whole(make: Make, tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path) if is_hidden_name(name)]
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_name_that_another_program_takes_at_any_step_stays_its_own(make: Make, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    names = {output.file for output in make(place / "x", b"") if not output.extra}
+    refused_at = dict.fromkeys(names, 0)
+    for at in range(1, attempts(make, place, links=True, force=False) + 1):
+        for name in sorted(names):
+            fresh(make, place, force=False)
+            taken: list[str] = []
+
+            def take(name: str = name, taken: list[str] = taken) -> None:
+                with contextlib.suppress(FileExistsError), open(name, "xb") as file:
+                    file.write(b"theirs")
+                    taken.append(name)
+
+            with pytest.MonkeyPatch.context() as patch:
+                Steps(patch, at, before=take)
+                refused_name = None
+                try:
+                    write(make, place / "x", b"new")
+                except TargetExistsError as error:
+                    refused_name = error.file
+            assert refused_name == (name if taken else None), f"taken at step {at}"
+            if taken:
+                refused_at[name] += 1
+                assert Path(name).read_bytes() == b"theirs"
+                # What is about the others is named after them.
+                assert os.listdir(place) == [Path(name).name] or name.endswith(".about")
+    assert all(refused_at.values()), refused_at
+
+
 # --- Killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["tf", pytest.param("fujimoto", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["tf", "fujimoto"])
 def test_a_conversion_that_is_killed_leaves_old_or_new(kind: str) -> None:
     command = [sys.executable, "-m", "tests.hostile.kill", "--every", "9", "--quick", kind]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)

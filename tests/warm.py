@@ -11,16 +11,20 @@ import contextlib
 import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
+import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +33,7 @@ TIMEOUT_S = 600
 BESIDES = {
     "tensorflow": ("hypothesis", "ckpttool.commands.convert", "ckpttool.networks.messages", "tests.conftest"),
     "stable_baselines3": ("torch._dynamo",),
+    "torch": ("torch._dynamo",),
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -36,12 +41,36 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_O
 def run(framework: str, program: str, folder: Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a Python program as `python -c` does, in the folder; return its status and all that it printed."""
     requests, answers = _parent(framework)
-    asked = {"program": program, "folder": str(folder), "env": dict(env or os.environ)}
+    asked = {"program": program, "folder": str(folder), "env": dict(env or os.environ), "seed": _draw_seed()}
     requests.sendall(json.dumps(asked).encode() + b"\n")
     answer = answers.readline()
     assert answer, f"{framework} does not start, or its process has died"
     status, output = json.loads(answer)
     return status, output
+
+
+def once(key: object, make: Callable[[Mapping[str, Path]], Any], folders: Mapping[str, Path]) -> Any:
+    """Let `make` fill empty folders and return what it says, once for all programs of xdist; give copies.
+
+    What is made with one `key` is the same whoever asks.
+    """
+    name = hashlib.sha256(repr((key, sorted(folders))).encode()).hexdigest()
+    shared = Path(tempfile.gettempdir(), f"made-{name}")
+    with open(f"{shared}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = shared / "answer.json"
+        if not answer.exists():
+            shutil.rmtree(shared, ignore_errors=True)
+            places = {each: shared / f"{number}" for number, each in enumerate(folders)}
+            for place in places.values():
+                place.mkdir(parents=True)
+            told = json.dumps(make(places))
+            assert str(shared) not in told, "the answer names a folder that is copied"
+            answer.write_text(told)
+    for number, folder in enumerate(folders.values()):
+        assert not list(folder.iterdir()), f"{folder} is not empty"
+        shutil.copytree(shared / f"{number}", folder, dirs_exist_ok=True)
+    return json.loads(answer.read_text())
 
 
 def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequence[int]) -> tuple[int, Any]:
@@ -50,7 +79,7 @@ def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequenc
     Return the number of its process, and the pipe on which a line with its status arrives when it has ended.
     """
     requests, _ = _parent(framework)
-    asked = {"program": program, "folder": os.getcwd(), "env": dict(env)}
+    asked = {"program": program, "folder": os.getcwd(), "env": dict(env), "seed": _draw_seed()}
     ours, theirs = os.pipe()
     socket.send_fds(requests, [json.dumps(asked).encode() + b"\n"], [*streams, theirs])
     os.close(theirs)
@@ -58,6 +87,11 @@ def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequenc
     first = told.readline()
     assert first, f"{framework} does not start, or its process has died"
     return int(first), told
+
+
+def _draw_seed() -> int:
+    """Return a seed for a child: the next random number of the test or fixture that asks."""
+    return random.getrandbits(32)
 
 
 @functools.cache
@@ -227,7 +261,22 @@ def _watch(streams: Sequence[int], asked: Mapping[str, Any]) -> NoReturn:
     os._exit(0)
 
 
-def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, str] = QUIET) -> NoReturn:
+def seed_random_numbers(seed: int) -> None:
+    """Seed the generators of Python and of the libraries that are loaded here."""
+    random.seed(seed)
+    # A test may put another object in the place of a library.
+    for library, generator, name in (
+        ("numpy", "random", "seed"),
+        ("torch", "default_generator", "manual_seed"),
+        ("tensorflow", "random", "set_seed"),
+    ):
+        if (found := getattr(sys.modules.get(library), generator, None)) is not None:
+            getattr(found, name)(seed)
+
+
+def _run(
+    program: str, folder: str, env: Mapping[str, str], seed: int, quiet: Mapping[str, str] = QUIET
+) -> NoReturn:
     """Run the program in this child, and end it."""
     status = 1
     try:
@@ -236,6 +285,7 @@ def _run(program: str, folder: str, env: Mapping[str, str], quiet: Mapping[str, 
         os.environ.update({**env, **quiet})
         sys.path[:0] = ["", *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         sys.argv = ["-c"]
+        seed_random_numbers(seed)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(program, "<string>", "exec"), vars(main))
         status = 0

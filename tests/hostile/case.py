@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,31 +40,54 @@ class Case:
     table: bool = False
 
 
-def examine(case: Case, folder: Path) -> tuple[list[str], str]:
-    """Run the commands on the case; return the faults, a sentence each, and what people see (`_shown`)."""
-    home, out = folder / "case", folder / "out"
-    home.mkdir()
-    out.mkdir()
-    (folder / BAIT).write_bytes(b"\x11" * 4096)
-    path = case.make(home)
-    before = _state(home)
+class Prepared:
+    """A case whose file lies in a folder, with its commands and the statuses wanted."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.home, self.out = case, folder / "case", folder / "out"
+        self.home.mkdir(parents=True)
+        self.out.mkdir()
+        (folder / BAIT).write_bytes(b"\x11" * 4096)
+        path = case.make(self.home)
+        self.before = _state(self.home)
+        self.commands = _commands(case, path, self.out)
+
+    @property
+    def words(self) -> list[tuple[object, ...]]:
+        """Return the words of the commands."""
+        return [(*self.case.options, *words) for words, _ in self.commands]
+
+
+def examine(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[list[str], str]]:
+    """Run the commands on the cases, each in a folder of its own below this one.
+
+    Return the faults of each, a sentence for one, and what people see (`_shown`).
+    """
+    folders = [folder / str(number) for number in range(len(cases))]
+    prepared = {place: Prepared(case, place) for place, case in zip(folders, cases, strict=True)}
+    runs = watched.run({place: each.words for place, each in prepared.items()})
+    return {each.case: _judge(each, runs[place]) for place, each in prepared.items()}
+
+
+def _judge(prepared: Prepared, runs: list[Seen]) -> tuple[list[str], str]:
+    case, home, out, commands = prepared.case, prepared.home, prepared.out, prepared.commands
     wrong: list[str] = []
-    commands = _commands(case, path, out)
-    runs = watched.run([(*case.options, *words) for words, _ in commands], folder)
     for (words, wanted), seen in zip(commands, runs, strict=True):
         wrong += [f"{words[0]} {words[-1]}: {what}" for what in faults(seen, wanted, home, out)]
     if case.inspect == 0 and case.shows not in runs[0].out:
         wrong.append(f"inspect does not show {case.shows!r}: {runs[0].out[:300]}")
     # A file that cannot be listed is refused in the same words by all commands.
     for (words, wanted), seen in zip(commands[1:], runs[1:], strict=True):
-        if case.inspect == wanted == 2 and words[-1] != "--json" and seen.err != runs[0].err:
+        alike = _refusal(seen.err, words[0]) == _refusal(runs[0].err, "inspect")
+        if case.inspect == wanted == 2 and words[-1] != "--json" and not alike:
             wrong.append(f"{words[0]} refuses it in other words: {seen.err.strip()}")
-    if _state(home) != before:
+    if _state(home) != prepared.before:
         wrong.append("the input is not what it was")
     left = sorted(found.name for found in out.iterdir())
     if left and (case.convert == 2 or left not in (["made.npz", "made.npz.ckpttool.json"], ["made.npz"])):
         wrong.append(f"left behind: {left}")
-    return wrong, _shown(case, [words[0] for words, _ in commands], runs)
+    shown = _shown(case, [words[0] for words, _ in commands], runs)
+    return wrong, shown.replace(str(home.parent), "TMP")
 
 
 def _shown(case: Case, commands: list[object], runs: list[Seen]) -> str:
@@ -154,12 +177,18 @@ def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
         wrong.append(f"took {seen.memory >> 20:,} MiB")
     if not said.replace("\n", "").isprintable():
         wrong.append(f"prints {sorted({letter for letter in said if not letter.isprintable()} - {chr(10)})}")
-    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or seen.err.count("\n") > 2):
+    lines = _refusal(seen.err, "").count("\n")
+    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or lines > 2):
         wrong.append(f"more than a sentence: {said[:400]}")
     wrong += [f"opened {path}" for path in seen.read if _foreign(path, home, out)]
     wrong += [f"wrote {path}" for path in seen.written if not _below(path, out) and path != os.devnull]
     wrong += [f"{event} {first}" for event, first in seen.acts if not _own(event, first, out)]
     return wrong
+
+
+def _refusal(text: str, command: object) -> str:
+    """Return a refusal without what commands say in their own words: the file of a folder, their help."""
+    return re.sub(r"\Ausing .*\n", "", text).replace(f"ckpttool {command} --help", "ckpttool --help")
 
 
 def _below(path: str, folder: Path) -> bool:

@@ -33,7 +33,6 @@ from ckpttool.commands.restore import read_verified_sidecar, restore_agent
 from ckpttool.commands.save import save
 from ckpttool.core import CkpttoolError, Sidecar, atomic_write, find_pending_files, is_hidden_name, sidecar
 from ckpttool.formats import open_checkpoint, resolve
-from tests.hostile import started  # noqa: F401  # the child finds all imported
 from tests.trees import torch_tree
 
 # What changes a folder, or has it on the disk.
@@ -306,6 +305,9 @@ def main() -> int:
     parser.add_argument("--signal", default="SIGKILL", help="another that ends it, as SIGTERM")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    # The child finds all imported.
+    from tests.hostile import started  # noqa: F401
+
     wrong = 0
     for name in asked.kinds or KINDS:
         found: collections.Counter[str] = collections.Counter()

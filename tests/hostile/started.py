@@ -17,6 +17,7 @@ import ckpttool.commands
 import ckpttool.core
 import ckpttool.encodings
 import ckpttool.formats
+import ckpttool.graphs
 import ckpttool.mapping
 from ckpttool.core import CkpttoolError, plugins
 from ckpttool.evaluation import environments
@@ -40,6 +41,7 @@ for package in (
     ckpttool.formats,
     ckpttool.mapping,
     ckpttool.core,
+    ckpttool.graphs,
     ckpttool.commands,
     ckpttool.cli,
 ):

@@ -21,7 +21,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,9 +70,9 @@ _ACTS = (
 class Seen:
     """What a command did.
 
-    `seconds` is its CPU time, `memory` the most until its end in bytes above the baseline. `read` and
-    `written` are the paths that were opened, `acts` the audit events that may act on the world, each with
-    its first argument.
+    `seconds` is its CPU time, `memory` the most bytes that its process has had above the baseline, 0 if an
+    earlier command was the one that had them. `read` and `written` are the paths that were opened, `acts` the
+    audit events that may act on the world, each with its first argument.
     """
 
     status: int
@@ -85,19 +85,31 @@ class Seen:
     acts: tuple[tuple[str, str], ...]
 
 
-def run(commands: Sequence[Sequence[object]], folder: Path) -> list[Seen]:
-    """Run command lines in the folder, one after the other, where no terminal is.
+Command = Sequence[object]
+
+
+def run(jobs: Mapping[Path, Sequence[Command]]) -> dict[Path, list[Seen]]:
+    """Run command lines one after the other, each in its folder, where no terminal is.
 
     They share a process, whose fork and first touch of each page take longer than most commands; with
-    CKPTTOOL_HOSTILE=whole each has a process of its own. What takes 20 s of the processor is killed.
+    CKPTTOOL_HOSTILE=whole each has a process of its own. What takes 20 s of the processor is killed; then the
+    folders of the process are run again, each in its own.
     """
-    if len(commands) > 1 and os.environ.get("CKPTTOOL_HOSTILE") == "whole":
-        return [seen for command in commands for seen in run([command], folder)]
-    texts = [list(map(str, command)) for command in commands]
+    if any(len(commands) > 1 for commands in jobs.values()) and os.environ.get("CKPTTOOL_HOSTILE") == "whole":
+        return {
+            folder: [seen for command in commands for seen in run({folder: [command]})[folder]]
+            for folder, commands in jobs.items()
+        }
+    texts = [(str(folder), [list(map(str, command)) for command in jobs[folder]]) for folder in jobs]
     program = f"from tests.hostile.watched import watch; watch({texts!r})"
-    status, output = warm.run("tests.hostile.started", program, folder, {"PYTHONPATH": str(ROOT), **_BARE})
+    start = {"PYTHONPATH": str(ROOT), **_BARE}
+    status, output = warm.run("tests.hostile.started", program, next(iter(jobs)), start)
+    if status and len(jobs) > 1:
+        return {folder: run({folder: commands})[folder] for folder, commands in jobs.items()}
     assert status == 0, f"{status} at one of {texts}: {output}"
-    return [Seen(**{name: _settled(value) for name, value in found.items()}) for found in json.loads(output)]
+    seen = [Seen(**{name: _settled(value) for name, value in found.items()}) for found in json.loads(output)]
+    rest = iter(seen)
+    return {folder: [next(rest) for _ in commands] for folder, commands in jobs.items()}
 
 
 _PASSED = ("PATH", "HOME", "TMPDIR", "CKPTTOOL_HOSTILE")
@@ -108,14 +120,19 @@ def _settled(value: Any) -> Any:
     return tuple(map(_settled, value)) if isinstance(value, list) else value
 
 
-def watch(commands: list[list[str]]) -> None:
-    """Run each command in this process and print what is known of them as JSON."""
+def watch(jobs: list[tuple[str, list[list[str]]]]) -> None:
+    """Run each command in its folder, all in this process; print what is known of them as JSON."""
+    # A module that nobody has compiled yet is no file that the command writes.
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
     baseline = _resident()
     own = os.dup(1), os.dup(2)
     sys.addaudithook(_note)
+    found = []
     try:
-        found = [vars(_watched(arguments, baseline)) for arguments in commands]
+        for folder, commands in jobs:
+            os.chdir(folder)
+            found += [vars(_watched(arguments, baseline)) for arguments in commands]
     finally:
         for number, descriptor in enumerate(own, start=1):
             os.dup2(descriptor, number)
@@ -126,7 +143,7 @@ def _watched(arguments: list[str], baseline: int) -> Seen:
     outputs = [os.memfd_create(name) for name in ("out", "err", "events")]
     for number, descriptor in enumerate(outputs[:2], start=1):
         os.dup2(descriptor, number)
-    began = sum(os.times()[:4])
+    began, before = sum(os.times()[:4]), _peak()
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     signal.alarm(_WAIT_S)
     _Heard.events = outputs[2]
@@ -134,17 +151,24 @@ def _watched(arguments: list[str], baseline: int) -> Seen:
     _Heard.events = None
     signal.alarm(0)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    peak = _peak()
     found = Seen(
         status,
         *(_text(descriptor) for descriptor in outputs[:2]),
         sum(os.times()[:4]) - began,
-        max(0, (max(peaks) << 10) - baseline),
+        # What stays below the peak of an earlier command took less than that one.
+        peak - baseline if peak > before else 0,
         *_sorted(map(json.loads, _text(outputs[2]).splitlines())),
     )
     for descriptor in outputs:
         os.close(descriptor)
     return found
+
+
+def _peak() -> int:
+    """Return the most bytes that this process or a child of it has had in memory."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(each).ru_maxrss for each in who) << 10
 
 
 def _resident() -> int:
