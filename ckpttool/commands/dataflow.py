@@ -116,7 +116,7 @@ class FlowFacts:
     """Activations, action map, action bounds and statistics; `assumed` has the origin of those by default.
 
     `normalizer` is the number of normalised observation values, 0 without statistics; `clip` limits them.
-    `choices` are discrete actions.
+    `choices` are discrete actions; `network_hidden` are activations of other networks than the policy.
     """
 
     hidden: tuple[str, ...] = ()
@@ -126,6 +126,15 @@ class FlowFacts:
     clip: float | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
     choices: schema.Choices | None = None
+    network_hidden: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def of_network(self, component: str) -> FlowFacts:
+        """Return the facts of one network."""
+        own = self.network_hidden.get(component.removesuffix("_target"))
+        if own is None:
+            return self
+        assumed = {name: why for name, why in self.assumed.items() if name != "hidden"}
+        return replace(self, hidden=tuple(own), assumed=assumed)
 
 
 def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
@@ -170,7 +179,8 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
     bounds = None if low is None or high is None else (low, high)
     unclear = {name: why for name, why in assumed.items() if why}
     choices = facts.choices or schema.known_choices(own)
-    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices)
+    networks = facts.network_activations or own.network_activations or {}
+    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices, networks)
 
 
 def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
@@ -209,6 +219,7 @@ def agent_facts(agent: Agent) -> FlowFacts:
         norm.get("clip"),
         assumed,
         schema.known_choices(known),
+        known.network_activations or {},
     )
 
 
@@ -286,7 +297,10 @@ def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tupl
         (part for part in binding.parts if part.acts and part.program is None and part.layers), None
     )
     sizes = None if policy is None else _policy_sizes(policy, shapes)
-    strips = [_strip(binding, part, _StripBuilder(shapes, facts), sizes) for part in binding.parts]
+    strips = [
+        _strip(binding, part, _StripBuilder(shapes, facts.of_network(part.component)), sizes)
+        for part in binding.parts
+    ]
     return _join_alike([each for each in strips if each is not None])
 
 

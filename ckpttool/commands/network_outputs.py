@@ -194,6 +194,7 @@ def derive_network_settings(
         tuple(map(float, high)),
         known.obs_norm,
         choices,
+        network_hidden={name: tuple(own) for name, own in (known.network_activations or {}).items()},
     )
     return settings, tuple(assumed)
 

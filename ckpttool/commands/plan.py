@@ -980,6 +980,9 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
     facts = layer_facts._replace(
         head=str(known.head or layer_facts.head),
         activations=tuple(known.activations) if known.activations else layer_facts.activations,
+        network_activations={
+            component: tuple(names) for component, names in (known.network_activations or {}).items()
+        },
         observation_space=known.observation_space,
         choices=schema.known_choices(known) or layer_facts.choices,
         norm=restore.known_statistics(known) or layer_facts.norm,

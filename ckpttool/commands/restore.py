@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 FACTS = (
     "head",
     "activations",
+    "network_activations",
     "action_low",
     "action_high",
     "choices",
@@ -297,6 +298,9 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
     one, other = ones[0], others[0]
     if name == "choices":
         return schema.Choices.read(one) == schema.Choices.read(other)
+    if name == "network_activations":
+        keys = one.keys() | other.keys()
+        return all(_agree("activations", [one.get(key, ())], [other.get(key, ())], origin) for key in keys)
     if name == "head":
         return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":
@@ -375,6 +379,8 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
         return str(value.get("id"))
     if name == "epsilon":
         return f"layer norm epsilon {value.get('layer_norm', 0):g}"
+    if name == "network_activations":
+        return "; ".join(f"of {part}: {', '.join(dict.fromkeys(own))}" for part, own in value.items())
     return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -388,6 +394,7 @@ _ANSWERS = frozenset(("action_low", "obs_norm", "activations", "head"))
 # The facts that the ledger lists, with the facts that belong to each, and their topics.
 _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("activations",): "activation",
+    ("network_activations",): "activation",
     ("head",): "action map",
     ("action_low", "action_high"): "action bounds",
     ("choices",): "discrete actions",
@@ -438,6 +445,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1)
         if facts.hidden
         else None,
+        "network_activations": {name: list(own) for name, own in facts.network_activations.items()} or None,
         "epsilon": {"layer_norm": facts.epsilon} if binding.has_norms else None,
         "obs_dim": layer_widths(agent, policy)[0]
         if policy is not None and policy.component not in binding.fronts

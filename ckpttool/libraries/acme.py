@@ -144,7 +144,8 @@ def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
     if not any("layer_norm" in each for each in kinds):
         return False
     facts = binding.facts
-    hidden = facts.activations or (facts.hidden,)
+    every = {facts.activations_of(part.component) for part in binding.parts if part.component in NETWORKS}
+    hidden = every.pop() if len(every) == 1 else ("several",)
     first = all(each[:2] == _NORMED and "layer_norm" not in each[2:] for each in kinds)
     if not first or hidden[0] != "tanh" or set(hidden[1:]) - {"elu"} or facts.epsilon != TABLE.facts.epsilon:
         raise UnsupportedError(

@@ -110,7 +110,9 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
         "action_space/low": list(low),
         "action_space/high": list(high),
         "model_config/fcnet_hiddens": list(sizes.pop()),
-        "model_config/fcnet_activation": write.require_activation(binding, _WHOSE, _ACTIVATIONS),
+        "model_config/fcnet_activation": write.require_activation(
+            replace(binding, parts=tuple(parts)), _WHOSE, _ACTIVATIONS
+        ),
         **({"model_config/vf_share_layers": False} if ppo else {"model_config/twin_q": True}),
     }
     found: dict[Path, Leaf | ValueLeaf] = {}
@@ -176,17 +178,17 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
         _bounds(_settings(binding.facts, recorded, policy), recorded, policy), recorded, policy
     )
     binding = _add_dueling_relu(replace(binding, facts=facts))
-    return _drop_policy_settings(_require_same_activations(binding, recorded, policy), tree)
+    return _drop_policy_settings(_add_critic_activation(binding, recorded, policy), tree)
 
 
-def _require_same_activations(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
-    """Refuse Q-functions with another activation than the policy's: the schema has one for both."""
+def _add_critic_activation(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
+    """Return the binding with the activation of Q-functions beside a policy, if the settings have it."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
         theirs = next((name for each in names if (name := _text(recorded, f"{config}/{each}"))), None)
-        if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
-            reason = f"hidden layers with {theirs}, unlike the policy's {binding.facts.hidden}"
-            return binding.refused("critic", reason)
+        if binding.facts.head == "affine" and theirs is not None:
+            name = schema.RLLIB.get(theirs, theirs)
+            return replace(binding, facts=binding.facts.read_network("critic", config, (name,)))
     return binding
 
 

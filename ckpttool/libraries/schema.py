@@ -513,7 +513,9 @@ class AgentMetadata(NamedTuple):
     """Facts about an agent's networks besides their weights: library defaults, or read from a file.
 
     `head` maps the last layer to an action (see build.HEADS), `hidden` is the activation after every
-    hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms. Bounds are
+    hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms;
+    `network_activations` are those of the networks that have other ones than the policy, by component without
+    `_target`. Bounds are
     per action; `choices` are discrete actions, whose `head` is "argmax"; `observation_space` is as in a
     sidecar; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names and
     arguments of its wrappers in training, the innermost first. `stacked` is the number of
@@ -529,6 +531,7 @@ class AgentMetadata(NamedTuple):
     hidden: str
     epsilon: float
     activations: tuple[str, ...] | None = None
+    network_activations: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     choices: Choices | None = None
@@ -552,6 +555,21 @@ class AgentMetadata(NamedTuple):
         origins = MappingProxyType({**self.origins, **names})
         known = self.without_lack(STATISTICS_UNKNOWN) if "norm" in facts else self
         return known._replace(**facts, origins=origins, stated=MappingProxyType(stated))
+
+    def read_network(self, component: str, where: str, names: tuple[str, ...]) -> AgentMetadata:
+        """Return the facts with the activations of one network besides the policy, read at `where`."""
+        online, depth = component.removesuffix("_target"), len(names)
+        policy = self.activations or (self.hidden,)
+        known = {"activations", "hidden"} & self.origins.keys()
+        # The last activation repeats. What replaces an unknown one of the policy is not the network's.
+        if known and (*policy, *policy[-1:] * depth)[:depth] == names:
+            return self
+        return self.read(where, network_activations={**self.network_activations, online: names})
+
+    def activations_of(self, component: str) -> tuple[str, ...]:
+        """Return the activations after the hidden layers of a network; the last one repeats."""
+        own = self.network_activations.get(component.removesuffix("_target"))
+        return own or self.activations or (self.hidden,)
 
     def not_understood(self, name: StatedFact, text: str, where: str) -> AgentMetadata:
         """Return the facts with one that the file at `where` states as `text`, which is not understood."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -357,7 +357,8 @@ def _read_array(agent: Tree, path: Path) -> np.ndarray:
 class NetworkSettings:
     """Settings for building a network where the checkpoint does not specify them.
 
-    `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
+    `hidden` are the activations after the hidden layers (the last one repeats), `network_hidden` those of
+    networks with other ones than the policy, by component without `_target`. `head` and the bounds
     define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
     epsilon, clip of the observations. The `output` is an action, the scores that a discrete one is chosen by,
     an action drawn from the `distribution` with the input NOISE, or the action of its mean, its mean and its
@@ -373,6 +374,7 @@ class NetworkSettings:
     choices: Choices | None = None
     output: Literal["action", "scores", "sample", "distribution"] = "action"
     distribution: ActionDistribution | None = None
+    network_hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def scores(self) -> NetworkSettings:
@@ -811,7 +813,8 @@ def _add_layers(
             builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
         number = part.activation_numbers[position]
         if number is not None:
-            builder.add(_make_activation(wiring.hidden, number))
+            hidden = wiring.network_hidden.get(part.component.removesuffix("_target"), wiring.hidden)
+            builder.add(_make_activation(hidden, number))
         values.append(builder.last)
     return values
 
