@@ -400,17 +400,18 @@ def _strip(
     front = binding.fronts.get(part.component)
     streams: tuple[tuple[FlowStage, ...], ...] = ()
     notes = [] if front is None else [*front.assumed]
-    act_dim = None
     if part.program is not None:
         _add_program(builder, part.program)
     elif not _dense_shapes(part, builder.shapes):
         return None
     elif front is not None and part.acts:
         streams = _add_encoder(builder, part.component, front)
-        _add_layers(builder, part, front, None)
+        _add_layers(builder, part, front)
+    elif part.streams:
+        streams = _add_streams(builder, part)
     else:
         act_dim = _add_inputs(builder, part, binding, sizes)
-        _add_layers(builder, part, None, act_dim)
+        _add_layers(builder, part, late=None if act_dim is None else ("action", act_dim))
     left = binding.unplaced.get(part.component, ())
     if uncovered := [each for each in left if front is None or each not in front.covers]:
         names = abbreviate_list([clean(each) for each in uncovered], 3)
@@ -440,18 +441,42 @@ def _add_inputs(
     return sizes[1]
 
 
+def _add_streams(builder: _StripBuilder, part: AgentNetwork) -> tuple[tuple[FlowStage, ...], ...]:
+    """Add a Q-function that encodes its inputs separately; return the stages of each input."""
+    streams, rest = [], 0
+    for name, count in part.streams:
+        builder.stages = []
+        builder.add("input", name, builder.shapes[schema.canonical_weight_path(part, rest, "kernel")][:1])
+        if name == "obs":
+            builder.normalize()
+        _add_layers(builder, part, positions=range(rest, rest + count))
+        streams.append(tuple(builder.stages))
+        rest += count
+    width = sum((stages[-1].shape or (0,))[0] for stages in streams)
+    builder.stages = []
+    builder.add("join", "concat", (width,))
+    _add_layers(builder, part, late=("concat", width), positions=range(rest, len(part.layers)))
+    return tuple(streams)
+
+
 def _add_layers(
-    builder: _StripBuilder, part: AgentNetwork, front: PolicyEncoder | None, act_dim: int | None
+    builder: _StripBuilder,
+    part: AgentNetwork,
+    front: PolicyEncoder | None = None,
+    late: tuple[str, int] | None = None,
+    positions: range | None = None,
 ) -> None:
+    """Add the layers, or those at `positions`; layers with so many more inputs also receive `late`."""
     norms = {} if front is None else {norm.number: norm for norm in front.norms}
-    dense = 0
-    for position, number in enumerate(part.activation_numbers):
+    numbers, dense = part.activation_numbers, 0
+    for position in range(len(numbers)) if positions is None else positions:
+        number = numbers[position]
         place = schema.canonical_weight_path(part, position, "kernel")[:-1]
         size = builder.size(place, _WEIGHTS)
         if part.layers[position].kind == "dense":
             rows, columns = builder.shapes[(*place, attr("kernel"))]
-            if act_dim is not None and dense and (rows,) == (builder.last[0] + act_dim,):
-                builder.add("join", "+ action", (rows,))
+            if late is not None and dense and rows == builder.last[0] + late[1]:
+                builder.add("join", f"+ {late[0]}", (rows,))
             if dense in norms:
                 held = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
                 builder.add("layer", "batch norm", parameters=held)

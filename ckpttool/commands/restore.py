@@ -74,6 +74,7 @@ FACTS = (
     "epsilon",
 )
 
+_NETWORKS = "network_activations"
 _TEXT = "args.txt"
 _ROUNDED = 1e-5
 _WEIGHTS = "read from the weights"
@@ -210,6 +211,11 @@ def assumed_entries(
     hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
     rows: tuple[tuple[str, Topic, str], ...] = (
         ("activations", "activation", f"hidden activations {hidden}"),
+        (
+            "network_activations",
+            "activation",
+            f"hidden activations {_describe_fact('network_activations', [known.network_activations or {}])}",
+        ),
         ("head", "action map", f"action map {known.head or facts.head}"),
         ("epsilon", "architecture", f"layer norm epsilon {known.norm_epsilon(facts.epsilon):g}"),
     )
@@ -475,7 +481,7 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
     # Facts without a default were read from the weights.
     if name == "env":
         return f"read from {facts.origins.get('wrappers', 'the settings')}"
-    if name not in ("head", "activations", "epsilon"):
+    if name not in ("head", "activations", "network_activations", "epsilon"):
         return _WEIGHTS
     left_open = any(each.decides and each.what == _TOPIC_OF[name] for each in facts.lacks)
     return habit.replace("assumed", sidecar.LEFT_OPEN, 1) if left_open else habit
@@ -585,9 +591,14 @@ def _to_flat_array(leaf: Leaf) -> np.ndarray:
 
 
 def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
-    """Return the known facts: the sidecar's, except assumed ones that a file records."""
+    """Return the known facts: the sidecar's, except assumed ones that a file records.
+
+    Networks without activations of their own in a sidecar have the policy's, whatever a library's default is.
+    """
     if recorded is None:
         return read
+    if recorded.activations and not recorded.is_assumed("activations") and read.is_assumed(_NETWORKS):
+        read = replace(read, network_activations=None)
     better = {
         name: getattr(read, name)
         for name in FACTS

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -239,13 +240,19 @@ class Program(NamedTuple):
     width: int
 
 
+StreamInput = Literal["obs", "action"]
+Streams = tuple[tuple[StreamInput, int], ...]
+
+
 class AgentNetwork(NamedTuple):
     """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
 
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not affect the
     action. A policy with a `program` computes that instead of layers. A Q-network that `chooses` gives a
     value for every discrete action: it is the policy of its agent. A dueling one gives advantages, which
-    become values with its `state_value`, another chain on the observations.
+    become values with its `state_value`, another chain on the observations. `streams` are the inputs that a
+    Q-function encodes separately, each with its number of layers: these come first, in that order. Their
+    joined outputs go through the other layers, which may receive them again after the output before them.
     """
 
     component: str
@@ -255,6 +262,12 @@ class AgentNetwork(NamedTuple):
     program: Program | None = None
     chooses: bool = False
     state_value: AgentNetwork | None = None
+    streams: Streams = ()
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The positions of the layers that receive the inputs."""
+        return tuple(accumulate((count for _, count in self.streams[:-1]), initial=0))
 
     @property
     def prefix(self) -> Path:
@@ -556,15 +569,20 @@ class AgentMetadata(NamedTuple):
         known = self.without_lack(STATISTICS_UNKNOWN) if "norm" in facts else self
         return known._replace(**facts, origins=origins, stated=MappingProxyType(stated))
 
-    def read_network(self, component: str, where: str, names: tuple[str, ...]) -> AgentMetadata:
-        """Return the facts with the activations of one network besides the policy, read at `where`."""
+    def read_network(self, component: str, where: str | None, names: tuple[str, ...]) -> AgentMetadata:
+        """Return the facts with the activations of one network besides the policy.
+
+        They were read from the file at `where`, or with None are the library's defaults.
+        """
         online, depth = component.removesuffix("_target"), len(names)
+        others = {name: own for name, own in self.network_activations.items() if name != online}
         policy = self.activations or (self.hidden,)
-        known = {"activations", "hidden"} & self.origins.keys()
+        known = where is None or {"activations", "hidden"} & self.origins.keys()
         # The last activation repeats. What replaces an unknown one of the policy is not the network's.
         if known and (*policy, *policy[-1:] * depth)[:depth] == names:
-            return self
-        return self.read(where, network_activations={**self.network_activations, online: names})
+            return self._replace(network_activations=others)
+        found = {"network_activations": {**others, online: names}}
+        return self._replace(**found) if where is None else self.read(where, **found)
 
     def activations_of(self, component: str) -> tuple[str, ...]:
         """Return the activations after the hidden layers of a network; the last one repeats."""

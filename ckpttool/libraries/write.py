@@ -408,6 +408,11 @@ def require_layers(
     strange = [
         f"{part.title}/{'/'.join(each.name)}: {each.kind}" for each in part.layers if each.kind not in able
     ]
+    if part.streams:
+        raise UnsupportedError(
+            f"the Q-functions of {writing.library} must receive observation and action in layer 1",
+            found=f"{part.title} encodes them separately",
+        )
     left = binding.unplaced.get(part.component, ())
     if strange or left:
         kinds = "only dense layers" if names.norm is None else "only dense layers and layer norms"
