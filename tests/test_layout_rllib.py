@@ -187,8 +187,9 @@ def test_observations_pass_the_filter_of_the_connectors(tmp_path: Path, clip: fl
     seen = seen if clip is None else np.clip(seen, -clip, clip)
     same(actions(filtered), played(sac(), seen.astype("f4"), LOW, HIGH))
     # RLlib itself plays SAC's mean without its tanh: nothing else is open.
-    assert {each.what for each in agent.ledger if each.open} == {"action map"}
-    assert not sidecar.has_open_entries(restore_agent(filtered, facts=AgentFacts(head="affine")).ledger)
+    assert {each.what for each in agent.ledger if each.open} == {"action map", "activation"}
+    stated = AgentFacts(head="affine", activations="tanh")
+    assert not sidecar.has_open_entries(restore_agent(filtered, facts=stated).ledger)
     assert [e.value for e in plain.ledger if e.use == "not used"] == []
 
 

@@ -180,6 +180,8 @@ def build_ledger(
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
     if any(each.decides and each.what == _STATISTICS for each in (*unknown, *left)):
         unknown = tuple(each for each in unknown if each != sidecar.STATISTICS_UNKNOWN)
+    if any(each.decides and each.what == "activation" for each in left):
+        unknown = tuple(each for each in unknown if each != sidecar.NO_ACTIVATIONS)
     where = binding.facts.origins.get("wrappers", known.origin("env"))
     named = wrapper_entries(training_wrappers(known), where)
     assumed = assumed_entries(binding, known, own)

@@ -91,7 +91,8 @@ def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAge
     facts = binding.facts
     layers = [layer.kind for layer in binding.parts[0].layers]
     if layers[1:2] == ["layer_norm"]:
-        facts = facts._replace(activations=("tanh", "elu"))
+        # LayerNormMLP, whose activations no argument changes.
+        facts = facts.without_lack("activation")._replace(activations=("tanh", "elu"))
     if "_mean_layer" in segments:
         facts = facts._replace(head="clip_affine")
     return replace(binding, facts=facts, defaults=_SONNET)

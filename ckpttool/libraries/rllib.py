@@ -266,11 +266,11 @@ POLICY_TABLE = LayoutTable(
     components={},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["rllib policy"]),
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
 )
-_POLICY_DQN = AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5)
-_POLICY_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=1e-5)
+_POLICY_DQN = POLICY_TABLE.facts._replace(head="argmax", hidden="tanh")
+_POLICY_PPO = POLICY_TABLE.facts._replace(head="clip_affine", hidden="tanh")
 _LARGEST = 1 << 16  # size limit of an unpacked bound in bytes
 _DTYPES = {"<f4": "float32", "<f8": "float64"}
 _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER

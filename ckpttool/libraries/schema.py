@@ -400,25 +400,28 @@ _SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
 # algorithms whose files differ.
 LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
     # One activation and one action map, constants in the library's code.
-    **dict.fromkeys(("elegantrl", "fasttd3", "fujimoto", "spinningup", "tf2rl", "tf_agents"), (NO_BOUNDS,)),
+    **dict.fromkeys(("elegantrl", "fasttd3", "fujimoto", "tf2rl"), (NO_BOUNDS,)),
     "cleanrl ppo": (NO_BOUNDS, STATISTICS_UNKNOWN),  # NormalizeObservation; the statistics are not saved
     "stable_baselines": (STATISTICS_UNKNOWN,),  # VecNormalize stores them in a separate file
     # The activation is an argument of `Net`; VectorEnvNormObs, in the checkpoint of some examples.
     "tianshou sac": (NO_BOUNDS, NO_ACTIVATIONS, STATISTICS_UNKNOWN),
     "tianshou q": (NO_ACTIVATIONS, STATISTICS_UNKNOWN),
     # Activations or action maps that users write, or set for each run.
-    "acme": (NO_BOUNDS, NO_ACTION_MAP),
+    "acme": (NO_BOUNDS, NO_ACTION_MAP, NO_ACTIVATIONS),
     "d3rlpy": (
         unknown_fact("action map", "the action scaler", decides=True),
         STATISTICS_UNKNOWN,  # a scaler in params.json
+        NO_ACTIVATIONS,
     ),
     "keras_rl": (NO_ACTIVATIONS, NO_ACTION_MAP),
     "rl_games": (NO_BOUNDS, NO_ACTIVATIONS),
     "rlgraph": (NO_BOUNDS, NO_ACTIVATIONS),
-    "rllib": (NO_ENVIRONMENT,),
+    "rllib": (NO_ENVIRONMENT, NO_ACTIVATIONS),
+    "rllib policy": (NO_ACTIVATIONS,),
     # In training, samples are tanh of a Gaussian; without noise the library's own code applies no tanh.
     "rllib sac": (
         NO_ENVIRONMENT,
+        NO_ACTIVATIONS,
         unknown_fact(
             "action map",
             "whether tanh limits the mean (yes in training: --head affine; no where RLlib acts with "
@@ -427,6 +430,9 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
         ),
     ),
     "rsl_rl": (NO_ACTIVATIONS,),
+    # Arguments of the networks; a pickled module or a graph has them.
+    "spinningup": (NO_ACTIVATIONS,),
+    "tf_agents": (NO_BOUNDS, NO_ACTIVATIONS),
     "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
     "tianshou": (
         NO_BOUNDS,
@@ -567,6 +573,7 @@ class AgentMetadata(NamedTuple):
         stated = {name: each for name, each in self.stated.items() if name not in understood}
         origins = MappingProxyType({**self.origins, **names})
         known = self.without_lack(STATISTICS_UNKNOWN) if "norm" in facts else self
+        known = known.without_lack("activation") if {"hidden", "activations"} & facts.keys() else known
         return known._replace(**facts, origins=origins, stated=MappingProxyType(stated))
 
     def read_network(self, component: str, where: str | None, names: tuple[str, ...]) -> AgentMetadata:

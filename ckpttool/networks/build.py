@@ -710,7 +710,7 @@ def q_network(
     """Return a Q-function: obs and action to its value [batch, 1]; raise MappingError on a mismatch.
 
     The action is joined to the observation, in the older DDPG form to the first layer's output, or both are
-    joined after layers of their own.
+    joined after separate layers.
     """
     builder = NetworkBuilder([("obs", obs_dim), ("action", act_dim)])
     first, _ = layer_widths(agent, part)
