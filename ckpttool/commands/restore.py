@@ -906,7 +906,8 @@ def build_agent(
     binding = with_source_computation(binding, own.sidecar, checkpoint)
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = with_companions(binding, checkpoint)
-    binding = tf_names.check_connections(with_records(binding, checkpoint.tree, checkpoint))
+    binding = with_records(binding, checkpoint.tree, checkpoint)
+    binding = tf_names.check_connections(binding, checkpoint.tree)
     tree = select_network_leaves(checkpoint.tree, binding)
     stated = binding.facts.stated
     contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), stated)
