@@ -355,7 +355,7 @@ def _write(stream: IO[bytes], state: Mapping[Path, Leaf]) -> None:
 
 def _encode_arguments(tree: Tree, made: Record) -> dict[str, Any]:
     found: dict[Any, Any] = {}
-    values = {path: leaf.value for path, leaf in tree.plain()}
+    values: dict[Path, Any] = {path: leaf.value for path, leaf in tree.plain()}
     # Only a list without entries is a container here.
     values |= dict.fromkeys(tree.containers, ())
     for path, value in values.items():

@@ -90,7 +90,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     twins = not critics or any(part.head == "q2" for part in critics)
     settings_ = {**sizes, **({"vf_share_layers": False} if ppo else {"twin_q": twins})}
     arguments = _arguments(binding, agent, settings_, ppo=ppo, inference=not ppo and not critics)
-    empty = {
+    empty: dict[Path, Container] = {
         (_ARGUMENTS, key("model_config"), key(name)): Container("list")
         for name, value in sizes.items()
         if value == []
@@ -153,9 +153,8 @@ def _list_sac_settings(
         )
         owned: dict[str, list[tuple[int, str]]] = {JOINED: [], OUTPUT: []} if part.streams else {"policy": []}
         for layer, (shape, name) in zip(part.layers, rows, strict=False):
-            owned.setdefault("/".join(layer.name[:-1]) if part.streams else "policy", []).append(
-                (shape[1], name)
-            )
+            owner = "/".join(layer.name[:-1]) if part.streams else "policy"
+            owned.setdefault(owner, []).append((shape[1], name))
         for owner, row in owned.items():
             kinds.setdefault(owner.partition("/")[0], set()).add(tuple(row))
     encoder, joined, output, policy = (min(kinds[name]) for name in (ENCODERS, JOINED, OUTPUT, "policy"))
@@ -171,13 +170,13 @@ def _list_sac_settings(
             found=f"policy {policy}, encoders {encoder}, fusion {joined}, head {output}",
         )
     found: dict[str, object] = {}
-    for name, row, default in (
+    for name, layers, default in (
         ("fcnet", encoder, ""),
         ("fusionnet", joined[:-1], joined[-1][1]),
         ("head_fcnet", output, "relu"),
     ):
-        found[f"{name}_hiddens"] = [width for width, _ in row]
-        found[f"{name}_activation"] = row[0][1] if row else default
+        found[f"{name}_hiddens"] = [width for width, _ in layers]
+        found[f"{name}_activation"] = layers[0][1] if layers else default
     return found
 
 

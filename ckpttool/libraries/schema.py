@@ -588,8 +588,10 @@ class AgentMetadata(NamedTuple):
         # The last activation repeats. What replaces an unknown one of the policy is not the network's.
         if known and (*policy, *policy[-1:] * depth)[:depth] == names:
             return self._replace(network_activations=others)
-        found = {"network_activations": {**others, online: names}}
-        return self._replace(**found) if where is None else self.read(where, **found)
+        others[online] = names
+        if where is None:
+            return self._replace(network_activations=others)
+        return self.read(where, network_activations=others)
 
     def activations_of(self, component: str) -> tuple[str, ...]:
         """Return the activations after the hidden layers of a network; the last one repeats."""

@@ -612,8 +612,8 @@ def _add_state_value(
     advantages, width = builder.last, layer_widths(agent, part)[1]
     shared = _count_shared_layers(agent, part, part.state_value)
     builder.last = values[shared]
-    rest = range(shared, len(part.state_value.layers))
-    _add_layers(builder, agent, part.state_value, wiring, None, positions=rest)
+    own = range(shared, len(part.state_value.layers))
+    _add_layers(builder, agent, part.state_value, wiring, None, positions=own)
     builder.add(Concat(), advantages, builder.last)
     # One value per action, or one for each of its atoms, whose means over the actions are separate.
     number = layer_widths(agent, part.state_value)[1]
