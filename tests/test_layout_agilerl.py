@@ -209,16 +209,17 @@ def test_the_most_probable_action_of_ppo_is_played(space: Any, outputs: int, tmp
     agent.act(rows(), deterministic=False)
 
 
-def td3(path: Path, **head: Any) -> tuple[dict[str, Net], str]:
+def td3(path: Path, critic: str = "ReLU", **head: Any) -> tuple[dict[str, Net], str]:
     networks = {"actor": Net("DeterministicActor", 2, **{"output_activation": "Tanh", **head})}
     networks["actor_target"] = Net("DeterministicActor", 2, **{"output_activation": "Tanh", **head})
     for name in ("critic_1", "critic_2", "critic_target_1", "critic_target_2"):
-        networks[name] = Net("ContinuousQNetwork", 1, 2, plain_norm=False)
+        networks[name] = Net("ContinuousQNetwork", 1, 2, plain_norm=False, activation=critic)
     return networks, write(path / "td3.pt", networks, BOX)
 
 
-def test_td3_maps_its_output_to_the_bounds_and_rates_the_output(tmp_path: Path) -> None:
-    networks, path = td3(tmp_path)
+@pytest.mark.parametrize("critic", ["ReLU", "ELU"])
+def test_td3_maps_its_output_to_the_bounds_and_rates_the_output(critic: str, tmp_path: Path) -> None:
+    networks, path = td3(tmp_path, critic)
     agent, obs = load_agent(path), torch.from_numpy(rows())
     output = networks["actor"](obs).detach().numpy()
     close(agent.act(rows()), BOX.low + (BOX.high - BOX.low) * (output + 1) / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -225,13 +226,69 @@ def test_settings_that_are_not_supported_are_not_replaced_by_defaults(
         convert(path, str(tmp_path / "out"), to="d3rlpy_model")
 
 
-def test_critics_with_other_activations_are_not_run_as_the_policy(tmp_path: Path, golden: Golden) -> None:
-    other = {"type": "vector", "params": {"activation": "tanh"}}
+def test_critics_with_activations_that_are_not_supported_are_not_run(tmp_path: Path, golden: Golden) -> None:
+    other = {"type": "vector", "params": {"activation": "geglu"}}
     agent = restore_agent(d3(tmp_path, td3()[0], config(encoders=(ENCODER, other))))
     assert agent.runnable("actor") is not None
     with pytest.raises(UnsupportedError) as caught:
         agent.runnable("critic/q1")
     golden(caught.value)
+
+
+def test_every_network_has_its_own_activations(tmp_path: Path) -> None:
+    encoders = [
+        {"type": "vector", "params": {"hidden_units": [16, 8], "activation": name, **more}}
+        for name, more in (("relu", {}), ("tanh", {"last_activation": "swish"}))
+    ]
+    state, policy, qs = td3()
+    slow = critics()
+    slow.load_state_dict(state["targ_q_funcs"])
+    path = d3(tmp_path, state, config(encoders=encoders))
+    obs = observations(OBS)
+    action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
+
+    def critic(q: nn.Module) -> torch.Tensor:
+        first, second = (q._encoder._layers[n] for n in (0, 2))
+        x = torch.tanh(first(torch.cat([seen(obs), seen(action)], 1)))
+        return q._fc(nn.functional.silu(second(x)))
+
+    # The facts of a file, of a sidecar beside other weights, and of a file written for the library.
+    through, again = str(tmp_path / "agent.pt"), str(tmp_path / "again.d3")
+    assert convert(path, through).report.complete
+    assert convert(path, again, to="d3rlpy").report.complete
+    Path(f"{again}.ckpttool.json").unlink()
+    convert(through, str(tmp_path / "third.d3"), to="d3rlpy")
+    for file in (path, through, again, str(tmp_path / "third.d3")):
+        close(actions(file, obs), torch.tanh(policy(seen(obs))))
+        for number, q in enumerate(qs, start=1):
+            close(values(file, f"critic/q{number}", obs, action), critic(q))
+            close(values(file, f"critic_target/q{number}", obs, action), critic(slow[number - 1]))
+    written_ = json.loads(pickle.loads(Path(again).read_bytes())["config"])["config"]["params"]
+    assert written_["actor_encoder_factory"] == encoders[0]
+    assert written_["critic_encoder_factory"] == encoders[1]
+    # One setting for all networks cannot represent them.
+    with pytest.raises(UnsupportedError) as caught:
+        convert(path, str(tmp_path / "agent.zip"), to="sb3", allow_missing=True)
+    assert caught.value.found == "relu, silu, tanh"
+
+
+@pytest.mark.parametrize("name", ["TD3", "SAC", "DDPG"])
+def test_the_library_plays_what_is_written_for_it(name: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("d3rlpy")
+    encoder = library.models.encoders.VectorEncoderFactory
+    agent = getattr(library.algos, f"{name}Config")(
+        actor_encoder_factory=encoder([16, 8]),
+        critic_encoder_factory=encoder([12, 8], activation="tanh", last_activation="swish"),
+    ).create()
+    agent.create_impl((OBS,), ACT)
+    agent.save(str(tmp_path / "agent.d3"))
+    convert(str(tmp_path / "agent.d3"), str(tmp_path / "again.d3"), to="d3rlpy")
+    again = library.load_learnable(str(tmp_path / "again.d3"))
+    assert type(again) is type(agent)
+    obs = observations(OBS)
+    action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
+    np.testing.assert_array_equal(again.predict(obs), agent.predict(obs))
+    np.testing.assert_array_equal(again.predict_value(obs, action), agent.predict_value(obs, action))
 
 
 def sac(**more: Any) -> dict[str, Any]:

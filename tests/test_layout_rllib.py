@@ -7,7 +7,9 @@ import io
 import pickle
 import zlib
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from ckpttool.commands.digest import digest
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import CkpttoolError, Tree, sidecar
+from ckpttool.core import CkpttoolError, Tree, UnsupportedError, sidecar
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, rllib
 from tests.restored import HIGH, LOW, actions, bound, observations, played, recognised, same
@@ -185,8 +187,9 @@ def test_observations_pass_the_filter_of_the_connectors(tmp_path: Path, clip: fl
     seen = seen if clip is None else np.clip(seen, -clip, clip)
     same(actions(filtered), played(sac(), seen.astype("f4"), LOW, HIGH))
     # RLlib itself plays SAC's mean without its tanh: nothing else is open.
-    assert {each.what for each in agent.ledger if each.open} == {"action map"}
-    assert not sidecar.has_open_entries(restore_agent(filtered, facts=AgentFacts(head="affine")).ledger)
+    assert {each.what for each in agent.ledger if each.open} == {"action map", "activation"}
+    stated = AgentFacts(head="affine", activations="tanh")
+    assert not sidecar.has_open_entries(restore_agent(filtered, facts=stated).ledger)
     assert [e.value for e in plain.ledger if e.use == "not used"] == []
 
 
@@ -216,6 +219,150 @@ def test_the_head_has_an_activation_of_its_own(
     file = Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl")
     file.write_bytes(pickle.dumps({"kwargs": {"model_config": config}}, 4))
     assert restore_agent(folder).binding.facts.activations == wanted
+
+
+# Q-functions that encode observation and action separately (rllib/core/models/torch/encoder.py).
+
+
+def fused(head: int = 0, fusion: tuple[int, ...] = (7, 5), encoder: tuple[int, ...] = (9, HIDDEN)) -> Tree:
+    """Return a SAC module with its Q-functions and their targets, of Ray 2.50 or later."""
+
+    def chain(name: str, *sizes: int) -> dict[str, tuple[int, int]]:
+        return {f"{name}.net.mlp.{2 * n}": pair for n, pair in enumerate(pairwise(sizes))}
+
+    more = (head,) if head else ()
+    layers = {**chain("pi_encoder", OBS, *encoder), **chain("pi", encoder[-1], *more, 2 * ACT)}
+    joined = 2 * encoder[-1]
+    for q in ("qf", "qf_twin", "target_qf", "target_qf_twin"):
+        layers |= chain(f"{q}_encoder.base_encoders.actions", ACT, *encoder)
+        layers |= chain(f"{q}_encoder.base_encoders.obs", OBS, *encoder)
+        inputs = [joined, *(width + joined for width in fusion)]
+        fusions = zip(inputs, (*fusion, encoder[-1]), strict=True)
+        names = [*(f"fusion_layers.{n}" for n in range(len(fusion))), "output_layer"]
+        layers |= {f"{q}_encoder.{name}": pair for name, pair in zip(names, fusions, strict=True)}
+        layers |= chain(q, encoder[-1], *more, 1)
+    return torch_tree(module(layers, head=1))
+
+
+STATED = {"fcnet_activation": "silu", "fusionnet_activation": "relu", "head_fcnet_activation": "tanh"}
+FUNCTIONS = {"silu": lambda x: x / (1 + np.exp(-x)), "relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}
+
+
+def fused_folder(path: Path, tree: Tree, stated: dict[str, str]) -> str:
+    folder = folder_of(path, tree)
+    space = {"low": np.full(ACT, -2, np.float32), "high": np.full(ACT, 2, np.float32)}
+    said = {"kwargs": {"action_space": space, "model_config": stated}}
+    Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 4))
+    return folder
+
+
+def fused_value(
+    tree: Tree, q: str, obs: np.ndarray, action: np.ndarray, stated: dict[str, str]
+) -> np.ndarray:
+    """Return what TorchMultiStreamEncoder and the head compute, [rows, 1]."""
+    arrays = {tree.names[path].removeprefix(f"{MODULE}/"): leaf.array() for path, leaf in tree.tensors()}
+
+    def through(prefix: str, x: np.ndarray, setting: str, *, last: bool) -> np.ndarray:
+        names = [n.removesuffix("/weight") for n in arrays if n.startswith(prefix) and n.endswith("/weight")]
+        for number, name in enumerate(names):
+            x = x @ arrays[f"{name}/weight"].T + arrays[f"{name}/bias"]
+            x = FUNCTIONS[stated[setting]](x) if last or number < len(names) - 1 else x
+        return x
+
+    encoded = [
+        through(f"{q}_encoder/base_encoders/{name}/", x, "fcnet_activation", last=True)
+        for name, x in (("actions", action), ("obs", obs))
+    ]
+    embeds = x = np.concatenate(encoded, 1)
+    count = sum(n.startswith(f"{q}_encoder/fusion_layers/") for n in arrays) // 2
+    for number, name in enumerate([*(f"fusion_layers/{n}" for n in range(count)), "output_layer"]):
+        x = np.concatenate([x, embeds], 1) if number else embeds
+        x = through(f"{q}_encoder/{name}/", x, "fusionnet_activation", last=True)
+    return through(f"{q}/net/", x, "head_fcnet_activation", last=False)
+
+
+@pytest.mark.parametrize(
+    ("head", "fusion", "stated"),
+    [(6, (7, 5), STATED), (0, (7,), STATED), (6, (), dict.fromkeys(STATED, "tanh"))],
+    ids=["several", "no head", "one activation"],
+)
+def test_q_functions_encode_observation_and_action_separately(
+    head: int, fusion: tuple[int, ...], stated: dict[str, str], tmp_path: Path
+) -> None:
+    tree = fused(head, fusion)
+    folder = fused_folder(tmp_path, tree, stated)
+    generator = np.random.default_rng(4)
+    obs, action = (generator.uniform(-2, 2, (30, size)).astype(np.float32) for size in (OBS, ACT))
+    wanted = np.concatenate([fused_value(tree, q, obs, action, stated) for q in ("qf", "qf_twin")], 1)
+    agent = load_agent(folder)
+    np.testing.assert_allclose(agent.q_values(obs, action), wanted, rtol=1e-5, atol=1e-5)
+    # The same through files without the library's names, and written for the library again.
+    for to, name in (("torch", "a.pt"), ("tf", "a-1"), ("npz", "a.npz"), ("safetensors", "a.safetensors")):
+        target = str(tmp_path / name)
+        assert convert(folder, target, to=to, sync=False).report.complete, to
+        found = load_agent(target)
+        np.testing.assert_array_equal(found.q_values(obs, action), agent.q_values(obs, action))
+        np.testing.assert_array_equal(found.act(obs), agent.act(obs))
+    for source in (folder, str(tmp_path / "a.pt")):
+        written = tmp_path / f"module{len(source)}"
+        assert convert(source, str(written), to="rllib", sync=False).report.complete
+        state = pickle.loads((written / "module_state.pkl").read_bytes())
+        before = {tree.names[path].removeprefix(f"{MODULE}/"): leaf.array() for path, leaf in tree.tensors()}
+        for place, array in before.items():
+            if "clip_param" not in place:
+                np.testing.assert_array_equal(state[place.replace("/", ".")], array)
+        assert not {each.replace(".", "/") for each in state} - before.keys() - CLIPS
+        np.testing.assert_array_equal(
+            load_agent(str(written)).q_values(obs, action), agent.q_values(obs, action)
+        )
+
+
+CLIPS = {f"{name}/log_std_clip_param_const" for name in ("qf", "qf_twin", "target_qf", "target_qf_twin")}
+
+
+def test_other_libraries_have_no_place_for_separate_encoders(tmp_path: Path) -> None:
+    folder = fused_folder(tmp_path, fused(), STATED)
+    for to in ("sb3", "d3rlpy_model", "cleanrl", "tianshou", "skrl"):
+        with pytest.raises(UnsupportedError):
+            convert(folder, str(tmp_path / f"to_{to}"), to=to, allow_missing=True)
+
+
+def test_a_fusion_that_is_no_multi_stream_encoder_is_not_run(tmp_path: Path) -> None:
+    tree = fused()
+    wide = {path: leaf for path, leaf in tree.tensors() if "fusion_layers/1" not in tree.names[path]}
+    agent = restore_agent(fused_folder(tmp_path, Tree(wide), STATED))
+    assert not [part for part in agent.binding.parts if part.component == "critic"]
+    assert agent.binding.unplaced["critic"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"head_fcnet_hiddens": [6], "fusionnet_hiddens": [7]}])
+def test_the_library_loads_and_plays_the_module_that_is_written(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    sac_modules = pytest.importorskip("ray.rllib.algorithms.sac.torch", exc_type=ImportError)
+    assert sac_modules
+    import torch
+    from ray.rllib.core.rl_module.rl_module import RLModule
+
+    from tests.agent_truth import agents, libraries
+
+    obs = np.random.default_rng(1).normal(size=(20, agents.OBS)).astype(np.float32)
+    action = np.random.default_rng(2).uniform(-1, 1, (20, agents.ACT)).astype(np.float32)
+    source, _ = libraries._rl_module("sac", **settings)(tmp_path / "agent", obs)
+    assert convert(source, str(tmp_path / "module"), to="rllib").report.complete
+    outputs = []
+    for folder in (Path(source, *MODULE.split("/")), tmp_path / "module"):
+        module_ = RLModule.from_checkpoint(str(folder))
+        batch = {"obs": torch.from_numpy(obs), "actions": torch.from_numpy(action)}
+        networks = ((module_.qf_encoder, module_.qf), (module_.qf_twin_encoder, module_.qf_twin))
+        with torch.no_grad():
+            policy = module_.forward_inference(batch)["action_dist_inputs"]
+            values = [module_._qf_forward_train_helper(batch, *pair) for pair in networks]
+        outputs.append((policy.numpy(), torch.stack(values, 1).numpy()))
+    for before, after in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(after, before)
+    found = load_agent(source).q_values(obs, action)
+    np.testing.assert_allclose(found, outputs[0][1], rtol=1e-5, atol=1e-5)
 
 
 # Discrete actions.

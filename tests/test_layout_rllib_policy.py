@@ -222,11 +222,11 @@ def test_two_policies_are_no_single_agent() -> None:
     assert recognize_tree(Tree({**tree.leaves, **torch_tree(other).leaves}), "folder") is None
 
 
-@pytest.mark.parametrize(("theirs", "refused"), [("relu", False), ("tanh", True)])
-def test_critics_with_another_activation_are_not_run(theirs: str, refused: bool) -> None:
-    binding = bound(sac(**{"q_model_config/fcnet_activation": theirs}))
-    assert bool(binding.unplaced.get("critic")) == refused
-    assert not binding.unplaced.get("actor")
+@pytest.mark.parametrize(("theirs", "ours"), [("relu", "relu"), ("tanh", "tanh"), ("swish", "silu")])
+def test_critics_have_their_own_activation(theirs: str, ours: str) -> None:
+    facts = bound(sac(**{"q_model_config/fcnet_activation": theirs})).facts
+    assert facts.activations_of("actor") == ("relu",)
+    assert {*facts.activations_of("critic")} == {*facts.activations_of("critic_target")} == {ours}
 
 
 @pytest.mark.parametrize("count", [3, 4])

@@ -126,10 +126,14 @@ def test_the_settings_of_a_training_say_the_activation(settings: str, tmp_path: 
     assert agent.known.origin("activations") == "params/agent.yaml"
     assert not agent.binding.facts.lacks
     (tmp_path / "params" / "agent.yaml").write_text("actor: {activation: tanh}\ncritic: {activation: elu}\n")
-    with pytest.raises(UnsupportedError) as caught:
-        restore_agent(path).runnable("value")
-    golden(caught.value)
+    of_critic = networks(nn.ELU)[1]
+    of_critic.load_state_dict(critic.state_dict())
     close(actions(path, obs), actor(seen(obs)))
+    more = observations(of_critic[0].in_features)
+    close(values(path, "value", more), of_critic(seen(more)))
+    (tmp_path / "params" / "agent.yaml").write_text("actor: {activation: tanh}\ncritic: {activation: odd}\n")
+    with pytest.raises(UnsupportedError):
+        restore_agent(path).runnable("value")
     (tmp_path / "params" / "agent.yaml").write_text("policy: {activation: softsign}\n")
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(path).runnable("actor")

@@ -16,7 +16,7 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import UnsupportedError, display
-from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import spinningup
 from tests.golden_texts import Golden
@@ -242,7 +242,7 @@ def test_a_state_dict_alone_has_the_habits_of_core(
     torch.save(agent.state_dict(), tmp_path / "a.pt")
     binding = recognised(tmp_path / "a.pt")
     assert (binding.layout, binding.facts.head, binding.facts.hidden) == ("spinningup", head, hidden)
-    assert binding.facts.lacks == (NO_BOUNDS,)
+    assert {*binding.facts.lacks} == {NO_BOUNDS, NO_ACTIVATIONS}
     assert not binding.unplaced
     assert not without_a_way(tmp_path / "a.pt")
 

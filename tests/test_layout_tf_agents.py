@@ -87,7 +87,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     for number, name in enumerate(Q_FUNCTIONS[:2], start=1):
         same(q_values(path, f"critic/q{number}"), run(arrays, joint(name), seen))
     assert without_a_way(path) == []
-    assert recognised(path).facts.lacks == (NO_BOUNDS,)
+    assert recognised(path).facts.lacks == (NO_BOUNDS, NO_ACTIVATIONS)
 
 
 def test_the_mean_is_the_first_half(tmp_path: Path) -> None:

@@ -587,7 +587,11 @@ CHAINS = {
 
 @pytest.mark.parametrize("case", [*BRANCHES, *CHAINS])
 def test_blocks_and_projections_of_one_width_are_no_chain(case: str, tmp_path: Path) -> None:
-    path = saved(tmp_path / "lone.pt", state_of_layers(**(BRANCHES | CHAINS)[case]))
+    content = state_of_layers(**(BRANCHES | CHAINS)[case])
+    path = saved(tmp_path / "lone.pt", content)
+    # The same layers weigh the same in a library's agent.
+    beside = restore_agent(saved(tmp_path / "a.pt", {**agent(), "actor": content}), facts=GIVEN)
+    assert sidecar.has_open_entries(beside.ledger) == (case in BRANCHES)
     if case in CHAINS:
         assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
         return

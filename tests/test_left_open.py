@@ -36,6 +36,21 @@ def test_every_library_takes_what_it_leaves_open_from_the_table() -> None:
         assert not lacks or lacks in LEFT_OPEN.values(), layout.name
 
 
+# Layouts whose default activation is no guess: a constant in the library's code, a setting in its files, or what
+# ckpttool writes together with a sidecar.
+_CERTAIN = {
+    *("fujimoto", "fasttd3", "cleanrl", "elegantrl", "tf2rl"),
+    *("stable_baselines2", "stable_baselines3", "agilerl"),
+    *("td3_torch", "td3_tf"),
+}
+
+
+def test_a_default_activation_is_certain_or_decides() -> None:
+    for layout in plugins.installed("layouts"):
+        lacks = layout.load().TABLE.facts.lacks
+        assert (NO_ACTIVATIONS in lacks) != (layout.name in _CERTAIN), layout.name
+
+
 def cleanrl(path: Path) -> str:
     """Write a PPO agent of CleanRL for Pendulum."""
     torch.manual_seed(0)
@@ -69,6 +84,21 @@ def tianshou(path: Path) -> str:
     return str(path)
 
 
+def d3rlpy(path: Path) -> str:
+    """Write a model file of d3rlpy for Pendulum, without its params.json."""
+    torch.manual_seed(0)
+
+    def network(number: str, inputs: int) -> dict[str, torch.Tensor]:
+        return {
+            f"{number}{name}.{weight}": torch.randn(shape)
+            for name, rows in (("_encoder._layers.0", (8, inputs)), ("_fc", (1, 8)))
+            for weight, shape in (("weight", rows), ("bias", rows[:1]))
+        }
+
+    torch.save({"policy": network("", 3), "q_funcs": network("0.", 4)}, path)
+    return str(path)
+
+
 AGENTS: dict[str, Callable[[Path], str]] = {
     "agent.cleanrl_model": cleanrl,
     "agent.zip": stable_baselines3,
@@ -95,11 +125,15 @@ def test_an_activation_that_is_an_argument_decides_in_every_library(tmp_path: Pa
     decided = {name for name, lacks in LEFT_OPEN.items() if any(each.what == "activation" for each in lacks)}
     assert {"skrl", "rsl_rl", "rl_games", "keras_rl", "tianshou", "tianshou sac", "tianshou q"} <= decided
     assert decided.isdisjoint(("fujimoto", "fasttd3", "cleanrl ppo", "stable_baselines"))
-    for name, status in (("policy.pth", 1), ("agent.cleanrl_model", 0)):
-        path = AGENTS[name](tmp_path / name)
+    for name, write, unknown in (
+        ("policy.pth", tianshou, ["activation"]),
+        ("agent.cleanrl_model", cleanrl, []),
+        ("model_1.pt", d3rlpy, ["action map", "activation"]),
+    ):
+        path = write(tmp_path / name)
         ran = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json")
         decides = [each["what"] for each in ran.json()["ledger"] if each["decides"]]
-        assert (ran.status, decides) == (status, ["activation"] * status)
+        assert (ran.status, decides) == (len(unknown[:1]), unknown)
         # A conversion needs no activation.
         assert in_process("convert", path, str(tmp_path / f"{name}.npz"), "--json").status == 0
 

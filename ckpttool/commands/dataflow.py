@@ -116,7 +116,7 @@ class FlowFacts:
     """Activations, action map, action bounds and statistics; `assumed` has the origin of those by default.
 
     `normalizer` is the number of normalised observation values, 0 without statistics; `clip` limits them.
-    `choices` are discrete actions.
+    `choices` are discrete actions; `network_hidden` are activations of other networks than the policy.
     """
 
     hidden: tuple[str, ...] = ()
@@ -126,6 +126,15 @@ class FlowFacts:
     clip: float | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
     choices: schema.Choices | None = None
+    network_hidden: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def of_network(self, component: str) -> FlowFacts:
+        """Return the facts of one network."""
+        own = self.network_hidden.get(component.removesuffix("_target"))
+        if own is None:
+            return self
+        assumed = {name: why for name, why in self.assumed.items() if name != "hidden"}
+        return replace(self, hidden=tuple(own), assumed=assumed)
 
 
 def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
@@ -170,7 +179,8 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
     bounds = None if low is None or high is None else (low, high)
     unclear = {name: why for name, why in assumed.items() if why}
     choices = facts.choices or schema.known_choices(own)
-    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices)
+    networks = facts.network_activations or own.network_activations or {}
+    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices, networks)
 
 
 def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
@@ -209,6 +219,7 @@ def agent_facts(agent: Agent) -> FlowFacts:
         norm.get("clip"),
         assumed,
         schema.known_choices(known),
+        known.network_activations or {},
     )
 
 
@@ -286,7 +297,10 @@ def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tupl
         (part for part in binding.parts if part.acts and part.program is None and part.layers), None
     )
     sizes = None if policy is None else _policy_sizes(policy, shapes)
-    strips = [_strip(binding, part, _StripBuilder(shapes, facts), sizes) for part in binding.parts]
+    strips = [
+        _strip(binding, part, _StripBuilder(shapes, facts.of_network(part.component)), sizes)
+        for part in binding.parts
+    ]
     return _join_alike([each for each in strips if each is not None])
 
 
@@ -386,17 +400,18 @@ def _strip(
     front = binding.fronts.get(part.component)
     streams: tuple[tuple[FlowStage, ...], ...] = ()
     notes = [] if front is None else [*front.assumed]
-    act_dim = None
     if part.program is not None:
         _add_program(builder, part.program)
     elif not _dense_shapes(part, builder.shapes):
         return None
     elif front is not None and part.acts:
         streams = _add_encoder(builder, part.component, front)
-        _add_layers(builder, part, front, None)
+        _add_layers(builder, part, front)
+    elif part.streams:
+        streams = _add_streams(builder, part)
     else:
         act_dim = _add_inputs(builder, part, binding, sizes)
-        _add_layers(builder, part, None, act_dim)
+        _add_layers(builder, part, late=None if act_dim is None else ("action", act_dim))
     left = binding.unplaced.get(part.component, ())
     if uncovered := [each for each in left if front is None or each not in front.covers]:
         names = abbreviate_list([clean(each) for each in uncovered], 3)
@@ -426,18 +441,42 @@ def _add_inputs(
     return sizes[1]
 
 
+def _add_streams(builder: _StripBuilder, part: AgentNetwork) -> tuple[tuple[FlowStage, ...], ...]:
+    """Add a Q-function that encodes its inputs separately; return the stages of each input."""
+    streams, rest = [], 0
+    for name, count in part.streams:
+        builder.stages = []
+        builder.add("input", name, builder.shapes[schema.canonical_weight_path(part, rest, "kernel")][:1])
+        if name == "obs":
+            builder.normalize()
+        _add_layers(builder, part, positions=range(rest, rest + count))
+        streams.append(tuple(builder.stages))
+        rest += count
+    width = sum((stages[-1].shape or (0,))[0] for stages in streams)
+    builder.stages = []
+    builder.add("join", "concat", (width,))
+    _add_layers(builder, part, late=("concat", width), positions=range(rest, len(part.layers)))
+    return tuple(streams)
+
+
 def _add_layers(
-    builder: _StripBuilder, part: AgentNetwork, front: PolicyEncoder | None, act_dim: int | None
+    builder: _StripBuilder,
+    part: AgentNetwork,
+    front: PolicyEncoder | None = None,
+    late: tuple[str, int] | None = None,
+    positions: range | None = None,
 ) -> None:
+    """Add the layers, or those at `positions`; layers with so many more inputs also receive `late`."""
     norms = {} if front is None else {norm.number: norm for norm in front.norms}
-    dense = 0
-    for position, number in enumerate(part.activation_numbers):
+    numbers, dense = part.activation_numbers, 0
+    for position in range(len(numbers)) if positions is None else positions:
+        number = numbers[position]
         place = schema.canonical_weight_path(part, position, "kernel")[:-1]
         size = builder.size(place, _WEIGHTS)
         if part.layers[position].kind == "dense":
             rows, columns = builder.shapes[(*place, attr("kernel"))]
-            if act_dim is not None and dense and (rows,) == (builder.last[0] + act_dim,):
-                builder.add("join", "+ action", (rows,))
+            if late is not None and dense and rows == builder.last[0] + late[1]:
+                builder.add("join", f"+ {late[0]}", (rows,))
             if dense in norms:
                 held = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
                 builder.add("layer", "batch norm", parameters=held)

@@ -178,6 +178,8 @@ def derive_export_settings(
     if part.acts:
         require_even_bounds(agent, wiring)
     facts = Sidecar("", **{name: getattr(known, name) for name in (*restore.FACTS, "obs_dim")})
+    own = (known.network_activations or {}).get(part.component.removesuffix("_target"))
+    facts = replace(facts, activations=own or known.activations, network_activations=None)
     facts = replace(facts, provenance=_fact_origins(known, facts))
     if needed and spec is not None:
         facts = _with_environment_bounds(facts, wiring, bounds)

@@ -194,6 +194,7 @@ def derive_network_settings(
         tuple(map(float, high)),
         known.obs_norm,
         choices,
+        network_hidden={name: tuple(own) for name, own in (known.network_activations or {}).items()},
     )
     return settings, tuple(assumed)
 
@@ -487,7 +488,7 @@ def prepared_source_agent(
     checkpoint: Checkpoint, tree: Tree, binding: RecognizedAgent, own: VerifiedSidecar
 ) -> Agent:
     """Return the source's agent: the converted, prepared part of the checkpoint."""
-    found, binding = select_network_leaves(tree, binding), tf_names.check_connections(binding)
+    found, binding = select_network_leaves(tree, binding), tf_names.check_connections(binding, tree)
     known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, found))
     return Agent(checkpoint, binding, found, own.sidecar, known, ())
 

@@ -69,6 +69,7 @@ from ckpttool.networks.build import layer_widths
 if TYPE_CHECKING:
     from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
+    from ckpttool.formats.common import WritingFormat
 
 # The plan of a conversion, and its result.
 
@@ -980,6 +981,9 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
     facts = layer_facts._replace(
         head=str(known.head or layer_facts.head),
         activations=tuple(known.activations) if known.activations else layer_facts.activations,
+        network_activations={
+            component: tuple(names) for component, names in (known.network_activations or {}).items()
+        },
         observation_space=known.observation_space,
         choices=schema.known_choices(known) or layer_facts.choices,
         norm=restore.known_statistics(known) or layer_facts.norm,
@@ -1105,6 +1109,8 @@ def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.n
         raise UnsupportedError(
             f"{part.title} starts with a normalisation layer, into which nothing can be folded"
         )
+    if part.streams:
+        raise UnsupportedError(f"{part.title} encodes observation and action separately: nothing is folded")
     inputs, _ = layer_widths(agent, part)
     if inputs < len(mean) or (inputs != len(mean) and part.component.partition("_")[0] != "critic"):
         raise UnsupportedError(
@@ -1151,10 +1157,21 @@ def plan_reverse(
     found = save.reverse_conversion(tree, known.undo, checkpoint.path)
     if found.tree is None:
         return found
+    if request.kind.agent and not _can_store(request.kind, found.tree):
+        return ReverseConversion()
     if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
         return ReverseConversion()
     sentence = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
     return found._replace(note=sentence)
+
+
+def _can_store(kind: TargetKind, tree: Tree) -> bool:
+    """Return whether a library's format can write the tree: a whole training run of RLlib is only read."""
+    try:
+        cast("WritingFormat", plugins.find("formats", kind.format).load()).pieces(tree)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 FACTS = (
     "head",
     "activations",
+    "network_activations",
     "action_low",
     "action_high",
     "choices",
@@ -73,6 +74,7 @@ FACTS = (
     "epsilon",
 )
 
+_NETWORKS = "network_activations"
 _TEXT = "args.txt"
 _ROUNDED = 1e-5
 _WEIGHTS = "read from the weights"
@@ -178,6 +180,8 @@ def build_ledger(
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
     if any(each.decides and each.what == _STATISTICS for each in (*unknown, *left)):
         unknown = tuple(each for each in unknown if each != sidecar.STATISTICS_UNKNOWN)
+    if any(each.decides and each.what == "activation" for each in left):
+        unknown = tuple(each for each in unknown if each != sidecar.NO_ACTIVATIONS)
     where = binding.facts.origins.get("wrappers", known.origin("env"))
     named = wrapper_entries(training_wrappers(known), where)
     assumed = assumed_entries(binding, known, own)
@@ -209,6 +213,11 @@ def assumed_entries(
     hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
     rows: tuple[tuple[str, Topic, str], ...] = (
         ("activations", "activation", f"hidden activations {hidden}"),
+        (
+            "network_activations",
+            "activation",
+            f"hidden activations {_describe_fact('network_activations', [known.network_activations or {}])}",
+        ),
         ("head", "action map", f"action map {known.head or facts.head}"),
         ("epsilon", "architecture", f"layer norm epsilon {known.norm_epsilon(facts.epsilon):g}"),
     )
@@ -297,6 +306,9 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
     one, other = ones[0], others[0]
     if name == "choices":
         return schema.Choices.read(one) == schema.Choices.read(other)
+    if name == "network_activations":
+        keys = one.keys() | other.keys()
+        return all(_agree("activations", [one.get(key, ())], [other.get(key, ())], origin) for key in keys)
     if name == "head":
         return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":
@@ -375,6 +387,8 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
         return str(value.get("id"))
     if name == "epsilon":
         return f"layer norm epsilon {value.get('layer_norm', 0):g}"
+    if name == "network_activations":
+        return "; ".join(f"of {part}: {', '.join(dict.fromkeys(own))}" for part, own in value.items())
     return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -388,6 +402,7 @@ _ANSWERS = frozenset(("action_low", "obs_norm", "activations", "head"))
 # The facts that the ledger lists, with the facts that belong to each, and their topics.
 _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("activations",): "activation",
+    ("network_activations",): "activation",
     ("head",): "action map",
     ("action_low", "action_high"): "action bounds",
     ("choices",): "discrete actions",
@@ -438,6 +453,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1)
         if facts.hidden
         else None,
+        "network_activations": {name: list(own) for name, own in facts.network_activations.items()} or None,
         "epsilon": {"layer_norm": facts.epsilon} if binding.has_norms else None,
         "obs_dim": layer_widths(agent, policy)[0]
         if policy is not None and policy.component not in binding.fronts
@@ -467,7 +483,7 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
     # Facts without a default were read from the weights.
     if name == "env":
         return f"read from {facts.origins.get('wrappers', 'the settings')}"
-    if name not in ("head", "activations", "epsilon"):
+    if name not in ("head", "activations", "network_activations", "epsilon"):
         return _WEIGHTS
     left_open = any(each.decides and each.what == _TOPIC_OF[name] for each in facts.lacks)
     return habit.replace("assumed", sidecar.LEFT_OPEN, 1) if left_open else habit
@@ -577,9 +593,14 @@ def _to_flat_array(leaf: Leaf) -> np.ndarray:
 
 
 def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
-    """Return the known facts: the sidecar's, except assumed ones that a file records."""
+    """Return the known facts: the sidecar's, except assumed ones that a file records.
+
+    Networks without activations of their own in a sidecar have the policy's, whatever a library's default is.
+    """
     if recorded is None:
         return read
+    if recorded.activations and not recorded.is_assumed("activations") and read.is_assumed(_NETWORKS):
+        read = replace(read, network_activations=None)
     better = {
         name: getattr(read, name)
         for name in FACTS
@@ -885,7 +906,8 @@ def build_agent(
     binding = with_source_computation(binding, own.sidecar, checkpoint)
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = with_companions(binding, checkpoint)
-    binding = tf_names.check_connections(with_records(binding, checkpoint.tree, checkpoint))
+    binding = with_records(binding, checkpoint.tree, checkpoint)
+    binding = tf_names.check_connections(binding, checkpoint.tree)
     tree = select_network_leaves(checkpoint.tree, binding)
     stated = binding.facts.stated
     contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), stated)

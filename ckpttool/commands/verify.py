@@ -390,7 +390,7 @@ def _fact_parts(name: str, value: Any) -> dict[str, Any]:
     """Return a fact's components by name, "" if it has none."""
     if value is None or (name == "obs_norm" and _is_identity(value)):
         return {}
-    if name in ("env", "epsilon", "obs_norm"):
+    if name in ("env", "epsilon", "obs_norm", "network_activations"):
         return {
             key: each
             for key, each in value.items()

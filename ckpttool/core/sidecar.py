@@ -57,7 +57,8 @@ class Sidecar:
     `action_low` and `action_high` are per dimension, `choices` are discrete actions
     (libraries/schema.py, Choices); `observation_space` has the `library` of the space in training, and in
     `parts` the `low` and `high` of each input; `head` turns the policy's last layer into an action;
-    `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and with several
+    `activations` follow the hidden layers, and `network_activations` those of networks (by component) with
+    other ones than the policy; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and with several
     inputs the sizes of the normalised ones by name in `parts`;
     `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
     optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
@@ -83,6 +84,7 @@ class Sidecar:
     observation_space: Mapping[str, Any] | None = None
     head: str | None = None
     activations: Sequence[str] | None = None
+    network_activations: Mapping[str, Sequence[str]] | None = None
     obs_norm: Mapping[str, Any] | None = None
     epsilon: Mapping[str, float] | None = None
     optimizers: Mapping[str, Mapping[str, float | bool | str | None]] | None = None
@@ -135,7 +137,7 @@ class Sidecar:
 
 
 # Facts that a sidecar lists only where they are known.
-_OMITTED = ("choices", "observation_space", "verification")
+_OMITTED = ("choices", "network_activations", "observation_space", "verification")
 
 
 def _json_form(value: Any) -> Any:
@@ -358,6 +360,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "observation_space": _is_space,
     "head": lambda v: isinstance(v, str),
     "activations": _is_texts,
+    "network_activations": lambda v: isinstance(v, dict) and all(n and _is_texts(n) for n in v.values()),
     "obs_norm": _is_norm,
     "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
     "optimizers": _is_settings,

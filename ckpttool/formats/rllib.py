@@ -355,12 +355,15 @@ def _write(stream: IO[bytes], state: Mapping[Path, Leaf]) -> None:
 
 def _encode_arguments(tree: Tree, made: Record) -> dict[str, Any]:
     found: dict[Any, Any] = {}
-    for path, leaf in tree.plain():
-        if path[0] == ARGUMENTS and path != CLASS:
+    values: dict[Path, Any] = {path: leaf.value for path, leaf in tree.plain()}
+    # Only a list without entries is a container here.
+    values |= dict.fromkeys(tree.containers, ())
+    for path, value in values.items():
+        if path[:1] == (ARGUMENTS,) and path != CLASS:
             at = found
             for step in path[1:-1]:
                 at = at.setdefault(step.value, {})
-            at[path[-1].value] = leaf.value
+            at[path[-1].value] = value
     return {
         "class": pickles.encode_global(made),
         "ctor_args_and_kwargs": ((), {name: _encode_argument(value) for name, value in found.items()}),
@@ -371,6 +374,8 @@ def _encode_argument(value: Any) -> Any:
     """Return an argument: a dict with keys counted from 0 is a list, one with `low` and `high` a space."""
     if isinstance(value, Record):
         return pickles.encode_global(value)
+    if value == ():
+        return []
     if not isinstance(value, dict):
         return value
     inner = {name: _encode_argument(each) for name, each in value.items()}

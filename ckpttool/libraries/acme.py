@@ -91,7 +91,8 @@ def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAge
     facts = binding.facts
     layers = [layer.kind for layer in binding.parts[0].layers]
     if layers[1:2] == ["layer_norm"]:
-        facts = facts._replace(activations=("tanh", "elu"))
+        # LayerNormMLP, whose activations no argument changes.
+        facts = facts.without_lack("activation")._replace(activations=("tanh", "elu"))
     if "_mean_layer" in segments:
         facts = facts._replace(head="clip_affine")
     return replace(binding, facts=facts, defaults=_SONNET)
@@ -144,7 +145,8 @@ def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
     if not any("layer_norm" in each for each in kinds):
         return False
     facts = binding.facts
-    hidden = facts.activations or (facts.hidden,)
+    every = {facts.activations_of(part.component) for part in binding.parts if part.component in NETWORKS}
+    hidden = every.pop() if len(every) == 1 else ("several",)
     first = all(each[:2] == _NORMED and "layer_norm" not in each[2:] for each in kinds)
     if not first or hidden[0] != "tanh" or set(hidden[1:]) - {"elu"} or facts.epsilon != TABLE.facts.epsilon:
         raise UnsupportedError(

@@ -280,8 +280,7 @@ def _refuse_other_layers(
 def _add_activations(
     binding: RecognizedAgent, values: Mapping[str, object], networks: list[_StoredNetwork]
 ) -> RecognizedAgent:
-    """Return the binding with the policy's activations; networks with other ones are refused."""
-    found: tuple[str, ...] = ()
+    """Return the binding with the activations of its networks; unknown ones are refused."""
     for each in networks:
         part = next((part for part in binding.parts if part.title == each.role), None)
         if part is None:
@@ -303,10 +302,9 @@ def _add_activations(
             continue
         own = tuple(name for name in names if name is not None)
         if each.name == "actor":
-            found = own
             binding = replace(binding, facts=binding.facts.read(settings, activations=own))
-        elif own != found:
-            binding = binding.refused(component, f"other activations than the policy's: {', '.join(own)}")
+        else:
+            binding = replace(binding, facts=binding.facts.read_network(component, settings, own))
     return binding
 
 

@@ -165,7 +165,7 @@ def _add_normalizer(
 
 
 def _add_activations(binding: RecognizedAgent, configuration: ConfigValues, where: str) -> RecognizedAgent:
-    """Return the binding with the policy's activations; refuse networks with different ones."""
+    """Return the binding with the activations of the policy and of the other networks."""
     parts = sorted(binding.parts, key=lambda part: not part.acts)
     names = _list_activations(configuration, parts[0])
     facts, unplaced = binding.facts, dict(binding.unplaced)
@@ -177,10 +177,12 @@ def _add_activations(binding: RecognizedAgent, configuration: ConfigValues, wher
         facts = facts.lacking(NO_ACTIVATIONS)
     for part in parts[1:]:
         others = _list_activations(configuration, part)
-        # The last activation repeats, so networks may differ in depth only if all activations are the same.
-        if others != names and not (others and names and len({*others, *names}) == 1):
-            shown = f"{part.title} ({', '.join(others or ('unknown',))} activations, unlike {parts[0].title})"
-            unplaced[part.component] = (*unplaced.get(part.component, ()), shown)
+        if others is not None:
+            facts = facts.read_network(part.component, where, others)
+        elif names is not None:
+            shown = ", ".join(_list_stated_functions(configuration, part)) or "unknown"
+            reason = f"{part.title} ({shown} activations)"
+            unplaced[part.component] = (*unplaced.get(part.component, ()), reason)
     return replace(binding, facts=facts, unplaced=unplaced)
 
 
@@ -283,7 +285,7 @@ def _networks(binding: RecognizedAgent, agent: Tree, parts: Mapping[str, AgentNe
 
 def _encoder_factory(part: AgentNetwork, binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
     widths = [shape[1] for shape in list_kernel_shapes(part, agent)[:-1]]
-    names = list(binding.facts.activations or (binding.facts.hidden,))
+    names = list(binding.facts.activations_of(part.component))
     names = (names + names[-1:] * len(widths))[: len(widths)]
     first, last = names[0], names[-1]
     if any(name != first for name in names[:-1]) or not {first, last} <= _NAMES.keys():

@@ -111,6 +111,8 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     names = LayerNames("dense_{n}", "dense_{n}")
     first = sum(len(part.layers) for part in binding.parts if part.component == "actor") + 1
     facts = binding.facts
+    actor, critic = (", ".join(dict.fromkeys(facts.activations_of(name))) for name in ("actor", "critic"))
+    hidden = actor if actor == critic else f"{actor} (actor) and {critic} (critic)"
     made = WritingTable(
         "keras-rl",
         [
@@ -123,8 +125,8 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         kinds=KERAS,
         path=make_edge_path,
         notes=(
-            f"build the models with {', '.join(dict.fromkeys(facts.activations or (facts.hidden,)))} in "
-            f"hidden layers, and the action map ({facts.head}) in the actor",
+            f"build the models with {hidden} in hidden layers, and the action map ({facts.head}) "
+            "in the actor",
             "build the critic with the observation before the action",
         ),
     )

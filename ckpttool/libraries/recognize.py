@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import groupby, pairwise
 from typing import NamedTuple, Protocol, cast
 
 from ckpttool.core import plugins
@@ -25,6 +26,8 @@ from ckpttool.libraries.schema import (
     AgentMetadata,
     AgentNetwork,
     RecognizedAgent,
+    StreamInput,
+    Streams,
 )
 from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
@@ -235,6 +238,52 @@ def is_connected(chain: Sequence[ComponentLayer], extra: int | None) -> bool:
     return width is not None
 
 
+# rllib/core/models/torch/encoder.py, TorchMultiStreamEncoder: `base_encoders.actions`, `base_encoders.obs`.
+ENCODERS = "base_encoders"
+_INPUTS: Mapping[str, StreamInput] = {"actions": "action", "obs": "obs"}
+# Names of the other layers of such a Q-function: those that receive the joined outputs, and those after them.
+JOINED, OUTPUT = "joined", "output"
+
+
+def _list_streams(chain: Sequence[ComponentLayer]) -> Streams:
+    """Return the inputs that the first layers encode separately, each with its number of layers."""
+
+    def encoded(module: ComponentLayer) -> StreamInput | None:
+        names = (*module.name, "")
+        return _INPUTS.get(names[names.index(ENCODERS) + 1]) if ENCODERS in names else None
+
+    counts = [(name, sum(1 for _ in group)) for name, group in groupby(chain, encoded)]
+    streams = tuple((name, count) for name, count in counts if name is not None)
+    ordered = len(streams) == len(counts) - 1 == len(dict(streams)) and counts[-1][0] is None
+    return streams if ordered else ()
+
+
+def _is_chain(chain: Sequence[ComponentLayer], streams: Sequence[tuple[str, int]], extra: int | None) -> bool:
+    """Return whether the layers are connected, after encoders of the inputs if there are any."""
+    if not streams:
+        return is_connected(chain, extra)
+    start = width = 0
+    for _, count in streams:
+        encoder = chain[start : start + count]
+        if not is_connected(encoder, None):
+            return False
+        start, width = start + count, width + (encoder[-1].width_out or 0)
+    return chain[start].width_in == width and is_connected(chain[start:], width)
+
+
+def _name_streams(named: AgentNetwork, chain: Sequence[ComponentLayer], streams: Streams) -> AgentNetwork:
+    """Return the network with names whose alphabetical order is that of its layers."""
+    stored = {ours: theirs for theirs, ours in _INPUTS.items()}
+    owners: list[Name] = [(ENCODERS, stored[name]) for name, count in streams for _ in range(count)]
+    rest = chain[len(owners) :]
+    owners += [(JOINED,), *((JOINED if b.width_in != a.width_out else OUTPUT,) for a, b in pairwise(rest))]
+    layers = (
+        layer._replace(name=(*owner, str(owners[:number].count(owner))))
+        for number, (layer, owner) in enumerate(zip(named.layers, owners, strict=True))
+    )
+    return named._replace(layers=tuple(layers), streams=streams)
+
+
 def make_network(
     component: str,
     head: str | None,
@@ -407,17 +456,17 @@ def _collect_networks(
         if table.late and not policies:
             actions = _late_action_width(split[0])
             late |= {component} if actions is not None else set()
-        if not chain or not all(is_connected(each, actions) for each in split):
+        streams = [_list_streams(each) if component in _CRITICS else () for each in split]
+        if not chain or not all(map(partial(_is_chain, extra=actions), split, streams)):
             continue
-        for number, each in enumerate(split, start=1):
+        for number, (each, own) in enumerate(zip(split, streams, strict=True), start=1):
             named = make_network(component, head or (None if whole else f"q{number}"), each, branches)
             if halved:
                 named = named._replace(branches=(("log_std", AgentLayer(("log_std",), each[-1].kind.name)),))
-            if not _in_file_order(each, places):
-                named = named._replace(layers=_number_layers(named))
+            named = _name_layers(named, each, own, places)
             parts.append(named)
             moves.extend(_move_weights(named, each, branches, halved=halved))
-            if is_order_assumed(each):
+            if not own and is_order_assumed(each):
                 order = ", ".join("/".join(layer.name) for layer in named.layers)
                 assumed.append(f"the layers of {named.title} are used in file order: {order}")
     return tuple(parts), tuple(moves), tuple(assumed), frozenset(late)
@@ -429,6 +478,17 @@ def _late_action_width(chain: Sequence[ComponentLayer]) -> int | None:
         return None
     more = chain[1].width_in - chain[0].width_out
     return more if more > 0 else None
+
+
+def _name_layers(
+    named: AgentNetwork, chain: Sequence[ComponentLayer], streams: Streams, places: Mapping[Path, int]
+) -> AgentNetwork:
+    """Return the network with names that give the order of its layers, where the file's do not."""
+    if streams:
+        return _name_streams(named, chain, streams)
+    if _in_file_order(chain, places):
+        return named
+    return named._replace(layers=_number_layers(named))
 
 
 def _in_file_order(chain: Sequence[ComponentLayer], places: Mapping[Path, int]) -> bool:

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError
@@ -21,11 +22,20 @@ from ckpttool.core.sidecar import (
     unknown_fact,
 )
 from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import schema, write
-from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind, rejoin_last_layer
+from ckpttool.libraries.recognize import (
+    ENCODERS,
+    JOINED,
+    OUTPUT,
+    LayoutTable,
+    LibraryPlugin,
+    bind,
+    rejoin_last_layer,
+)
 from ckpttool.libraries.schema import (
     AgentMetadata,
+    AgentNetwork,
     ObservationNormalizer,
     RecognizedAgent,
     make_float64_tensor,
@@ -35,7 +45,7 @@ from ckpttool.libraries.schema import (
     unpack_numbers,
 )
 from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, list_kernel_shapes
-from ckpttool.mapping.rules import Plan, Settings
+from ckpttool.mapping.rules import Move, Plan, Settings
 
 # Write a canonical agent as the folder of one RLModule, with the module's constructor arguments.
 #
@@ -54,20 +64,120 @@ _CLIP = 20.0  # default_model_config.py, log_std_clip_param
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a PPO module for a policy with a state value, else a SAC module.
 
-    SAC's module is for inference only, without Q-functions. Raise UnsupportedError for a policy whose
-    standard deviation does not depend on the observation, UsageError if the action bounds are unknown.
+    SAC's module is for inference only, without Q-functions, unless these encode observation and action
+    separately, as RLlib's do. Raise UnsupportedError for a policy whose standard deviation does not depend on
+    the observation, UsageError if the action bounds are unknown.
     """
     ppo = write.has_value_network(binding)
-    made = write.plan_torch_file(_ppo_table() if ppo else _sac_table(), binding, agent, settings)
-    heads = ("pi", "vf") if ppo else ("pi",)
+    critics = [part for part in binding.parts if part.streams and part.title in _Q_MODULES]
+    if critics:
+        sizes = _list_sac_settings(binding, agent, critics)
+    else:
+        sizes = _list_common_settings(binding, agent, ppo=ppo)
+    table = _ppo_table() if ppo else _sac_table()
+    rest = tuple(part for part in binding.parts if part not in critics)
+    table = replace(table, notes=()) if critics else table
+    made = write.plan_torch_file(table, replace(binding, parts=rest), agent, settings)
+    moves = [_move_to_head(move, sizes) for move in made.moves] if critics else [*made.moves]
+    moves += [move for part in critics for move in _move_critic(part, agent)]
+    heads = ("pi", "vf") if ppo else ("pi", *(_Q_MODULES[part.title] for part in critics))
     clips: dict[Path, Leaf | ValueLeaf] = {
         (key(f"{head}.log_std_clip_param_const"),): Leaf(
             "float32", (1,), Inline(struct.pack("<f", _CLIP)), "", "buffer"
         )
         for head in heads
     }
-    added = {**made.added, **clips, **_arguments(binding, agent, ppo=ppo)}
-    return replace(made, added=added, containers={})
+    twins = not critics or any(part.head == "q2" for part in critics)
+    settings_ = {**sizes, **({"vf_share_layers": False} if ppo else {"twin_q": twins})}
+    arguments = _arguments(binding, agent, settings_, ppo=ppo, inference=not ppo and not critics)
+    empty: dict[Path, Container] = {
+        (_ARGUMENTS, key("model_config"), key(name)): Container("list")
+        for name, value in sizes.items()
+        if value == []
+    }
+    return replace(made, moves=tuple(moves), added={**made.added, **clips, **arguments}, containers=empty)
+
+
+def _move_to_head(move: Move, sizes: Mapping[str, Any]) -> Move:
+    """Return the move of a policy's layer; its last hidden layers belong to the head."""
+    module, _, rest = str(move.target[-1].value).partition(".net.mlp.")
+    number, _, weight = rest.partition(".")
+    encoder, head = (2 * len(sizes[f"{name}_hiddens"]) for name in ("fcnet", "head_fcnet"))
+    if module == "pi":
+        return replace(move, target=write.make_torch_path((), f"pi.net.mlp.{head}", weight))
+    if int(number) < encoder:
+        return move
+    return replace(move, target=write.make_torch_path((), f"pi.net.mlp.{int(number) - encoder}", weight))
+
+
+_Q_MODULES = {
+    "critic/q1": "qf",
+    "critic/q2": "qf_twin",
+    "critic_target/q1": "target_qf",
+    "critic_target/q2": "target_qf_twin",
+}
+
+
+def _move_critic(part: AgentNetwork, agent: Tree) -> Iterator[Move]:
+    """Yield the moves of a Q-function of two encoders, their fusion and a head."""
+    module, fused = _Q_MODULES[part.title], [layer.name[0] for layer in part.layers].count(JOINED)
+    for position, (name, kind) in enumerate(part.layers):
+        if kind != "dense":
+            raise UnsupportedError(f"{_WHOSE} supports only dense layers", found=f"{part.title}: {kind}")
+        number = int(name[-1])
+        if name[0] == ENCODERS:
+            layer = f"{module}_encoder.{ENCODERS}.{name[1]}.net.mlp.{2 * number}"
+        elif name[0] == JOINED:
+            last = number == fused - 1
+            layer = f"{module}_encoder." + ("output_layer" if last else f"fusion_layers.{number}")
+        else:
+            layer = f"{module}.net.mlp.{2 * number}"
+        for weight in write.TORCH["dense"].weights:
+            source = schema.canonical_weight_path(part, position, weight.canonical)
+            rule = weight.to_canonical.inverse(agent[source])
+            yield Move(source, write.make_torch_path((), layer, weight.name), rule)
+
+
+def _list_sac_settings(
+    binding: RecognizedAgent, agent: Tree, critics: Sequence[AgentNetwork]
+) -> dict[str, object]:
+    """Return the sizes and activations of a SAC module with its Q-functions.
+
+    Raise UnsupportedError for networks that RLlib's catalog does not build from one setting for each kind.
+    """
+    kinds: dict[str, set[tuple[tuple[int, str], ...]]] = {}
+    for part in (*(part for part in binding.parts if part.component == "actor"), *critics):
+        names = binding.facts.activations_of(part.component)
+        rows = zip(
+            list_kernel_shapes(part, agent)[:-1], (*names, *names[-1:] * len(part.layers)), strict=False
+        )
+        owned: dict[str, list[tuple[int, str]]] = {JOINED: [], OUTPUT: []} if part.streams else {"policy": []}
+        for layer, (shape, name) in zip(part.layers, rows, strict=False):
+            owner = "/".join(layer.name[:-1]) if part.streams else "policy"
+            owned.setdefault(owner, []).append((shape[1], name))
+        for owner, row in owned.items():
+            kinds.setdefault(owner.partition("/")[0], set()).add(tuple(row))
+    encoder, joined, output, policy = (min(kinds[name]) for name in (ENCODERS, JOINED, OUTPUT, "policy"))
+    functions = [{name for _, name in row} for row in (encoder, joined, output)]
+    if (
+        any(len(rows) > 1 for rows in kinds.values())
+        or policy != (*encoder, *output)
+        or joined[-1][0] != encoder[-1][0]
+        or not all(len(names) <= 1 and names <= {*_ACTIVATIONS} for names in functions)
+    ):
+        raise UnsupportedError(
+            f"{_WHOSE} requires the same sizes and activations in the policy and the Q-functions' encoders",
+            found=f"policy {policy}, encoders {encoder}, fusion {joined}, head {output}",
+        )
+    found: dict[str, object] = {}
+    for name, layers, default in (
+        ("fcnet", encoder, ""),
+        ("fusionnet", joined[:-1], joined[-1][1]),
+        ("head_fcnet", output, "relu"),
+    ):
+        found[f"{name}_hiddens"] = [width for width, _ in layers]
+        found[f"{name}_activation"] = layers[0][1] if layers else default
+    return found
 
 
 def _sac_table() -> WritingTable:
@@ -88,30 +198,27 @@ def _ppo_table() -> WritingTable:
     return WritingTable(_WHOSE, rows, "clip_affine", hidden="")
 
 
-def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path, Leaf | ValueLeaf]:
-    """Return the class of the module and its arguments: spaces, sizes, activation."""
-    parts = [part for part in binding.parts if part.component in (("actor", "value") if ppo else ("actor",))]
-    kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
-    sizes = {tuple(shape[1] for shape in found[:-1]) for found in kernels.values()}
-    if len(sizes) != 1:
-        raise UnsupportedError(f"{_WHOSE} requires the same hidden layer sizes in all networks")
+def _arguments(
+    binding: RecognizedAgent, agent: Tree, model: Mapping[str, object], *, ppo: bool, inference: bool
+) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the class of the module and its arguments: spaces, and the settings of the model."""
     low, high = require_action_bounds(binding.facts, agent, f"an {_WHOSE} module")
     name, cls = ("ppo", "PPO") if ppo else ("sac", "SAC")
     infinite = float("inf")
+    actor = next(part for part in binding.parts if part.component == "actor")
+    observations = list_kernel_shapes(actor, agent)[0][0]
     values: Mapping[str, object] = {
         "class": Record(
             f"{_ALGORITHMS}.{name}.torch.default_{name}_torch_rl_module.Default{cls}TorchRLModule"
         ),
         "catalog_class": Record(f"{_ALGORITHMS}.{name}.{name}_catalog.{cls}Catalog"),
-        "inference_only": not ppo,
+        "inference_only": inference,
         "learner_only": False,
-        "observation_space/low": [-infinite] * kernels["actor"][0][0],
-        "observation_space/high": [infinite] * kernels["actor"][0][0],
+        "observation_space/low": [-infinite] * observations,
+        "observation_space/high": [infinite] * observations,
         "action_space/low": list(low),
         "action_space/high": list(high),
-        "model_config/fcnet_hiddens": list(sizes.pop()),
-        "model_config/fcnet_activation": write.require_activation(binding, _WHOSE, _ACTIVATIONS),
-        **({"model_config/vf_share_layers": False} if ppo else {"model_config/twin_q": True}),
+        **{f"model_config/{setting}": value for setting, value in model.items()},
     }
     found: dict[Path, Leaf | ValueLeaf] = {}
     for argument, value in values.items():
@@ -121,6 +228,21 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
         elif isinstance(value, Record | str | bool):
             found[path] = ValueLeaf(value)
     return found
+
+
+def _list_common_settings(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[str, object]:
+    """Return the sizes and the activation of all networks of a module without hidden layers in its heads."""
+    parts = [part for part in binding.parts if part.component in (("actor", "value") if ppo else ("actor",))]
+    kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
+    sizes = {tuple(shape[1] for shape in found[:-1]) for found in kernels.values()}
+    if len(sizes) != 1:
+        raise UnsupportedError(f"{_WHOSE} requires the same hidden layer sizes in all networks")
+    return {
+        "fcnet_hiddens": list(sizes.pop()),
+        "fcnet_activation": write.require_activation(
+            replace(binding, parts=tuple(parts)), _WHOSE, _ACTIVATIONS
+        ),
+    }
 
 
 # RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3, DQN), on PyTorch.
@@ -143,11 +265,11 @@ POLICY_TABLE = LayoutTable(
     components={},
     optimizers={},
     counters={},
-    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["rllib policy"]),
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
 )
-_POLICY_DQN = AgentMetadata(head="argmax", hidden="tanh", epsilon=1e-5)
-_POLICY_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=1e-5)
+_POLICY_DQN = POLICY_TABLE.facts._replace(head="argmax", hidden="tanh")
+_POLICY_PPO = POLICY_TABLE.facts._replace(head="clip_affine", hidden="tanh")
 _LARGEST = 1 << 16  # size limit of an unpacked bound in bytes
 _DTYPES = {"<f4": "float32", "<f8": "float64"}
 _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
@@ -176,17 +298,17 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
         _bounds(_settings(binding.facts, recorded, policy), recorded, policy), recorded, policy
     )
     binding = _add_dueling_relu(replace(binding, facts=facts))
-    return _drop_policy_settings(_require_same_activations(binding, recorded, policy), tree)
+    return _drop_policy_settings(_add_critic_activation(binding, recorded, policy), tree)
 
 
-def _require_same_activations(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
-    """Refuse Q-functions with another activation than the policy's: the schema has one for both."""
+def _add_critic_activation(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
+    """Return the binding with the activation of Q-functions beside a policy, if the settings have it."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
         theirs = next((name for each in names if (name := _text(recorded, f"{config}/{each}"))), None)
-        if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
-            reason = f"hidden layers with {theirs}, unlike the policy's {binding.facts.hidden}"
-            return binding.refused("critic", reason)
+        if binding.facts.head == "affine" and theirs is not None:
+            name = schema.RLLIB.get(theirs, theirs)
+            return replace(binding, facts=binding.facts.read_network("critic", config, (name,)))
     return binding
 
 
@@ -395,7 +517,8 @@ def _drop_policy_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAge
     left |= {path for path, _ in tree.tensors() if tree.names[path].endswith("/weights/target_entropy")}
     binding = binding.without({tree.names[path] for path in idle})
     consumed = binding.consumed | frozenset((idle | left) - moved)
-    return replace(binding.noted(make_settings_note(len(left - moved))), consumed=consumed)
+    notes = (make_settings_note(len(left - moved)),) if left - moved else ()
+    return replace(binding.noted(*notes), consumed=consumed)
 
 
 POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
@@ -472,6 +595,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if binding is None or not any(part.acts for part in binding.parts):
         return None
     facts = _add_filter_statistics(_add_hidden_relu(binding), tree)
+    facts = _add_critic_activations(replace(binding, facts=facts), None, {})
     return _drop_settings(replace(binding, facts=facts), tree)
 
 
@@ -503,6 +627,23 @@ def _add_hidden_relu(binding: RecognizedAgent) -> AgentMetadata:
         return binding.facts
     habits = tuple(binding.facts.hidden if inside else "relu" for inside in encoder)
     return binding.facts._replace(activations=habits)
+
+
+def _add_critic_activations(
+    binding: RecognizedAgent, where: str | None, stated: Mapping[str, str]
+) -> AgentMetadata:
+    """Return the facts with the activations of Q-functions that encode their inputs separately.
+
+    `stated` are those of the encoders (""), their fusion and the head, else RLlib's defaults.
+    """
+    facts = binding.facts
+    functions = {ENCODERS: ("", facts.hidden), JOINED: ("fusion", "tanh"), OUTPUT: ("head", "relu")}
+    for part in binding.parts:
+        if part.streams:
+            kinds = [functions[layer.name[0]] for layer in part.layers if layer.kind == "dense"]
+            names = tuple(stated.get(name, default) for name, default in kinds[:-1])
+            facts = facts.read_network(part.component, where, names)
+    return facts
 
 
 def _list_names(tree: Tree) -> Iterator[list[str]]:
@@ -540,7 +681,8 @@ def _drop_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     moved = {move.source for move in binding.moves.moves}
     binding = binding.without({tree.names[path] for path in clips})
     consumed = binding.consumed | frozenset((clips | left) - moved)
-    return replace(binding.noted(make_settings_note(len(left - moved))), consumed=consumed)
+    notes = (make_settings_note(len(left - moved)),) if left - moved else ()
+    return replace(binding.noted(*notes), consumed=consumed)
 
 
 def companions(location: str) -> Sequence[str]:
@@ -587,8 +729,13 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         facts = facts.read(_ARGUMENTS_FILE, head="argmax", choices=choices)
     seen = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
     facts = _with_observation_space(facts, _ARGUMENTS_FILE, seen)
-    names = [_find_only(recorded, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
-    inside, head = (None if leaf is None else _format_activation(leaf) for leaf in names)
+    settings = {"": "fcnet", "head": "head_fcnet", "fusion": "fusionnet"}
+    stated = {
+        name: _format_activation(leaf)
+        for name, setting in settings.items()
+        if (leaf := _find_only(recorded, f"model_config/{setting}_activation")) is not None
+    }
+    inside, head = stated.get(""), stated.get("head")
     actor = next(part for part in binding.parts if part.acts)
     encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
     if not all(encoder) and (inside or head):
@@ -597,6 +744,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         facts = facts.read(_ARGUMENTS_FILE, activations=own)
     elif inside:
         facts = facts.read(_ARGUMENTS_FILE, hidden=inside)
+    if stated:
+        facts = _add_critic_activations(replace(binding, facts=facts), _ARGUMENTS_FILE, stated)
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 

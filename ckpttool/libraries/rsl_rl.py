@@ -142,8 +142,10 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     unplaced = dict(binding.unplaced)
     if policy not in _ACTIVATIONS:
         unplaced |= dict.fromkeys(("actor", "value"), (f"{policy} activations",))
-    elif value != policy:
-        unplaced["value"] = (f"{value} activations, unlike the policy",)
+    elif value in _ACTIVATIONS:
+        facts = facts.read_network("value", where, (_ACTIVATIONS[value],))
+    else:
+        unplaced["value"] = (f"{value or 'unknown'} activations",)
     return replace(binding, facts=facts, unplaced=unplaced)
 
 

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -239,13 +240,19 @@ class Program(NamedTuple):
     width: int
 
 
+StreamInput = Literal["obs", "action"]
+Streams = tuple[tuple[StreamInput, int], ...]
+
+
 class AgentNetwork(NamedTuple):
     """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
 
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not affect the
     action. A policy with a `program` computes that instead of layers. A Q-network that `chooses` gives a
     value for every discrete action: it is the policy of its agent. A dueling one gives advantages, which
-    become values with its `state_value`, another chain on the observations.
+    become values with its `state_value`, another chain on the observations. `streams` are the inputs that a
+    Q-function encodes separately, each with its number of layers: these come first, in that order. Their
+    joined outputs go through the other layers, which may receive them again after the output before them.
     """
 
     component: str
@@ -255,6 +262,12 @@ class AgentNetwork(NamedTuple):
     program: Program | None = None
     chooses: bool = False
     state_value: AgentNetwork | None = None
+    streams: Streams = ()
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The positions of the layers that receive the inputs."""
+        return tuple(accumulate((count for _, count in self.streams[:-1]), initial=0))
 
     @property
     def prefix(self) -> Path:
@@ -387,25 +400,28 @@ _SIDECAR_NAMES = {"hidden": "activations", "norm": "obs_norm"}
 # algorithms whose files differ.
 LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
     # One activation and one action map, constants in the library's code.
-    **dict.fromkeys(("elegantrl", "fasttd3", "fujimoto", "spinningup", "tf2rl", "tf_agents"), (NO_BOUNDS,)),
+    **dict.fromkeys(("elegantrl", "fasttd3", "fujimoto", "tf2rl"), (NO_BOUNDS,)),
     "cleanrl ppo": (NO_BOUNDS, STATISTICS_UNKNOWN),  # NormalizeObservation; the statistics are not saved
     "stable_baselines": (STATISTICS_UNKNOWN,),  # VecNormalize stores them in a separate file
     # The activation is an argument of `Net`; VectorEnvNormObs, in the checkpoint of some examples.
     "tianshou sac": (NO_BOUNDS, NO_ACTIVATIONS, STATISTICS_UNKNOWN),
     "tianshou q": (NO_ACTIVATIONS, STATISTICS_UNKNOWN),
     # Activations or action maps that users write, or set for each run.
-    "acme": (NO_BOUNDS, NO_ACTION_MAP),
+    "acme": (NO_BOUNDS, NO_ACTION_MAP, NO_ACTIVATIONS),
     "d3rlpy": (
         unknown_fact("action map", "the action scaler", decides=True),
         STATISTICS_UNKNOWN,  # a scaler in params.json
+        NO_ACTIVATIONS,
     ),
     "keras_rl": (NO_ACTIVATIONS, NO_ACTION_MAP),
     "rl_games": (NO_BOUNDS, NO_ACTIVATIONS),
     "rlgraph": (NO_BOUNDS, NO_ACTIVATIONS),
-    "rllib": (NO_ENVIRONMENT,),
+    "rllib": (NO_ENVIRONMENT, NO_ACTIVATIONS),
+    "rllib policy": (NO_ACTIVATIONS,),
     # In training, samples are tanh of a Gaussian; without noise the library's own code applies no tanh.
     "rllib sac": (
         NO_ENVIRONMENT,
+        NO_ACTIVATIONS,
         unknown_fact(
             "action map",
             "whether tanh limits the mean (yes in training: --head affine; no where RLlib acts with "
@@ -414,6 +430,9 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
         ),
     ),
     "rsl_rl": (NO_ACTIVATIONS,),
+    # Arguments of the networks; a pickled module or a graph has them.
+    "spinningup": (NO_ACTIVATIONS,),
+    "tf_agents": (NO_BOUNDS, NO_ACTIVATIONS),
     "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
     "tianshou": (
         NO_BOUNDS,
@@ -513,7 +532,9 @@ class AgentMetadata(NamedTuple):
     """Facts about an agent's networks besides their weights: library defaults, or read from a file.
 
     `head` maps the last layer to an action (see build.HEADS), `hidden` is the activation after every
-    hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms. Bounds are
+    hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms;
+    `network_activations` are those of the networks that have other ones than the policy, by component without
+    `_target`. Bounds are
     per action; `choices` are discrete actions, whose `head` is "argmax"; `observation_space` is as in a
     sidecar; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names and
     arguments of its wrappers in training, the innermost first. `stacked` is the number of
@@ -529,6 +550,7 @@ class AgentMetadata(NamedTuple):
     hidden: str
     epsilon: float
     activations: tuple[str, ...] | None = None
+    network_activations: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     choices: Choices | None = None
@@ -551,7 +573,30 @@ class AgentMetadata(NamedTuple):
         stated = {name: each for name, each in self.stated.items() if name not in understood}
         origins = MappingProxyType({**self.origins, **names})
         known = self.without_lack(STATISTICS_UNKNOWN) if "norm" in facts else self
+        known = known.without_lack("activation") if {"hidden", "activations"} & facts.keys() else known
         return known._replace(**facts, origins=origins, stated=MappingProxyType(stated))
+
+    def read_network(self, component: str, where: str | None, names: tuple[str, ...]) -> AgentMetadata:
+        """Return the facts with the activations of one network besides the policy.
+
+        They were read from the file at `where`, or with None are the library's defaults.
+        """
+        online, depth = component.removesuffix("_target"), len(names)
+        others = {name: own for name, own in self.network_activations.items() if name != online}
+        policy = self.activations or (self.hidden,)
+        known = where is None or {"activations", "hidden"} & self.origins.keys()
+        # The last activation repeats. What replaces an unknown one of the policy is not the network's.
+        if known and (*policy, *policy[-1:] * depth)[:depth] == names:
+            return self._replace(network_activations=others)
+        others[online] = names
+        if where is None:
+            return self._replace(network_activations=others)
+        return self.read(where, network_activations=others)
+
+    def activations_of(self, component: str) -> tuple[str, ...]:
+        """Return the activations after the hidden layers of a network; the last one repeats."""
+        own = self.network_activations.get(component.removesuffix("_target"))
+        return own or self.activations or (self.hidden,)
 
     def not_understood(self, name: StatedFact, text: str, where: str) -> AgentMetadata:
         """Return the facts with one that the file at `where` states as `text`, which is not understood."""

@@ -39,7 +39,13 @@ TABLE = LayoutTable(
     optimizers={},
     counters={},
     # {pytorch,tf1}/sac/core.py: LOG_STD_MIN, LOG_STD_MAX.
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, distribution=schema.LIMITED_GAUSSIAN),
+    facts=AgentMetadata(
+        head="tanh",
+        hidden="relu",
+        epsilon=1e-5,
+        distribution=schema.LIMITED_GAUSSIAN,
+        lacks=schema.LEFT_OPEN["spinningup"],
+    ),
     branches={"log_std_layer": "log_std"},
     tensors={"pi/log_std": "actor/log_std"},
 )

@@ -27,7 +27,13 @@ from ckpttool.formats.tf_common import VariableInfo, format_object
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
 from ckpttool.libraries.optimizers_read import KERAS_SETTINGS, POWERS, keras_class, make_zero_tensor
 from ckpttool.libraries.recognize import PICKLED_MODULES, PICKLED_TENSORS, TORCH_CLASSES, activation_of
-from ckpttool.libraries.schema import NO_LAYOUT, AgentLayer, AgentNetwork, RecognizedAgent
+from ckpttool.libraries.schema import (
+    NO_LAYOUT,
+    AgentLayer,
+    AgentNetwork,
+    RecognizedAgent,
+    canonical_weight_path,
+)
 from ckpttool.mapping.rules import (
     KEEP,
     Label,
@@ -62,8 +68,8 @@ _BLOCK = re.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
 
 
-def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
-    """Return the binding with facts on how layers are connected, based on their names.
+def check_connections(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding of the checkpoint's tree with facts on how layers are connected, by their names.
 
     Networks that are not a chain of layer, norm and activation are refused; facts that the names leave
     open are assumed. Single policies have been checked before (libraries/single_networks.py).
@@ -78,7 +84,7 @@ def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
             assumed |= dict.fromkeys(_note_gaps(part, encoded=part.component in binding.fronts))
     if binding.layout != NO_LAYOUT:
         assumed |= dict.fromkeys(_note_norms(binding, framework))
-    return binding.assuming(*assumed).entered(*_note_residuals(binding))
+    return binding.assuming(*assumed).entered(*_note_residuals(binding, tree))
 
 
 def _is_named(pattern: re.Pattern[str], name: tuple[str, ...]) -> bool:
@@ -111,10 +117,14 @@ def find_joined_layers(layers: Sequence[tuple[str, ...]], widths: Sequence[tuple
     return list(found)
 
 
-def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
-    """Yield an entry if layer names of a policy suggest residual connections or gates."""
+def _note_residuals(binding: RecognizedAgent, tree: Tree) -> Iterator[LedgerEntry]:
+    """Yield an entry if layer names of a policy suggest residual connections, gates or branches."""
     layers = [layer for part in binding.parts if part.acts for layer in part.layers]
     named = dict.fromkeys("/".join(layer.name) for layer in layers if _is_named(_JOINING, layer.name))
+    if binding.layout != NO_LAYOUT:
+        named |= dict.fromkeys(
+            name for part in binding.parts if part.acts for name in _list_joined(part, binding, tree)
+        )
     if named:
         value = (
             f"whether the output of {abbreviate_list(list(named), 3)} is added to another, or multiplied "
@@ -125,6 +135,18 @@ def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
     blocks = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_BLOCK.search, layer.name)))
     if blocks:
         yield LedgerEntry("assumed", "architecture", f"{NO_RESIDUALS} in {abbreviate_list(list(blocks), 3)}")
+
+
+def _list_joined(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[str]:
+    moves = {move.target: move for move in binding.moves.moves}
+    names, widths = [], []
+    for position, layer in enumerate(part.layers):
+        move = moves.get(canonical_weight_path(part, position, "kernel"))
+        leaf = None if move is None else move.rule.leaf(tree[move.source])
+        if isinstance(leaf, Leaf):
+            names.append(layer.name)
+            widths.append((leaf.shape[0], leaf.shape[-1]))
+    return find_joined_layers(names, widths)
 
 
 def _number(layer: AgentLayer) -> int | None:

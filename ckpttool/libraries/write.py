@@ -408,6 +408,11 @@ def require_layers(
     strange = [
         f"{part.title}/{'/'.join(each.name)}: {each.kind}" for each in part.layers if each.kind not in able
     ]
+    if part.streams:
+        raise UnsupportedError(
+            f"the Q-functions of {writing.library} must receive observation and action in layer 1",
+            found=f"{part.title} encodes them separately",
+        )
     left = binding.unplaced.get(part.component, ())
     if strange or left:
         kinds = "only dense layers" if names.norm is None else "only dense layers and layer norms"
@@ -424,7 +429,7 @@ def require_layers(
 
 def require_activation(binding: RecognizedAgent, library: str, able: Collection[str]) -> str:
     """Return the activation of all hidden layers; raise UnsupportedError for several or an unknown one."""
-    hidden = {*(binding.facts.activations or (binding.facts.hidden,))}
+    hidden = {name for part in binding.parts for name in binding.facts.activations_of(part.component)}
     if len(hidden) > 1 or not hidden <= {*able}:
         raise UnsupportedError(
             f"{library} requires the same activation in all hidden layers",
@@ -448,9 +453,16 @@ def list_consumed(agent: Tree) -> tuple[Path, ...]:
 def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
     """Return notes for people: entries not converted, and arguments that the library needs."""
     found = list(writing.notes)
-    names = set(binding.facts.activations or (binding.facts.hidden,))
-    if writing.hidden and names != {writing.hidden}:
-        wanted = ", ".join(sorted(names))
+    functions: dict[str, list[str]] = {}
+    for part in binding.parts:
+        if part.title in writing.held:
+            for name in sorted({*binding.facts.activations_of(part.component)}):
+                functions.setdefault(name, []).append(part.title)
+    if writing.hidden and functions.keys() != {writing.hidden}:
+        apart = binding.facts.network_activations
+        wanted = ", ".join(
+            f"{name} in {', '.join(titles)}" if apart else name for name, titles in sorted(functions.items())
+        )
         found.append(
             f"{writing.library} uses {writing.hidden} in hidden layers by default; configure it with {wanted}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -357,7 +357,8 @@ def _read_array(agent: Tree, path: Path) -> np.ndarray:
 class NetworkSettings:
     """Settings for building a network where the checkpoint does not specify them.
 
-    `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
+    `hidden` are the activations after the hidden layers (the last one repeats), `network_hidden` those of
+    networks with other ones than the policy, by component without `_target`. `head` and the bounds
     define the action (see HEADS), or the `choices` among discrete actions; `obs_norm` contains mean, var,
     epsilon, clip of the observations. The `output` is an action, the scores that a discrete one is chosen by,
     an action drawn from the `distribution` with the input NOISE, or the action of its mean, its mean and its
@@ -373,6 +374,7 @@ class NetworkSettings:
     choices: Choices | None = None
     output: Literal["action", "scores", "sample", "distribution"] = "action"
     distribution: ActionDistribution | None = None
+    network_hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def scores(self) -> NetworkSettings:
@@ -435,16 +437,17 @@ UNBOUNDED = frozenset({"identity", "unit_tanh", "argmax"})
 
 
 def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
-    """Return the inputs of a network's first dense layer and the outputs of its last."""
+    """Return the number of a network's inputs, those of its first dense layers, and of its outputs."""
     if part.program is not None:
         return math.prod(part.program.inputs[0][1]), part.program.width
-    shapes = [
-        leaf.shape
+    shapes = {
+        position: leaf.shape
         for position, layer in enumerate(part.layers)
         if layer.kind == "dense"
         and isinstance(leaf := agent.get(schema.canonical_weight_path(part, position, "kernel")), Leaf)
-    ]
-    return shapes[0][0], shapes[-1][1]
+    }
+    starts = part.starts if part.streams else [min(shapes)]
+    return sum(shapes[position][0] for position in starts), shapes[max(shapes)][1]
 
 
 def policy_network(
@@ -609,7 +612,8 @@ def _add_state_value(
     advantages, width = builder.last, layer_widths(agent, part)[1]
     shared = _count_shared_layers(agent, part, part.state_value)
     builder.last = values[shared]
-    _add_layers(builder, agent, part.state_value, wiring, None, first=shared)
+    own = range(shared, len(part.state_value.layers))
+    _add_layers(builder, agent, part.state_value, wiring, None, positions=own)
     builder.add(Concat(), advantages, builder.last)
     # One value per action, or one for each of its atoms, whose means over the actions are separate.
     number = layer_widths(agent, part.state_value)[1]
@@ -705,7 +709,8 @@ def q_network(
 ) -> Network:
     """Return a Q-function: obs and action to its value [batch, 1]; raise MappingError on a mismatch.
 
-    The action is joined to the observation or, in the older DDPG form, to the first layer's output.
+    The action is joined to the observation, in the older DDPG form to the first layer's output, or both are
+    joined after separate layers.
     """
     builder = NetworkBuilder([("obs", obs_dim), ("action", act_dim)])
     first, _ = layer_widths(agent, part)
@@ -716,9 +721,18 @@ def q_network(
             found=str(first),
         )
     _add_normalization(builder, wiring, obs_dim)
-    if first == obs_dim + act_dim:
+    late, rest, ends = (1, act_dim), 0, []
+    inputs = {"obs": builder.last, "action": 1}
+    for name, count in part.streams:
+        builder.last = inputs[name]
+        _add_layers(builder, agent, part, wiring, None, positions=range(rest, rest + count))
+        ends.append(builder.last)
+        rest += count
+    if ends:
+        late = (builder.add(Concat(), *ends), _read_tensors(agent, part, rest)["kernel"].shape[0])
+    elif first == obs_dim + act_dim:
         builder.add(Concat(), builder.last, 1)
-    _add_layers(builder, agent, part, wiring, act_dim)
+    _add_layers(builder, agent, part, wiring, late, positions=range(rest, len(part.layers)))
     return builder.done()
 
 
@@ -786,23 +800,25 @@ def _add_layers(
     agent: Tree,
     part: AgentNetwork,
     wiring: NetworkSettings,
-    act_dim: int | None,
+    late: tuple[int, int] | None,
     norms: Mapping[int, tuple[Affine, ...]] | None = None,
-    first: int = 0,
+    positions: range | None = None,
 ) -> list[int]:
-    """Add a network's layers from position `first` on; return the values before and after each.
+    """Add a network's layers, or those at `positions`; return the values before and after each.
 
-    `norms` go before the dense layers with their numbers.
+    `late` are the number and the width of a value that layers with so many more inputs receive after the
+    output before them. `norms` go before the dense layers with their numbers.
     """
     values = [builder.last]
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
     width: int | None = None
-    for position, layer in tuple(enumerate(part.layers))[first:]:
+    for position in range(len(part.layers)) if positions is None else positions:
+        layer = part.layers[position]
         tensors = _read_tensors(agent, part, position)
         if layer.kind == "dense":
             kernel = tensors["kernel"]
-            if width is not None and act_dim is not None and kernel.shape[0] == width + act_dim:
-                builder.add(Concat(), builder.last, 1)
+            if width is not None and late is not None and kernel.shape[0] == width + late[1]:
+                builder.add(Concat(), builder.last, late[0])
             for norm in (norms or {}).get(dense.index(position), ()):
                 builder.add(norm)
             builder.add(Dense(kernel, tensors.get("bias")))
@@ -811,7 +827,8 @@ def _add_layers(
             builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
         number = part.activation_numbers[position]
         if number is not None:
-            builder.add(_make_activation(wiring.hidden, number))
+            hidden = wiring.network_hidden.get(part.component.removesuffix("_target"), wiring.hidden)
+            builder.add(_make_activation(hidden, number))
         values.append(builder.last)
     return values
 
