@@ -670,6 +670,14 @@ def test_the_option_for_the_other_case_of_an_assumed_image_keeps_the_order() -> 
     assert rules[()] == rules["fc=7,7,64",] != rules["fc=no",]
 
 
+def test_an_image_beside_other_numbers_is_asked_for_with_its_form() -> None:
+    tree = torch_tree(dict(filled(_convolutions(c=(3, 5)) | _linear(fc=(335, 2)))))
+    (note,) = (note for note in flattening.plan_to_tensorflow(tree).notes if "--flatten" in note)
+    assert re.findall(r"'fc=([^']+)'", note) == ["PLACES,5+NUMBERS", "no"]
+    given = parse_layer_options([], ["fc=65,5+10"])
+    assert len(flattening.plan_to_tensorflow(tree, given).moves) == 4
+
+
 def _mnist() -> dict[str, np.ndarray]:
     """Return a network of two convolutions, pooled after each, and a dense layer."""
     rows = {"conv1": (8, 1, 3, 3), "conv2": (16, 8, 3, 3), "fc1": (10, 7 * 7 * 16)}

@@ -1076,9 +1076,9 @@ def _explain_input(layer: Layer, count: int, images: _ConvolutionOutput, verb: s
     start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
     if not _is_rectangular(count, images):
         return (
-            f"{start}an image and other numbers, or no image (--flatten '{layer.title}=no'); list the "
-            "parts in order as places,channels+numbers, or fill your own model with --like and "
-            "--input-shape"
+            f"{start}either an image beside other numbers, in this order (--flatten '{layer.title}="
+            f"PLACES,{channels}+NUMBERS'), or not (--flatten '{layer.title}=no'); a call of your own model "
+            "shows it (--like with --input-shape)"
         )
     return (
         f"{start}either a flattened image, which the two frameworks order differently "
