@@ -632,6 +632,7 @@ def test_the_image_that_no_convolution_takes_is_that_of_the_only_layer_of_its_si
         pytest.param(_TRUNK | _linear(wide=(3, 3136), fc=(3136, 9)), id="a vector of that size"),
         pytest.param(_TRUNK | _linear(side=(3, 64), fc=(3136, 9)), id="a vector may fill the last places"),
         pytest.param(_TRUNK | _linear(fc=(3136, 9), other=(1024, 9)), id="two sizes for one image"),
+        pytest.param(_TRUNK | _linear(fc=(2 * 3136, 9)), id="two images of one encoder"),
         pytest.param(
             _convolutions(a=(1, 4), b=(1, 16)) | _linear(fc=(64, 9)), id="two images of the same size"
         ),

@@ -498,10 +498,10 @@ def decide_images(tree: Tree, found: tuple[Layer, ...]) -> tuple[tuple[Layer, ..
     vectors = dense - set(inputs.values())
     able: dict[int, _ConvolutionOutput] = {}
     for at, width in inputs.items():
-        images = [each for each in ends if _has_image_size(width, each)]
-        joined = any(_has_image_size(width - vector, each) for each in images for vector in vectors)
-        if width not in produced and len(images) == 1 and not joined:
-            able[at] = images[0]
+        fitting = [each for each in ends if _has_image_size(width, each)]
+        joined = any(_has_image_size(width - vector, each) for each in fitting for vector in vectors)
+        if width not in produced and len(fitting) == 1 and not joined:
+            able[at] = fitting[0]
     for images, count in ends.items():
         sizes = {inputs[at] for at, each in able.items() if each == images}
         if len(sizes) > count or images.channels in set(inputs.values()) - dense:
@@ -556,10 +556,13 @@ def _has_image_size(count: int, images: _ConvolutionOutput) -> bool:
     places, rest = divmod(count, images.channels)
     if rest or min(places, images.channels) <= 1:
         return False
-    if images.axes > 1 and round(places ** (1 / images.axes)) ** images.axes == places:
-        return True
-    sides = [n for n in range(2, math.isqrt(places) + 1) if places % n == 0 and places <= 2 * n * n]
-    return images.channels >= _MANY and (images.axes == 1 or bool(sides))
+    many = images.channels >= _MANY
+    if images.axes == 1 or round(places ** (1 / images.axes)) ** images.axes == places:
+        return many or images.axes > 1
+    sides = range(2, math.isqrt(places) + 1)
+    # Twice a square is the size of two images that one encoder reads in turn, e.g. of a state and a goal.
+    twice = any(places == 2 * side * side for side in sides)
+    return many and not twice and any(places % side == 0 and places < 2 * side * side for side in sides)
 
 
 def list_open_orders(tree: Tree, found: tuple[Layer, ...]) -> frozenset[str]:
