@@ -35,6 +35,7 @@ from ckpttool.core import (
 )
 from ckpttool.encodings import npy
 from ckpttool.formats import Probe, npz, open_checkpoint
+from tests import test_gate
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.recorded_trees import same, trees
@@ -398,6 +399,44 @@ def test_a_bare_array_is_measured(tmp_path: Path) -> None:
         in_process("convert", tmp_path / "x.pkl", tmp_path / "x.h5", "--json").json()["error"]["kind"]
         == "mapping"
     )
+
+
+def _joblib(arrays: dict[str, np.ndarray]) -> bytes:
+    """Return a dict of arrays as joblib writes it, in turn with and without alignment."""
+    rows = []
+    for at, (name, array) in enumerate(arrays.items()):
+        shape = b"".join(b"K" + bytes([n]) for n in array.shape) + (b"\x85", b"\x86")[array.ndim - 1]
+        padding = b"\xff" * 5 if at % 2 else None
+        body = test_gate.joblib_array(array.tobytes(), "f4", shape, padding)
+        rows.append(test_gate.text(name) + body)
+    return b"\x80\x02}(" + b"".join(rows) + b"u."
+
+
+def test_the_arrays_of_a_joblib_file_are_read_in_place(tmp_path: Path) -> None:
+    shapes = {"q/fc/w:0": (4, 8), "q/fc/b:0": (8,), "q/out/w:0": (8, 2), "q/out/b:0": (2,)}
+    moments = {
+        f"dqn/{name.removesuffix(':0')}/{m}:0": s for name, s in shapes.items() for m in ("Adam", "Adam_1")
+    }
+    generator = np.random.default_rng(0)
+    arrays = {name: generator.standard_normal(s).astype("<f4") for name, s in (shapes | moments).items()}
+    (tmp_path / "vars.pkl").write_bytes(_joblib(arrays))
+    tree = open_checkpoint(str(tmp_path / "vars.pkl")).tree
+    leaves = {tree.names[path]: leaf for path, leaf in tree.tensors()}
+    assert leaves.keys() == arrays.keys()
+    for name, found in leaves.items():
+        assert np.array_equal(found.array(), arrays[name])
+        assert (found.role == "slot") == (name in moments)
+    ran = in_process("convert", "vars.pkl", "vars.npz", "--to", "npz", cwd=tmp_path)
+    assert ran.status == 0
+    with np.load(tmp_path / "vars.npz") as copy:
+        assert all(np.array_equal(copy[name], array) for name, array in arrays.items())
+    assert in_process("convert", "vars.pkl", "vars.pt", cwd=tmp_path).status == 0
+
+
+def test_a_joblib_file_that_ends_in_an_array_is_refused(tmp_path: Path) -> None:
+    data = _joblib({"w": np.ones((4, 8), "<f4"), "b": np.ones(8, "<f4")})
+    (tmp_path / "x.pkl").write_bytes(data[: data.index(b"\x80?\x00\x00\x80?") + 60])
+    assert in_process("inspect", tmp_path / "x.pkl", "--json").json()["error"]["kind"] == "unsupported"
 
 
 @pytest.mark.parametrize("kind", ["joblib", "zlib"])

@@ -660,8 +660,7 @@ def test_code_behind_the_arrays_of_joblib_is_found(tmp_path: Path, data: bytes, 
     assert scanned(tmp_path, data) == names
     (tmp_path / "x.joblib").write_bytes(data)
     (checked,) = check([str(tmp_path / "x.joblib")]).checkpoints
-    assert checked.error is not None
-    assert [each.topic for each in checked.findings][:1] == ["loading"] * len(names)
+    assert ("loading" in {each.topic for each in checked.findings}) == bool(names)
 
 
 # Files that no format lists: an error, and code in them is a finding besides.

@@ -108,7 +108,8 @@ def whole(make: Callable[[], Any]) -> Make:
 
 
 def convolved() -> Any:
-    return nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3), "fc": nn.Linear(100, 10)})
+    # Of 4 x 5 places: only a square is assumed to be an image of few channels.
+    return nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3), "fc": nn.Linear(80, 10)})
 
 
 def attention() -> Any:
@@ -259,7 +260,7 @@ SITUATIONS = [
         ("--kind 'table=dense'",),
         holds(normal(6, 6).T, normal(3, 6).T, normal(3)),
     ),
-    Situation("a flattened image", whole(convolved), H5, ("--flatten 'fc=5,5,4'",)),
+    Situation("a flattened image", whole(convolved), H5, ("--flatten 'fc=20,4'",)),
     Situation("no flattened image", whole(convolved), H5, ("--flatten 'fc=no'",)),
     Situation("an attention", whole(attention), H5, ("--kind 'attn=attention:HEADS'",), words={"HEADS": "4"}),
     Situation("weight norm", whole(weight_normed), H5, ("--fold-weight-norm",)),

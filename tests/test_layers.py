@@ -565,8 +565,118 @@ def test_a_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(inputs, name
 def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> None:
     norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (4,))
     shapes = {"c/kernel": (3, 3, 4, 99), **norm, "out/kernel": (36, 2)}
-    (note,) = (n for n in flattening.plan_to_torch(tensorflow_tree(filled(shapes))).notes if "--flatten" in n)
-    assert "--flatten 'out=3,3,4'" in note
+    assert _decided(flattening.plan_to_torch(tensorflow_tree(filled(shapes)))) == {"out": "3,3,4"}
+
+
+def _decided(plan: Plan) -> dict[str, str]:
+    """Return the images that layers are assumed to take; nothing else may be open."""
+    assert not any("--flatten" in note for note in plan.notes), plan.notes
+    sentences = (re.match(r"(\S+) takes ([\d,]+) flattened", each) for each in plan.assumed)
+    return {found[1]: found[2] for found in sentences if found}
+
+
+def _convolutions(**channels: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    """Return PyTorch's kernels and biases of convolutions from one number of channels to another."""
+    kernels = {f"{name}.weight": (made, taken, 3, 3) for name, (taken, made) in channels.items()}
+    return kernels | {f"{name}.bias": (made,) for name, (_, made) in channels.items()}
+
+
+def _linear(**sizes: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    kernels = {f"{name}.weight": (made, taken) for name, (taken, made) in sizes.items()}
+    return kernels | {f"{name}.bias": (made,) for name, (_, made) in sizes.items()}
+
+
+_TRUNK = _convolutions(conv1=(4, 32), conv2=(32, 64), conv3=(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "decided"),
+    [
+        pytest.param(_TRUNK | _linear(fc=(3136, 512), q=(512, 6)), {"fc": "7,7,64"}, id="a Q-network"),
+        pytest.param(
+            _TRUNK | _linear(value=(3136, 64), gain=(3136, 64), v=(64, 1), a=(64, 6)),
+            {"value": "7,7,64", "gain": "7,7,64"},
+            id="two heads, whose hidden sizes are the channels",
+        ),
+        pytest.param(
+            _convolutions(stem=(2, 64), policy=(64, 32), value=(64, 3)) | _linear(pi=(288, 9), v=(27, 1)),
+            {"pi": "3,3,32", "v": "3,3,3"},
+            id="two images",
+        ),
+        pytest.param(_TRUNK | _linear(fc=(64 * 42, 9)), {"fc": "42,64"}, id="a board of 6 x 7 places"),
+        pytest.param(
+            {k.replace("conv", f"{side}.conv"): v for k, v in _TRUNK.items() for side in ("actor", "critic")}
+            | _linear(mu=(3136, 2), v=(3136, 1)),
+            {"mu": "7,7,64", "v": "7,7,64"},
+            id="a trunk for each",
+        ),
+        pytest.param(
+            _TRUNK | _linear(fc=(3136, 8), joint=(8 + 5, 4)), {"fc": "7,7,64"}, id="numbers joined later"
+        ),
+    ],
+)
+def test_the_image_that_no_convolution_takes_is_that_of_the_only_layer_of_its_size(
+    shapes: dict[str, tuple[int, ...]], decided: dict[str, str]
+) -> None:
+    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
+    assert _decided(plan) == decided
+    assert len(plan.moves) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        pytest.param(_TRUNK | _linear(fc=(64 * 47, 9)), id="a prime number of places"),
+        pytest.param(_convolutions(c=(3, 4)) | _linear(fc=(80, 2)), id="few channels and no square"),
+        pytest.param(_TRUNK | _linear(fc=(3136, 9), pooled=(64, 9)), id="the image is pooled as well"),
+        pytest.param(_TRUNK | _linear(wide=(3, 3136), fc=(3136, 9)), id="a vector of that size"),
+        pytest.param(_TRUNK | _linear(side=(3, 64), fc=(3136, 9)), id="a vector may fill the last places"),
+        pytest.param(_TRUNK | _linear(fc=(3136, 9), other=(1024, 9)), id="two sizes for one image"),
+        pytest.param(_TRUNK | _linear(fc=(2 * 3136, 9)), id="two images of one encoder"),
+        pytest.param(
+            _convolutions(a=(1, 4), b=(1, 16)) | _linear(fc=(64, 9)), id="two images of the same size"
+        ),
+        pytest.param(
+            {"c.weight": (32, 64, 3, 3)} | _linear(fc=(512, 9)), id="a convolution that may be transposed"
+        ),
+        pytest.param(
+            _TRUNK | _linear(fc=(3136, 9), back=(9, 64 * 9)) | _convolutions(up=(64, 4)), id="a decoder"
+        ),
+        pytest.param(
+            _TRUNK
+            | _linear(fc=(3136, 9))
+            | {"attn.in_proj_weight": (192, 64), "attn.in_proj_bias": (192,)}
+            | _linear(**{"attn.out_proj": (64, 64)}),
+            id="an attention",
+        ),
+    ],
+)
+def test_an_image_of_which_sizes_leave_more_than_one_reading_stays_unknown(
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
+    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
+    assert not any("flattened, because" in each for each in plan.assumed)
+    assert len(plan.moves) < len(shapes)
+
+
+def test_the_option_for_the_other_case_of_an_assumed_image_keeps_the_order() -> None:
+    rows = filled(_TRUNK | _linear(fc=(3136, 6)))
+    rules = {}
+    for option in ((), ("fc=no",), ("fc=7,7,64",)):
+        plan = flattening.plan_to_tensorflow(torch_tree(dict(rows)), parse_layer_options([], list(option)))
+        (rules[option],) = (
+            m.rule.name for m in plan.moves if rows[str(m.source[-1].value)].shape == (6, 3136)
+        )
+        assert any("flattened, because" in each for each in plan.assumed) == (not option)
+    assert rules[()] == rules["fc=7,7,64",] != rules["fc=no",]
+
+
+def test_an_image_beside_other_numbers_is_asked_for_with_its_form() -> None:
+    tree = torch_tree(dict(filled(_convolutions(c=(3, 5)) | _linear(fc=(335, 2)))))
+    (note,) = (note for note in flattening.plan_to_tensorflow(tree).notes if "--flatten" in note)
+    assert re.findall(r"'fc=([^']+)'", note) == ["PLACES,5+NUMBERS", "no"]
+    given = parse_layer_options([], ["fc=65,5+10"])
+    assert len(flattening.plan_to_tensorflow(tree, given).moves) == 4
 
 
 def _mnist() -> dict[str, np.ndarray]:
@@ -577,9 +687,8 @@ def _mnist() -> dict[str, np.ndarray]:
 
 
 def test_the_image_is_that_of_the_convolution_that_no_other_one_takes() -> None:
-    plan = flattening.plan_to_tensorflow(torch_tree(_mnist()))
-    (note,) = (note for note in plan.notes if "--flatten" in note)
-    assert re.findall(r"'fc1=([\w,]+)'", note) == ["7,7,16", "no"]
+    plan = flattening.plan_to_tensorflow(torch_tree(_mnist()), parse_layer_options(["conv1=convolution"], []))
+    assert _decided(plan) == {"fc1": "7,7,16"}
 
 
 def test_an_image_that_another_convolution_takes_is_refused() -> None:
@@ -601,27 +710,30 @@ def test_an_image_that_another_convolution_takes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    "names",
     [
         # HDF5 lists groups by name: neither the order of calls, nor sorted where names end in numbers.
-        (("stem", "body", "out"), ["13,13,32", "no"]),
-        (("layers/conv2d_9", "layers/conv2d_10", "layers/dense"), ["13,13,32", "no"]),
-        (("z_first", "y_last", "a_out"), ["13,13,32", "no"]),
+        ("stem", "body", "out"),
+        ("layers/conv2d_9", "layers/conv2d_10", "layers/dense"),
+        ("z_first", "y_last", "a_out"),
     ],
 )
-def test_the_order_of_a_keras_weights_file_is_unknown(
-    names: tuple[str, str, str], found: list[str], tmp_path: Path
+@pytest.mark.parametrize(("places", "decided"), [(169, True), (1, False)])
+def test_the_order_in_a_keras_weights_file_is_no_evidence(
+    names: tuple[str, str, str], places: int, decided: bool, tmp_path: Path
 ) -> None:
     h5py = pytest.importorskip("h5py")
-    shapes = {names[0]: (3, 3, 1, 16), names[1]: (3, 3, 16, 32), names[2]: (13 * 13 * 32, 10)}
+    # With one place, the layer may take the last image, or two places of the first.
+    shapes = {names[0]: (3, 3, 1, 16), names[1]: (3, 3, 16, 32), names[2]: (places * 32, 10)}
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
         for name, shape in shapes.items():
             file[f"{name}/vars/0"] = np.ones(shape, np.float32)
             file[f"{name}/vars/1"] = np.ones(shape[-1:], np.float32)
             file[name].attrs["name"] = name.rpartition("/")[2]
     ran = in_process("convert", "m.weights.h5", "m.pt", "--json", cwd=tmp_path)
-    (note,) = (note for note in ran.json()["notes"] if "--flatten" in note)
-    assert re.findall(r"=([\w,]+)'", note) == found
+    stated = [each for each in ran.json()["assumed"] if "flattened, because" in each]
+    assert [re.findall(r" takes ([\d,]+)", each) for each in stated] == [["13,13,32"]] * decided
+    assert ran.status == (0 if decided else ran.status)
 
 
 def test_an_image_that_no_convolution_ends_in_may_be_that_of_each() -> None:

@@ -239,6 +239,18 @@ def test_a_features_extractor_of_dense_layers_is_not_guessed(policy: type, tmp_p
         agent.runnable("actor")
 
 
+def test_networks_that_no_layout_stores_keep_names_and_axes_between_files_of_pytorch(tmp_path: Path) -> None:
+    # A matrix of [out, in] is not read as one of TensorFlow's.
+    module: Any = sb3.td3()
+    module.actor.features_extractor = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(36, sb3.OBS))
+    state = module.state_dict()
+    path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": state}, sb3.settings(sb3.TD3_POLICY)))
+    assert in_process("convert", path, tmp_path / "a.pt").status == 0
+    made = torch.load(tmp_path / "a.pt", weights_only=True)["policy"]
+    assert made.keys() == state.keys()
+    assert all(torch.equal(made[name], value) for name, value in state.items())
+
+
 @pytest.mark.parametrize("net", ["q_net", "quantile_net"])
 def test_a_features_extractor_of_a_q_network_is_not_left_out(net: str, tmp_path: Path) -> None:
     outputs = 2 if net == "q_net" else 10

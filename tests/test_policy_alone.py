@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import ckpttool
+from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, prepare_agent
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.export_onnx import export
@@ -519,6 +520,48 @@ def test_a_recurrent_torchscript_that_does_else_is_refused_by_name(model: nn.Mod
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(str(tmp_path / "policy.pt"))
     assert "LSTM" in (caught.value.found or "")
+
+
+class Empirical(nn.Module):
+    """The statistics of rsl_rl, with an epsilon of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 0.5
+        self.register_buffer("_mean", torch.tensor([[1.0, -2.0, 0.5]]))
+        self.register_buffer("_var", torch.tensor([[4.0, 9.0, 0.25]]))
+        self.register_buffer("_std", torch.tensor([[2.0, 3.0, 0.5]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self._mean) / (self._std + self.eps)
+
+
+class Exported(nn.Module):
+    """A policy as Isaac Lab exports it: the names are those of an agent's layout, the code is not."""
+
+    def __init__(self, normalizer: nn.Module) -> None:
+        super().__init__()
+        self.is_recurrent = False
+        self.actor = nn.Sequential(nn.Linear(3, 8), nn.ELU(), nn.Linear(8, 1))
+        self.normalizer = normalizer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.actor(self.normalizer(x))
+
+
+@pytest.mark.parametrize("normalizer", [nn.Identity(), Empirical()], ids=["no-statistics", "statistics"])
+def test_the_code_of_an_archive_goes_before_the_defaults_of_a_layout(
+    normalizer: nn.Module, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, path = Exported(normalizer).eval(), tmp_path / "policy.pt"
+    torch.jit.script(model).save(str(path))
+    close(played(path)[0], wanted(model))
+    done = convert(str(path), str(tmp_path / "policy"), to="tf")
+    assert done.written and not done.open_entries
+    assert not [each for each in done.ledger if each.use == "assumed" and each.what == "activation"]
+    if isinstance(normalizer, nn.Identity):
+        close(played(tmp_path / "policy")[0], wanted(model))
 
 
 @pytest.mark.parametrize("how", ["script", "trace"])

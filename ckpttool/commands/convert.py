@@ -221,8 +221,13 @@ def _ledger(
         with contextlib.suppress(CkpttoolError):
             binding = recognize_playable_agent(checkpoint, request.options.layout)
             if binding is not None:
-                agent = build_agent(checkpoint, binding, own, facts)
-                return sidecar.merge_entries(agent.ledger, assumed)
+                entries = build_agent(checkpoint, binding, own, facts).ledger
+                if made.binding is None:
+                    # Layers converted one by one are those of the class, whose code is in another file.
+                    entries = tuple(
+                        replace(each, beside=each.beside or each.what == "custom code") for each in entries
+                    )
+                return sidecar.merge_entries(entries, assumed)
     if made.binding is not None:
         tree = select_network_leaves(made.ready.tree, made.binding)
         known = restore.merge_metadata(own.sidecar, restore.read_metadata(made.binding, tree))

@@ -504,6 +504,10 @@ _MOST = 12  # maximum number of entries per topic
 _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
 
 
+# Attributes of every module in a TorchScript archive, also of a normaliser that is an identity.
+_OF_EVERY_MODULE = frozenset(("training", "_is_full_backward_hook"))
+
+
 class AgentEvidence(NamedTuple):
     """One piece of evidence whose name is in the vocabulary: a tensor or a plain value.
 
@@ -527,6 +531,8 @@ def classify_topic(name: str) -> Topic | None:
     The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`.
     """
     segments = [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()]
+    if segments and segments[-1] in _OF_EVERY_MODULE:
+        return None
     for back, segment in enumerate(reversed(segments[-3:])):
         for what, pattern in VOCABULARY.items():
             if pattern.fullmatch(segment) and not (back and _MODULE.fullmatch(segment)):

@@ -659,13 +659,16 @@ class _Planner:
         beside = frozenset(_tensors_beside_networks(self.tree, agent))
         better = self._better_by_parts(agent, [path for path in left if path not in beside])
         if better is not None:
-            return _Choice(better)
+            return better
         if failed is not None:
             raise failed
         return _Choice(plan, agent, by_layout=True)
 
-    def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> Plan | None:
-        """Return the plan part by part if it keeps tensors that the layout cannot map."""
+    def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> _Choice | None:
+        """Return the plan part by part if it keeps tensors that the layout cannot map.
+
+        Between files of PyTorch, all parts stay as they are.
+        """
         if self.request.options.layout is not None or self.kind.agent or self.folds:
             return None
         unplaced = frozenset(left)
@@ -677,6 +680,8 @@ class _Planner:
             for path, leaf in self.tree.tensors()
             if path in unplaced
         )
+        if options.format_framework(self.checkpoint.format) == self.framework == "torch":
+            return _Choice(None) if weights else None
         general = self._attempt_by_parts() if slots or weights else None
         if general is None:
             return None
@@ -693,7 +698,7 @@ class _Planner:
             "other networks" if layers else "the optimizer's state" if slots else "tensors beside its layers"
         )
         sentence = f"converted part by part: layout {agent.layout} cannot store {what}"
-        return replace(general, notes=(sentence, *general.notes))
+        return _Choice(replace(general, notes=(sentence, *general.notes)))
 
     def _is_below(self, path: Path, tops: Collection[str]) -> bool:
         """Return whether a tensor is below one of these attributes, e.g. a scalar of a network."""

@@ -176,15 +176,20 @@ def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType(
     `more` are additional builders of calls, besides those of plain data and NumPy.
     """
     data = file.read(0, file.size)
+    builders = {**BUILDERS, **more}
     try:
-        return load_pickle(data, file, builders={**BUILDERS, **more})
+        return load_pickle(data, file, builders=builders)
     except FormatError as error:
         if common.JOBLIB in data[: 1 << 16]:
-            raise UnsupportedError(
-                "this is a joblib file, which stores its arrays outside the pickle",
-                file=file.path,
-                hint="if you trust the file, load it with joblib.load and save its arrays with numpy.savez",
-            ) from error
+            try:
+                return _load_joblib(data, file, builders)
+            except CkpttoolError:
+                raise UnsupportedError(
+                    "this is a joblib file whose arrays cannot be read in place",
+                    file=file.path,
+                    hint="if you trust the file, load it with joblib.load and save its arrays with "
+                    "numpy.savez",
+                ) from error
         raise
 
 
@@ -201,19 +206,8 @@ def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
         data, OpaqueKey, {**CONTAINERS, **pickle_values.BUILDERS}, sys.maxsize, None, 0
     )
     nested: list[CodeReference] = []
-
-    def build(running: pickle_reader.PickleMachine, at: int) -> int:
-        at = pickle_reader.TABLE[_BUILD](running, at)
-        wrapper = running.stack[-1]
-        if isinstance(wrapper, PickleObject) and wrapper.name == _WRAPPER and isinstance(wrapper.state, dict):
-            at = _skip_array(running, wrapper.state, at, nested)
-            running.end = len(data)  # the frame has ended before the array
-        return at
-
-    table = list(pickle_reader.TABLE)
-    table[_BUILD] = build
     try:
-        value = machine.run(table)
+        value = machine.run(_joblib_table(nested))
     except CkpttoolError:
         found = merge_references(machine.list_code_references(), nested)
         return pickle_reader.PickleScan(None, None, found, cut=False)
@@ -221,24 +215,61 @@ def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
     return pickle_reader.PickleScan(value, machine.position, found, cut=False)
 
 
-def _skip_array(
-    machine: pickle_reader.PickleMachine, state: Mapping[str, Any], at: int, nested: list[CodeReference]
+def _load_joblib(data: bytes, file: File, builders: Mapping[str, Builder]) -> LoadedPickle:
+    """Return the value of an uncompressed file of joblib, whose arrays stay where they are."""
+    machine = pickle_reader.PickleMachine(data, None, builders, _INLINE, file.path, 0)
+    value = machine.run(_joblib_table(None))
+    if machine.position != len(data):
+        machine.fail("extra bytes after the end of the pickle", machine.position)
+    # What unpickling calls for each array is replaced by the array.
+    asked = (each for each in machine.list_code_references() if each.name != _WRAPPER)
+    return LoadedPickle(value, len(data), file, 0, tuple(asked))
+
+
+def _joblib_table(nested: list[CodeReference] | None) -> list[pickle_reader.Opcode]:
+    """Return the opcodes with which joblib's arrays take the place of their wrappers.
+
+    `nested` receives what the pickles of arrays of objects would call; without it, such arrays are an error.
+    """
+
+    def build(running: pickle_reader.PickleMachine, at: int) -> int:
+        at = pickle_reader.TABLE[_BUILD](running, at)
+        wrapper = running.stack[-1]
+        if isinstance(wrapper, PickleObject) and wrapper.name == _WRAPPER and isinstance(wrapper.state, dict):
+            at = _read_array(running, wrapper.state, at, nested)
+            running.end = len(running.data)  # the frame has ended before the array
+        return at
+
+    table = list(pickle_reader.TABLE)
+    table[_BUILD] = build
+    return table
+
+
+def _read_array(
+    machine: pickle_reader.PickleMachine,
+    state: Mapping[str, Any],
+    at: int,
+    nested: list[CodeReference] | None,
 ) -> int:
-    """Return the position after an array's bytes, or after the pickle of an array of objects."""
+    """Put an array on the stack; return the position after its bytes, or after its pickle of objects."""
     kind, shape = state.get("dtype"), state.get("shape")
     counts = shape if isinstance(shape, tuple) else (None,)
     if not isinstance(kind, PickledDType) or any(type(n) is not int or n < 0 for n in counts):
         machine.fail("an array of joblib has no type or shape", at)
     if kind.code.startswith("O"):
         found, _ = common.scan_head(lambda length: machine.data[at : at + length], len(machine.data) - at)
+        if found.end is None or nested is None:
+            machine.fail("an array of objects", at)
         nested += found.code_references
-        if found.end is None:
-            machine.fail("an array of objects has no valid pickle", at)
         return at + found.end
     if state.get(_PADDED) is not None:
         at += 1 + machine.number(at, 1)
-    width = int(kind.code[1:]) * (4 if kind.code.startswith("U") else 1)
-    return at + width * math.prod(counts)
+    length = int(kind.code[1:]) * (4 if kind.code.startswith("U") else 1) * math.prod(counts)
+    if at + length > len(machine.data):
+        machine.fail("an array of joblib is cut off", at)
+    body = StoredBytes(machine.data, at, length)
+    machine.stack[-1] = pickle_values.make_array(1, shape, kind, state.get("order") == "F", body)
+    return at + length
 
 
 def load_pickle(

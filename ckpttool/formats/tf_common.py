@@ -958,6 +958,18 @@ def tree_by_name(tensors: Mapping[str, VariableInfo]) -> Tree:
     return Tree(leaves)
 
 
+def split_variable_names(tree: Tree) -> Tree:
+    """Return the tree by name of a dict whose keys are TensorFlow's names of variables (`scope/w:0`).
+
+    OpenAI Baselines, baselines/common/tf_util.py, `save_variables`: a dict of all values by variable name.
+    """
+    named = {str(path[0].value): leaf for path, leaf in tree.items() if len(path) == 1}
+    stored = {name: leaf for name, leaf in named.items() if isinstance(leaf, Leaf)}
+    if len(stored) != len(tree) or not stored or not all(name.endswith(":0") for name in stored):
+        return tree
+    return tree_by_name({n: VariableInfo(leaf.dtype, leaf.shape, leaf.source) for n, leaf in stored.items()})
+
+
 def _variable_names(tensors: Mapping[str, VariableInfo]) -> dict[str, str]:
     """Return keys by variable name: some programs store a variable under its output's name, `w:0`."""
     names: dict[str, str] = {}

@@ -17,6 +17,7 @@ from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
 from ckpttool.formats import common, torch_tensors, torch_tree, torch_zip
 from ckpttool.formats.common import MAGIC, FileListing, FormatDefinition, Probe, find_pickle_format
 from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
+from ckpttool.formats.tf_common import split_variable_names
 from ckpttool.formats.torch_tensors import (
     BUILDERS,
     RANK,
@@ -485,7 +486,7 @@ def _list_pickle(file: File) -> FileListing:
         )
     walk = PickleWalk(role_by_last_name)
     walk.add(pickled)
-    return FileListing(walk.tree(), code_references=walk.code_references)
+    return FileListing(split_variable_names(walk.tree()), code_references=walk.code_references)
 
 
 PYTHON_PICKLE = FormatDefinition(

@@ -704,6 +704,10 @@ _ENTRIES = 32
 _MOST = 50_000
 
 
+# The names of all classes in a TorchScript archive (torch/csrc/jit/frontend/name_mangler.h).
+_TORCHSCRIPT = "__torch__."
+
+
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
     """Return the agent in the checkpoint, None if no layout matches; raise UsageError as `recognize_tree`."""
     if checkpoint.format == _ONNX:
@@ -726,7 +730,10 @@ def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> Recogniz
     layouts match the tree. A tree with very many entries is only matched against a requested layout: no
     agent has so many, and every layout reads all of them.
     """
-    if layout == NO_LAYOUT or (layout is None and len(tree) > _MOST):
+    root = tree.containers.get(())
+    # The code of a TorchScript archive defines the computation; a layout's defaults may contradict it.
+    script = root is not None and (root.name or "").startswith(_TORCHSCRIPT)
+    if layout == NO_LAYOUT or (layout is None and (script or len(tree) > _MOST)):
         return None
     # Scanning installed packages takes as long as importing numpy: at most once, and after the built-in
     # layouts.

@@ -415,14 +415,14 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     gives = 0
     waiting: list[Layer] = []
     outputs: set[int] = set()
-    with_images = any({kind.name for kind in layer.kinds} & _CONVOLUTIONS for layer in found)
+    with_images = any(layer.kind_names & _CONVOLUTIONS for layer in found)
     produced = _vector_widths(tree, found) if with_images else set()
     # Whether no layer has used the output of the last convolution yet.
     pending = False
     by_name = _is_by_name(tree, found)
     last = _last_images(tree, found)
     for layer in found:
-        names = {kind.name for kind in layer.kinds}
+        names = layer.kind_names
         if names & _CONVOLUTIONS:
             images, gives, pending = _convolution_output(tree, layer), 0, True
             every.setdefault(images, layer.title)
@@ -480,12 +480,97 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     return {**shuffled, **_refuse_image_widths(tree, found, refused, unflattened), **unflattened, **refused}
 
 
+def decide_images(tree: Tree, found: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """Return the layers with the flattened images that the sizes of all layers leave possible, and sentences.
+
+    An image that no convolution takes has to go somewhere. If a layer's input size is that of exactly one
+    such image, with as many places as a square, and neither a vector nor another layer explains it, then
+    the layer takes the image, in its framework's own order. All other inputs stay unknown.
+    """
+    if any(not _is_followed(layer) for layer in found) or not find_unknown_orders(tree, found):
+        return found, ()
+    if _refuse_unflattened(tree, found) or _refuse_shuffled(tree, found):
+        return found, ()  # its images may come from dense layers, as in a decoder
+    ends = _untaken_images(tree, found)
+    inputs = {at: _input_width(tree, layer) for at, layer in enumerate(found) if _takes_vector(layer)}
+    produced = _vector_widths(tree, found)
+    dense = _vector_widths(tree, (each for each in found if not each.kind_names & _CONVOLUTIONS))
+    vectors = dense - set(inputs.values())
+    able: dict[int, _ConvolutionOutput] = {}
+    for at, width in inputs.items():
+        fitting = [each for each in ends if _has_image_size(width, each)]
+        joined = any(_has_image_size(width - vector, each) for each in fitting for vector in vectors)
+        if width not in produced and len(fitting) == 1 and not joined:
+            able[at] = fitting[0]
+    for images, count in ends.items():
+        sizes = {inputs[at] for at, each in able.items() if each == images}
+        if len(sizes) > count or images.channels in set(inputs.values()) - dense:
+            able = {at: each for at, each in able.items() if each != images}
+    layers, sentences = list(found), []
+    for at, images in able.items():
+        shape = (*_places(inputs[at], images), images.channels)
+        layers[at] = found[at]._replace(facts=found[at].facts._replace(flatten=shape))
+        stated = ",".join(map(str, shape))
+        sentences.append(
+            f"{found[at].title} takes {stated} flattened, because no convolution takes the image of "
+            f"{images.channels:,} channels (if not: --flatten '{found[at].title}=no')"
+        )
+    return tuple(layers), tuple(sentences)
+
+
+def _is_followed(layer: Layer) -> bool:
+    """Return whether a layer's kind is known, and its tensors have the sizes of its input and output."""
+    names = layer.kind_names
+    known = _CONVOLUTIONS | _NORMS | RECURRENT_KIND_NAMES | {"dense", "embedding"}
+    return len(names) == 1 and names <= known
+
+
+def _takes_vector(layer: Layer) -> bool:
+    names = layer.kind_names
+    return _is_input_unknown(layer) and (names == {"dense"} or names <= RECURRENT_KIND_NAMES)
+
+
+def _untaken_images(tree: Tree, found: tuple[Layer, ...]) -> Counter[_ConvolutionOutput]:
+    """Return the outputs of convolutions that no convolution takes; none if one may be transposed."""
+    given: Counter[_ConvolutionOutput] = Counter()
+    taken: Counter[int] = Counter()
+    for at, layer in enumerate(found):
+        if layer.kind_names & _CONVOLUTIONS:
+            images = _convolution_output(tree, layer)
+            norm = found[at + 1] if at + 1 < len(found) else layer
+            if len(set(images.either)) > 1 and norm.kind_names == {"batch_norm"}:
+                width = _norm_width(tree, norm)
+                images = images._replace(channels=width, either=(width,) if width in images.either else ())
+            if len(set(images.either)) != 1:
+                return Counter()
+            given[images] += 1
+            inputs = set(_input_channels(tree, layer)) - {images.channels}
+            taken.update(inputs or {images.channels})
+    for images in list(given):
+        given[images] -= taken[images.channels]
+    return +given
+
+
+def _has_image_size(count: int, images: _ConvolutionOutput) -> bool:
+    """Return whether numbers may be an image: a square one, or one of many channels and nearly square."""
+    places, rest = divmod(count, images.channels)
+    if rest or min(places, images.channels) <= 1:
+        return False
+    many = images.channels >= _MANY
+    if images.axes == 1 or round(places ** (1 / images.axes)) ** images.axes == places:
+        return many or images.axes > 1
+    sides = range(2, math.isqrt(places) + 1)
+    # Twice a square is the size of two images that one encoder reads in turn, e.g. of a state and a goal.
+    twice = any(places == 2 * side * side for side in sides)
+    return many and not twice and any(places % side == 0 and places < 2 * side * side for side in sides)
+
+
 def list_open_orders(tree: Tree, found: tuple[Layer, ...]) -> frozenset[str]:
     """Return the titles of layers whose order of inputs or outputs only an option or a call states."""
     lost = (
         layer.title
         for layer in found
-        if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS
+        if not layer.kind_names & _CONVOLUTIONS
         and ((layer.facts.takes == UNKNOWN and layer.facts.flatten is None) or layer.facts.makes == UNKNOWN)
     )
     return frozenset((*lost, *find_unknown_orders(tree, found)))
@@ -507,7 +592,7 @@ def _last_images(tree: Tree, found: Iterable[Layer]) -> Counter[int]:
     given: Counter[int] = Counter()
     taken: Counter[int] = Counter()
     for layer in found:
-        if {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
+        if layer.kind_names & _CONVOLUTIONS:
             with contextlib.suppress(MappingError):  # refused because of its kind
                 given[_convolution_output(tree, layer).channels] += 1
                 taken.update(_input_channels(tree, layer))
@@ -539,7 +624,7 @@ def _refuse_other_images(
     read: set[int] = set()
     stated: list[tuple[Layer, int]] = []
     for layer in found:
-        names = {kind.name for kind in layer.kinds}
+        names = layer.kind_names
         if names == {"dense"} and layer.facts.flatten:
             stated.append((layer, layer.facts.flatten[-1]))
             read.add(layer.facts.flatten[-1])
@@ -572,7 +657,7 @@ def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
     """Return the output sizes of layers that are not images: of vectors, and channels."""
     widths: set[int] = set()
     for layer in found:
-        names = {kind.name for kind in layer.kinds}
+        names = layer.kind_names
         with contextlib.suppress(MappingError):  # refused because of its kind
             if names & _CONVOLUTIONS:
                 widths |= {_convolution_output(tree, layer).channels, *_output_channels(tree, layer)}
@@ -592,7 +677,7 @@ def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterato
     """
     produced = _vector_widths(tree, found)
     for layer in found:
-        if {kind.name for kind in layer.kinds} != {"dense"} or not _is_input_unknown(layer):
+        if layer.kind_names != {"dense"} or not _is_input_unknown(layer):
             continue
         inputs = _input_width(tree, layer)
         places = inputs // 3
@@ -617,9 +702,7 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
     if any(takes is None or gives is None for _, takes, gives in sides):
         return refused
     dense = {
-        _input_width(tree, each)
-        for each in found
-        if {k.name for k in each.kinds} <= {"dense", *RECURRENT_KIND_NAMES}
+        _input_width(tree, each) for each in found if each.kind_names <= {"dense", *RECURRENT_KIND_NAMES}
     }
     depthwise = list(_depthwise_sides(tree, found))
     taken = {*(takes for _, takes, _ in sides), *(takes for takes, _ in depthwise)}
@@ -678,7 +761,7 @@ def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[st
 def _depthwise_sides(tree: Tree, found: Iterable[Layer]) -> Iterator[tuple[int, int]]:
     """Yield the input and output channels of depthwise convolutions, one for each in PyTorch."""
     for layer in found:
-        if {kind.name for kind in layer.kinds} == {"depthwise"}:
+        if layer.kind_names == {"depthwise"}:
             channels, multiplier = canonical_tensors(tree, layer, layer.kinds[0])["kernel"].shape[-2:]
             several = layer.kinds[0].framework == "tensorflow"
             yield (channels if several else channels * multiplier), channels * multiplier
@@ -688,7 +771,7 @@ def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | 
     """Return the input and output channels of each convolution, None for both if ambiguous."""
     sides: list[tuple[Layer, int | None, int | None]] = []
     for layer in found:
-        if {kind.name for kind in layer.kinds} != {"convolution"}:
+        if layer.kind_names != {"convolution"}:
             continue
         leaves = canonical_tensors(tree, layer, layer.kinds[0])
         first, last = leaves["kernel"].shape[-2:]
@@ -712,7 +795,7 @@ def _refuse_untaken_images(
     """Return why dense layers are refused whose input may be an image that no other layer reads."""
     taken: set[int] = set()
     for layer in found:
-        names = {kind.name for kind in layer.kinds}
+        names = layer.kind_names
         if names & _CONVOLUTIONS:
             taken |= set(_input_channels(tree, layer))
         elif names == {"dense"} or names <= RECURRENT_KIND_NAMES:
@@ -720,7 +803,7 @@ def _refuse_untaken_images(
     refused: dict[str, str] = {}
     for images in every:
         for layer in found if images.channels not in taken else ():
-            inputs = _input_width(tree, layer) if {kind.name for kind in layer.kinds} == {"dense"} else 0
+            inputs = _input_width(tree, layer) if layer.kind_names == {"dense"} else 0
             if _is_multiple(inputs, images.channels) and _is_input_unknown(layer):
                 refused.setdefault(layer.title, _explain_input(layer, inputs, images))
     return refused
@@ -764,7 +847,7 @@ def _image_widths(
     """Return by length the flattened images that are input or output of dense layers: layer and option."""
     widths: dict[int, tuple[str, str]] = {}
     for layer in found:
-        if {kind.name for kind in layer.kinds} != {"dense"}:
+        if layer.kind_names != {"dense"}:
             continue
         takes, makes = layer.facts.takes, layer.facts.makes
         if layer.facts.flatten:
@@ -782,7 +865,7 @@ def _image_widths(
 
 def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
     """Return the unknown sides of a layer: the option, the verb, and the size."""
-    names = {kind.name for kind in layer.kinds}
+    names = layer.kind_names
     found: list[tuple[str, str, int]] = []
     if names <= _NORMS and _is_input_unknown(layer):
         found.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
@@ -806,6 +889,8 @@ _NORMS = _BETWEEN | {"batch_norm"}
 _COLOURS = 4
 # The minimum shorter side of a picture; the longer one is at most twice as long.
 _PICTURE = 5
+# Numbers beside an image are rarely a multiple of as many channels.
+_MANY = 8
 # One-dimensional images are rarely longer.
 _SMALL_SIDE = 7
 
@@ -835,13 +920,13 @@ def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
     takes = {
         _input_width(tree, layer)
         for layer in found
-        if {k.name for k in layer.kinds} <= {"dense", *RECURRENT_KIND_NAMES} and not _takes_image(layer)
+        if layer.kind_names <= {"dense", *RECURRENT_KIND_NAMES} and not _takes_image(layer)
     }
     produced = {channels for layer in found for channels in _output_channels(tree, layer)}
     behind: list[tuple[Layer, int]] = []
     later: list[tuple[Layer, int]] = []
     for layer in found:
-        names = {kind.name for kind in layer.kinds}
+        names = layer.kind_names
         if names == {"dense"}:
             width = _tensor_width(tree, layer, "kernel")
             behind = [(layer, width)]
@@ -864,14 +949,14 @@ def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
 
 def _is_order_unknown(layer: Layer) -> bool:
     """Return whether a dense layer's output order, or a norm's input order, is unknown."""
-    if {kind.name for kind in layer.kinds} == {"dense"}:
+    if layer.kind_names == {"dense"}:
         return layer.facts.makes is None
     return layer.facts.takes is None
 
 
 def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
     """Return a convolution's number of output channels, if its bias shows it."""
-    if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
+    if not layer.kind_names & _CONVOLUTIONS:
         return ()
     found = canonical_tensors(tree, layer, layer.kinds[0])
     return (found["bias"].shape[0],) if "bias" in found else ()
@@ -879,7 +964,7 @@ def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
 
 def _explain_output(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
     """Return why a layer's output is ambiguous, with an option for every possible number of channels."""
-    dense = {kind.name for kind in layer.kinds} == {"dense"}
+    dense = layer.kind_names == {"dense"}
     option = "--unflatten" if dense else "--flatten"
     able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
     return (
@@ -994,9 +1079,9 @@ def _explain_input(layer: Layer, count: int, images: _ConvolutionOutput, verb: s
     start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
     if not _is_rectangular(count, images):
         return (
-            f"{start}an image and other numbers, or no image (--flatten '{layer.title}=no'); list the "
-            "parts in order as places,channels+numbers, or fill your own model with --like and "
-            "--input-shape"
+            f"{start}either an image beside other numbers, in this order (--flatten '{layer.title}="
+            f"PLACES,{channels}+NUMBERS'), or not (--flatten '{layer.title}=no'); a call of your own model "
+            "shows it (--like with --input-shape)"
         )
     return (
         f"{start}either a flattened image, which the two frameworks order differently "
@@ -1313,6 +1398,7 @@ def _convert_layers(
     not_done: set[Path] = set()
     requested: dict[LayerRefusal, list[str]] = {}
     found = decide_kinds(tree, found, ordered=not _is_by_name(tree, found))
+    found, images = decide_images(tree, found)
     named = naming(found)
     unknown = find_unknown_orders(tree, found)
     for layer in found:
@@ -1334,6 +1420,7 @@ def _convert_layers(
     oriented = describe_assumed_classes([(layer, layer.group(tree)) for layer, _, _ in done])
     converted_ = tuple(layer for layer, _, _ in done)
     pictures = (
+        *images,
         *describe_image_sized_inputs(tree, converted_),
         *describe_pixel_shuffles(tree, converted_),
     )

@@ -396,6 +396,11 @@ class Layer(NamedTuple):
         return "/".join((*self.name, self.part) if self.part else self.name)
 
     @property
+    def kind_names(self) -> frozenset[str]:
+        """The names of the kinds that fit."""
+        return frozenset(kind.name for kind in self.kinds)
+
+    @property
     def kind(self) -> LayerKind:
         """The only kind that fits; raise MappingError if there are several."""
         if len(self.kinds) != 1:
@@ -909,7 +914,7 @@ def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, 
         both = oriented_kinds(group, layer.kinds[0].framework)
         recorded = _recorded_kinds(layer.kinds, group)
         decided = layer.about.cls or layer.kinds[0].refused or layer.given or recorded
-        unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not decided
+        unsure = len(both) > 1 and layer.kind_names == {"dense"} and not decided
         made.append(layer._replace(kinds=both) if unsure else layer)
     return tuple(made)
 
@@ -939,7 +944,7 @@ def _apply_options(
     layer: Layer, lines: Sequence[LayerOption], group: Mapping[str, Leaf], framework: str
 ) -> Layer:
     for choice in lines:
-        facts, dense = layer.facts, "dense" in {kind.name for kind in layer.kinds}
+        facts, dense = layer.facts, "dense" in layer.kind_names
         if choice.facts.flatten is not None or choice.facts.takes is not None:
             _require_features(layer)
         takes, makes = (
@@ -983,7 +988,7 @@ def _apply_options(
 
 
 def _require_features(layer: Layer) -> None:
-    if not {kind.name for kind in layer.kinds} & _FEATURES:
+    if not layer.kind_names & _FEATURES:
         raise UsageError(
             "only dense, recurrent and convolutional layers and norms can have a flattened image as input",
             path=layer.title,

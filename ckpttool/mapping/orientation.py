@@ -615,13 +615,9 @@ def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[
 
 def _is_undecided(layer: Layer) -> bool:
     """Return whether tensors leave the kind of a PyTorch layer open, and no class or option decides."""
-    names = _kind_names(layer)
+    names = layer.kind_names
     unknown = not (layer.given or any(kind.refused for kind in layer.kinds))
     return unknown and names in (_MATRIX_KINDS, _WINDOW_KINDS) and layer.kinds[0].framework == "torch"
-
-
-def _kind_names(layer: Layer) -> frozenset[str]:
-    return frozenset(kind.name for kind in layer.kinds)
 
 
 def _last_word(layer: Layer) -> str:
@@ -635,7 +631,7 @@ def _weight_shape(tree: Tree, layer: Layer) -> tuple[int, ...]:
 
 def _layer_widths(tree: Tree, layer: Layer) -> _Widths:
     """Return the sizes of a layer; if it may be dense or an embedding, all sizes of both."""
-    names = _kind_names(layer)
+    names = layer.kind_names
     if names in (_MATRIX_KINDS, _WINDOW_KINDS):
         rows, columns = _weight_shape(tree, layer)[:2]
         made = {rows, columns} if names == _MATRIX_KINDS else {rows}
@@ -668,7 +664,7 @@ class _Neighbours:
     def __init__(self, tree: Tree, layers: list[Layer], widths: list[_Widths], *, ordered: bool) -> None:
         self.tree, self.layers, self.widths, self.ordered = tree, layers, widths, ordered
         self.stems = [_STEM_NUMBER.sub("", layer.title) for layer in layers]
-        self.windows = [at for at, layer in enumerate(layers) if _kind_names(layer) & _WINDOW_KINDS]
+        self.windows = [at for at, layer in enumerate(layers) if layer.kind_names & _WINDOW_KINDS]
         rows: dict[str, list[int]] = {"": list(range(len(layers)))}
         if not ordered:
             # In files sorted by name, only layers of the same numbering are neighbours.
@@ -682,7 +678,7 @@ class _Neighbours:
         return _weight_shape(self.tree, self.layers[at])
 
     def _kinds(self, at: int) -> frozenset[str]:
-        return _kind_names(self.layers[at])
+        return self.layers[at].kind_names
 
     def _before(self, at: int) -> list[_Widths]:
         """Return the sizes of the layers before one: of all others if the order is unknown."""
