@@ -499,8 +499,9 @@ def follow_run(
 ) -> RunHistory:
     """Read the checkpoints of a run in training order, each tensor once for itself and once for its update.
 
-    Few tensors are in memory: those of two neighboring checkpoints that are compared, and one whose digest
-    is not finished. `glob` keeps the tensors whose path matches. A damaged checkpoint is a column without values; raise its error if there is no other.
+    Few tensors are in memory: those of two neighboring checkpoints that are compared, and those whose digest
+    is not finished. `glob` keeps the tensors whose path matches. A damaged checkpoint is a column without
+    values; raise its error if there is no other.
     """
     drift, columns, latest = _DriftRecorder(), [], None
     errors: list[CkpttoolError | None] = []
