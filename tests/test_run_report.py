@@ -572,7 +572,7 @@ def test_few_tensors_are_in_memory(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(history.layers) == 6
-    # 30 tensors in all. At once: a tensor, the one before it if its digest lags behind, the same tensor of the
+    # 30 tensors in all. At once: a tensor, those before it whose digest lags behind, the same tensor of the
     # checkpoint before, their difference, and temporary arrays.
     assert peak < 8 * size * 8
 
