@@ -84,6 +84,8 @@ class _TorchModuleReader:
     def __init__(self, tree: Tree, *, as_parts: bool = False) -> None:
         """List the attributes and entries below each path."""
         self.tree, self.as_parts = tree, as_parts
+        # First results of modules that return a tuple, which is no input of another module.
+        self.tuples = set[str]()
         self.below: dict[Path, dict[Any, None]] = {}
         for path in (*tree, *tree.containers):
             for depth, step in enumerate(path):
@@ -97,10 +99,10 @@ class _TorchModuleReader:
             shapes = None if shape is None else [shape]
             t = ScriptTranslator(self.tree, {}, operation=apply_operation, integers=integers, shapes=shapes)
             t.is_batched, t.float_type = True, self.dtype
-            translation = _Translation(self, t)
+            self.tuples.clear()
             x = t.add_input("input")
             try:
-                results = translation.module(path, cls, tuple(str(step.value) for step in path), x)
+                results = self.module(t, path, cls, x, tuple(str(step.value) for step in path))
                 break
             except IndexInputError as error:
                 integers.add(str(error))
@@ -116,53 +118,47 @@ class _TorchModuleReader:
             container = self.tree.containers.get(inner)
             yield str(step.value), inner, (container.name if container is not None else None) or ""
 
-
-class _Translation:
-    """The translation of one module with its parts."""
-
-    def __init__(self, reader: _TorchModuleReader, t: ScriptTranslator) -> None:
-        """Start without modules."""
-        self.reader, self.t, self.count = reader, t, 0
-
-    def module(self, path: Path, cls: str, scope: tuple[str, ...], x: TensorValue) -> list[TensorValue]:
+    def module(
+        self, t: ScriptTranslator, path: Path, cls: str, x: TensorValue, scope: tuple[str, ...]
+    ) -> list[TensorValue]:
         """Add the nodes of a module and return its results."""
-        self.count += 1
-        below, build = self.reader.below, self.t.build
-        hooked = any(below.get((*path, attr(name))) for name in _HOOKS)
-        replaced = attr("forward") in below.get(path, ())
-        legal = self.count <= _MOST_MODULES and len(scope) <= _DEEPEST
+        t.calls += 1
+        hooked = any(self.below.get((*path, attr(name))) for name in _HOOKS)
+        replaced = attr("forward") in self.below.get(path, ())
+        legal = t.calls <= _MOST_MODULES and len(scope) <= _DEEPEST
         results = [x]
         if cls == _SEQUENTIAL and legal and not hooked and not replaced:
-            for name, inner, own in self.reader.list_children(path):
-                # What a module returns as a tuple is no input of the next one.
-                legal = legal and len(results) == 1
-                results = self.module(inner, own if legal else f"?.{own}", (*scope, name), results[0])
+            for name, inner, own in self.list_children(path):
+                results = self.module(t, inner, own, results[0], (*scope, name))
             return results
-        title = ".".join(scope)
+        title, build = ".".join(scope), t.build
         build.scope, build.title, build.place = scope, title, f"module {title}".rstrip()
-        call, short = TorchCall(self.reader, self.t, path, cls), cls.rpartition(".")[2]
+        call, short = TorchCall(self, t, path, cls), cls.rpartition(".")[2]
         count = len(build.nodes)
         try:
-            require(cls.startswith(_CLASSES) and legal and not hooked)
+            require(cls.startswith(_CLASSES) and legal and not hooked and x.name not in self.tuples)
             rule = _RULES.get(short) or _RANKED.get(re.sub(r"[123]d\Z", "", short))
-            rule = _PARTS.get(short) if self.reader.as_parts and rule is None else rule
+            rule = _PARTS.get(short) if self.as_parts and rule is None else rule
             require(rule is not None)
-            _require_axes(short, self.t.shape(x.name))
+            _require_axes(short, t.shape(x.name))
             result = rule(call, x)  # type: ignore[misc]
             call.require_understood()
+            results = result if isinstance(result, list) else [result]
+            if len(results) > 1:
+                self.tuples.add(results[0].name)
         except (OpaqueError, InputShapeError, *UNEXPECTED) as error:
-            if self.t.shapes is not None and isinstance(error, InputShapeError | ValueError | LookupError):
+            if t.shapes is not None and isinstance(error, InputShapeError | ValueError | LookupError):
                 raise ShapeMismatchError from error
             del build.nodes[count:]
             op = f"torch.{short}" if is_known(short) else short or "module"
             plain = {
                 str(step.value): leaf.value
-                for step in below.get(path, ())
-                if isinstance(leaf := self.reader.tree.get((*path, step)), ValueLeaf)
+                for step in self.below.get(path, ())
+                if isinstance(leaf := self.tree.get((*path, step)), ValueLeaf)
                 if isinstance(leaf.value, str | int | float | bool) and step.value != "training"
             }
-            return [self.t.opaque(op, [x], plain)]
-        return result if isinstance(result, list) else [result]
+            return [t.opaque(op, [x], plain)]
+        return results
 
 
 class TorchCall:
