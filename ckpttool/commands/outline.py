@@ -221,7 +221,7 @@ def missing_shards(checkpoint: Checkpoint) -> tuple[str, ...]:
         if (path := getattr(leaf.source, "missing_path", None)) is not None:
             found.setdefault(os.path.basename(path))
     others = find_other_shards(checkpoint)
-    return (*found, *(others.missing if others is not None else ()))
+    return (*found, *(others[2] if others is not None else ()))
 
 
 # Layers of models, as records, in one line of text and as strips of a picture.

@@ -44,15 +44,6 @@ _WIDE = {"U": 4, "S": 1, "V": 1}
 _GROWTH, _ALIGNED = 21, 64
 
 
-class NpyHeader(NamedTuple):
-    """Header of an array, `size` bytes long; `descr` is None for a structured type."""
-
-    descr: str | None
-    fortran: bool
-    shape: Shape
-    size: int
-
-
 class NpyArray(NamedTuple):
     """One array: `dtype` is None for objects, text, dates, structured types and bytes without a type.
 
@@ -71,19 +62,18 @@ def read_npy(storage: Storage) -> NpyArray:
 
     Raise FormatError if the header breaks NumPy's rules or does not match the number of bytes.
     """
-    head = _read_header(storage)
-    descr = head.descr
+    descr, fortran, shape, start = _read_header(storage)
     if descr is None:
-        return NpyArray("structured", head.shape, None, None)
+        return NpyArray("structured", shape, None, None)
     order, code = (descr[:1], descr[1:]) if descr[:1] in "<>|=" else ("=", descr)
     dtype = dtype_name(code)
     item = 0 if dtype is None and code[:1] not in _WIDE else _item_width(code)
     if not item:
-        return NpyArray(descr, head.shape, None, None)
+        return NpyArray(descr, shape, None, None)
     nbytes = item
-    for extent in head.shape:
+    for extent in shape:
         nbytes *= extent
-    found = storage.length - head.size
+    found = storage.length - start
     if nbytes != found:
         wrong = TruncatedError if found < nbytes else FormatError
         raise _npy_error(
@@ -93,11 +83,11 @@ def read_npy(storage: Storage) -> NpyArray:
             expected=f"{nbytes:,} bytes",
             found=f"{found:,}",
         )
-    body = StoragePart(storage, head.size, nbytes) if nbytes else Inline(b"")
+    body = StoragePart(storage, start, nbytes) if nbytes else Inline(b"")
     # Types without a byte order in NumPy are not swapped.
     big = order == ">" and code[0] not in "SV"
-    source = npy_source(body, code, head.shape, fortran=head.fortran, big=big)
-    return NpyArray(descr, head.shape, dtype, source)
+    source = npy_source(body, code, shape, fortran=fortran, big=big)
+    return NpyArray(descr, shape, dtype, source)
 
 
 def _item_width(code: str) -> int:
@@ -206,7 +196,8 @@ def _read_prefix(storage: Storage, count: int) -> bytes:
         raise _npy_error(FormatError, storage, message) from error
 
 
-def _read_header(storage: Storage) -> NpyHeader:
+def _read_header(storage: Storage) -> tuple[str | None, bool, Shape, int]:
+    """Return an array's type, None if it is structured, its order and shape, and the length of the header."""
     data = _read_prefix(storage, _FIRST)
     if len(data) < len(MAGIC) + 4 or not data.startswith(MAGIC):
         _fail(storage, "an array does not start with NumPy's magic bytes", data[:8])
@@ -238,7 +229,7 @@ def _read_header(storage: Storage) -> NpyHeader:
     if not isinstance(fortran, bool):
         _fail(storage, "an array's fortran_order is neither True nor False", text)
     shape = _require_shape(storage, found["shape"])
-    return NpyHeader(descr if isinstance(descr, str) else None, fortran, shape, start + length)
+    return descr if isinstance(descr, str) else None, fortran, shape, start + length
 
 
 def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:

@@ -127,16 +127,11 @@ def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkp
     return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
 
 
-class OtherShards(NamedTuple):
-    """The number of a shard of a Hugging Face model, the total, and the names of the missing ones."""
+def find_other_shards(checkpoint: Checkpoint) -> tuple[int, int, tuple[str, ...]] | None:
+    """Return the number of a single shard of a Hugging Face model, the total and the names of missing ones.
 
-    number: int
-    total: int
-    missing: tuple[str, ...]
-
-
-def find_other_shards(checkpoint: Checkpoint) -> OtherShards | None:
-    """Return what the name of a single shard of a Hugging Face model implies; None for another file."""
+    None for another file.
+    """
     if len(checkpoint.files) != 1:
         return None
     folder, name = os.path.split(checkpoint.files[0].path)
@@ -151,7 +146,7 @@ def find_other_shards(checkpoint: Checkpoint) -> OtherShards | None:
         f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
     ]
     missing = [each for each in others if not filesystem.isfile(os.path.join(folder, each))]
-    return OtherShards(int(shard["number"]), total, tuple(missing))
+    return int(shard["number"]), total, tuple(missing)
 
 
 def note_other_shards(checkpoint: Checkpoint) -> str | None:
@@ -159,12 +154,13 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
     found = find_other_shards(checkpoint)
     if found is None:
         return None
+    number, total, missing = found
     rest = (
-        f"missing: {abbreviate_list(list(found.missing), 3)}"
-        if found.missing
+        f"missing: {abbreviate_list(list(missing), 3)}"
+        if missing
         else "open the index or the folder to read all shards"
     )
-    return f"shard {found.number} of {found.total}: the tensors of the other shards are not included ({rest})"
+    return f"shard {number} of {total}: the tensors of the other shards are not included ({rest})"
 
 
 def resolve(path: str) -> CheckpointLocation:

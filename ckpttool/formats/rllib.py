@@ -57,10 +57,10 @@ def read(location: str) -> Checkpoint:
     other forms than pickles (msgpack, PyTorch), FormatError for damage.
     """
     try:
-        found = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
+        listed, files = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return found.listed.checkpoint(location, NAME, *found.files)
+    return listed.checkpoint(location, NAME, *files)
 
 
 # Determine the role of RLlib's arrays and numbers from their paths.
@@ -171,13 +171,6 @@ _OTHERS = {
 }
 
 
-class RllibListing(NamedTuple):
-    """The content that was read, and its files."""
-
-    listed: FileListing
-    files: tuple[File, ...]
-
-
 class _RllibWalk(PickleWalk):
     """A traversal that splits names of TensorFlow variables at their scopes."""
 
@@ -188,18 +181,18 @@ class _RllibWalk(PickleWalk):
         return tuple(attr(part) for part in step.value.split("/"))
 
 
-def _list_file(location: str) -> RllibListing:
-    """Return the content of a single file, and of the `.tune_metadata` that Tune writes next to it."""
+def _list_file(location: str) -> tuple[FileListing, list[File]]:
+    """Return a single file, with the `.tune_metadata` that Tune writes next to it: content and files."""
     file = File.stamp(location)
     walk = _RllibWalk(rllib_role)
     _add_state(walk, load_pickle_file(file), ())
     beside = f"{location}.tune_metadata"
-    files: tuple[File, ...] = (file,)
+    files = [file]
     if filesystem.isfile(beside):
         more = File.stamp(beside)
         walk.add(_load_state(more, os.path.basename(beside)), (attr("tune_metadata"),))
-        files = (file, more)
-    return RllibListing(_build_listing(walk, "RLlib (one file)"), files)
+        files.append(more)
+    return _build_listing(walk, "RLlib (one file)"), files
 
 
 def _load_state(file: File, where: str) -> LoadedPickle:
@@ -227,8 +220,8 @@ def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
     walk.add(pickled._replace(value={k: v for k, v in value.items() if k != "worker"}), path)
 
 
-def _list_folder(location: str) -> RllibListing:
-    """Return the content of the pickled states in a folder and its subfolders."""
+def _list_folder(location: str) -> tuple[FileListing, list[File]]:
+    """Return the content of the pickled states in a folder and its subfolders, and their files."""
     facts: dict[str, Any] = {}
     files: list[File] = []
     about = os.path.join(location, _JSON)
@@ -248,7 +241,7 @@ def _list_folder(location: str) -> RllibListing:
     notes = tuple(
         f"not listed: {os.path.relpath(name, location)} is {_unsupported_reason(name)}" for name in others
     )
-    return RllibListing(_build_listing(walk, _writer(facts), notes), tuple(files))
+    return _build_listing(walk, _writer(facts), notes), files
 
 
 def _iter_states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:

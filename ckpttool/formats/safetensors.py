@@ -85,15 +85,11 @@ class SafetensorsEntry(NamedTuple):
     nbytes: int
 
 
-class SafetensorsHeader(NamedTuple):
-    """The header: entries by name, in their order in the text, and the metadata."""
+def read_header(file: File) -> tuple[Mapping[str, SafetensorsEntry], Mapping[str, str]]:
+    """Return a header's entries by name, in their order in the text, and its metadata.
 
-    entries: Mapping[str, SafetensorsEntry]
-    metadata: Mapping[str, str]
-
-
-def read_header(file: File) -> SafetensorsHeader:
-    """Return the header of a file; raise FormatError if it violates the format or the data has gaps."""
+    Raise FormatError if it violates the format or the data has gaps.
+    """
     text = _text(file)
     try:
         found = documents.parse_strict_json(text, "the header", "header_bytes")
@@ -106,7 +102,7 @@ def read_header(file: File) -> SafetensorsHeader:
     start = LENGTH + len(text)
     entries = {name: _parse_entry(file, name, fields, start) for name, fields in found.items()}
     _require_dense(file, entries, start)
-    return SafetensorsHeader(entries, metadata)
+    return entries, metadata
 
 
 def _text(file: File) -> bytes:
@@ -220,12 +216,12 @@ RESERVED = frozenset((common.KEY, FORMAT, METADATA))
 
 def list_file(file: File) -> FileListing:
     """Return the file's tree, notes and metadata; raise FormatError if the header violates the format."""
-    found = read_header(file)
-    metadata = {name: text for name, text in found.metadata.items() if name != common.KEY}
-    entries = {name: _entry_leaf(file, name, entry) for name, entry in found.entries.items()}
+    stored, texts = read_header(file)
+    metadata = {name: text for name, text in texts.items() if name != common.KEY}
+    entries = {name: _entry_leaf(file, name, entry) for name, entry in stored.items()}
     tree = _unrecorded_tree(entries, metadata)
-    notes = _notes(tree, found.entries)
-    text = found.metadata.get(common.KEY)
+    notes = _notes(tree, stored)
+    text = texts.get(common.KEY)
     if text is not None:
         try:
             arrays = {name: leaf for name, leaf in entries.items() if isinstance(leaf, Leaf)}

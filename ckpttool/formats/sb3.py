@@ -89,20 +89,10 @@ def read(location: str) -> Checkpoint:
     are inconsistent, UnsupportedError if a nested archive is compressed.
     """
     try:
-        found = list_members(open_members(location))
+        members = open_members(location)
+        return _list_members(members).checkpoint(location, NAME, *members.files)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.tree,
-        files=found.files,
-        writer=found.writer,
-        integrity=found.integrity,
-        notes=found.notes,
-        code_references=found.code_references,
-        unjudged=found.unjudged,
-    )
 
 
 # The members of an agent's zip, or the files of its unpacked folder.
@@ -234,19 +224,7 @@ _POLICY_KINDS = {
 _DISCRETE = "a policy for discrete actions"
 
 
-class Sb3Listing(NamedTuple):
-    """A file's tree and the notes about it; the fields are those of Checkpoint."""
-
-    tree: Tree
-    files: tuple[File, ...]
-    writer: str
-    integrity: Integrity
-    notes: tuple[str, ...]
-    code_references: tuple[CodeReference, ...]
-    unjudged: tuple[str, ...]
-
-
-def list_members(members: Sb3Members) -> Sb3Listing:
+def _list_members(members: Sb3Members) -> FileListing:
     """Return the content of the members."""
     states = {name: _list_state(name, source) for name, source in members.sources.items() if _is_state(name)}
     text: list[CodeReference] = []
@@ -264,19 +242,15 @@ def list_members(members: Sb3Members) -> Sb3Listing:
         *((f"members not listed: {abbreviate_list(others, 5)}",) if others else ()),
         *(f"{name}: {note}" for name, found in states.items() for note in found.notes),
     )
-    return Sb3Listing(
+    checked = members.packed and all(found.integrity == "crc32" for found in states.values())
+    inner = (relocate_references(found.code_references, name) for name, found in states.items())
+    return FileListing(
         tree,
-        members.files,
         _writer(members),
-        "crc32"
-        if all(found.integrity == "crc32" for found in states.values()) and members.packed
-        else "none",
+        "crc32" if checked else "none",
         notes,
-        merge_references(
-            walk.code_references,
-            *(relocate_references(found.code_references, name) for name, found in states.items()),
-        ),
-        tuple(f"{name}: {each}" for name, found in states.items() for each in found.unjudged),
+        code_references=merge_references(walk.code_references, *inner),
+        unjudged=tuple(f"{name}: {each}" for name, found in states.items() for each in found.unjudged),
     )
 
 

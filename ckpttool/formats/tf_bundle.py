@@ -54,8 +54,17 @@ def redirected(probe: Probe, location: str) -> str | None:
 
 def read(location: str) -> Checkpoint:
     """List the checkpoint with prefix `location`; check every entry, but read no tensor."""
-    found = read_listing(location)
-    return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
+    index = _index_file(f"{location}.index")
+    try:
+        entries = sstable.read_table(_index_bytes(index))
+        listing = _BundleReader(location, entries)
+        tensors = listing.tensors()
+    except CkpttoolError as error:
+        raise error.located(file=index.path) from error.__cause__
+    tree, notes = _tree(tensors, index.path)
+    writer = f"tensor bundle version {listing.header.producer}"
+    files = (index, *listing.files())
+    return Checkpoint(location, NAME, tree, files, writer, "crc32c", (*listing.notes(), *notes))
 
 
 # Resolve a path to a TensorFlow checkpoint: a prefix, its index, a shard, a state file, or a folder.
@@ -310,29 +319,6 @@ def _span_error(span: Span, message: str) -> FormatError:
 #
 # The format is defined in tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
 # (encodings/sstable.py) of protobuf records.
-
-
-class BundleListing(NamedTuple):
-    """Contents of a bundle, its files, its writer and notes for the user."""
-
-    tree: Tree
-    files: tuple[File, ...]
-    writer: str
-    notes: tuple[str, ...]
-
-
-def read_listing(location: str) -> BundleListing:
-    """List the checkpoint with prefix `location`; check every entry, but read no tensor."""
-    index = _index_file(f"{location}.index")
-    try:
-        entries = sstable.read_table(_index_bytes(index))
-        listing = _BundleReader(location, entries)
-        tensors = listing.tensors()
-    except CkpttoolError as error:
-        raise error.located(file=index.path) from error.__cause__
-    tree, notes = _tree(tensors, index.path)
-    writer = f"tensor bundle version {listing.header.producer}"
-    return BundleListing(tree, (index, *listing.files()), writer, (*listing.notes(), *notes))
 
 
 def _index_file(path: str) -> File:
@@ -959,10 +945,10 @@ def _list_items(tree: Tree, *, graph: bool) -> list[_BundleItem]:
             )
     if not graph:
         return _items_by_key(tree, dict(sorted(tensor_names(tree).items(), key=lambda item: _bytes(item[1]))))
-    plan = tf_object_graph.plan_graph(tree)
-    message = tf_object_graph.encode_graph(plan.graph)
+    objects, keys = tf_object_graph.plan_graph(tree)
+    message = tf_object_graph.encode_graph(objects)
     source = Inline(len(message).to_bytes(8, "little") + message)
-    return [*_items_by_key(tree, plan.keys), _BundleItem(KEY, Leaf("string", (), source, KEY), ())]
+    return [*_items_by_key(tree, keys), _BundleItem(KEY, Leaf("string", (), source, KEY), ())]
 
 
 def _items_by_key(tree: Tree, keys: Mapping[Path, str]) -> list[_BundleItem]:

@@ -968,15 +968,8 @@ _APART = (attr(".ATTRIBUTES"),)
 _ROUNDS = 16
 
 
-class ObjectGraphPlan(NamedTuple):
-    """The graph of a tree, and the bundle keys of its leaves in the order of the graph's objects."""
-
-    graph: Graph
-    keys: dict[Path, str]
-
-
-def plan_graph(tree: Tree) -> ObjectGraphPlan:
-    """Return the graph and the keys under which TensorFlow restores a tree of tensors.
+def plan_graph(tree: Tree) -> tuple[Graph, dict[Path, str]]:
+    """Return the graph and the keys, in its order, under which TensorFlow restores a tree of tensors.
 
     A leaf keeps its key if that belongs to one of TensorFlow's objects; other leaves get a key from
     their path. Reading gives each leaf the same path again; an alias that would become the canonical
@@ -992,7 +985,7 @@ def plan_graph(tree: Tree) -> ObjectGraphPlan:
         if not winners:
             break
         dropped |= winners
-    return ObjectGraphPlan(graph, {path: keys[path] for path in draft.order()})
+    return graph, {path: keys[path] for path in draft.order()}
 
 
 def encode_graph(graph: Graph) -> bytes:

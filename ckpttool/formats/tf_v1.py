@@ -49,15 +49,25 @@ def read(location: str) -> Checkpoint:
 
     Raise TruncatedError if a shard is missing: only the shard itself lists its contents.
     """
-    found = read_listing(location)
-    return Checkpoint(
-        location,
-        NAME,
-        tree_by_name(found.tensors),
-        found.files,
-        f"checkpoint version {found.producer}",
-        "crc32c",
-    )
+    shards = tf_common.v1_shards(location)
+    opened = [_open_shard(path) for path in (_require_shards(shards) if shards is not None else (location,))]
+    wholes: dict[str, _TensorSlices] = {}
+    for table, metas, _ in opened:
+        for meta in metas:
+            name = protobuf.as_text(meta.name)
+            try:
+                _gather_slices(wholes, name, meta, table)
+            except CkpttoolError as error:
+                raise error.located(file=table.file.path, path=name) from error.__cause__
+    tensors = {}
+    for name, whole in wholes.items():
+        try:
+            tensors[name] = VariableInfo(whole.dtype, whole.shape, _slices_source(whole, location))
+        except CkpttoolError as error:
+            raise error.located(file=location, path=name) from error.__cause__
+    files = tuple(table.file for table, _, _ in opened)
+    writer = f"checkpoint version {opened[0][2]}"
+    return Checkpoint(location, NAME, tree_by_name(tensors), files, writer, "crc32c")
 
 
 def _v1_location(found: tf_common.SaverCheckpoint | None) -> str | None:
@@ -260,14 +270,6 @@ _TENSORS = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
 _META = {**dict.fromkeys((1, 2, 4), protobuf.DELIMITED), 3: protobuf.NUMBER}
 
 
-class V1Listing(NamedTuple):
-    """The tensors of a checkpoint by name, in the order of its shards."""
-
-    tensors: dict[str, VariableInfo]
-    files: tuple[File, ...]
-    producer: int
-
-
 class SliceMeta(NamedTuple):
     """A tensor as one shard describes it; `dtype` is TensorFlow's number."""
 
@@ -277,39 +279,12 @@ class SliceMeta(NamedTuple):
     slices: tuple[tuple[Extent, ...], ...]
 
 
-class _V1Shard(NamedTuple):
-    table: SStable
-    metas: list[SliceMeta]
-    producer: int
-
-
 class _TensorSlices(NamedTuple):
     """A tensor whose slices are being collected from all shards."""
 
     dtype: str
     shape: Shape
     parts: list[tuple[tf_common.Box, Source]]
-
-
-def read_listing(location: str) -> V1Listing:
-    """List the V1 file, or all shards of the pattern, at the location."""
-    shards = tf_common.v1_shards(location)
-    opened = [_open_shard(path) for path in (_require_shards(shards) if shards is not None else (location,))]
-    wholes: dict[str, _TensorSlices] = {}
-    for table, metas, _ in opened:
-        for meta in metas:
-            name = protobuf.as_text(meta.name)
-            try:
-                _gather_slices(wholes, name, meta, table)
-            except CkpttoolError as error:
-                raise error.located(file=table.file.path, path=name) from error.__cause__
-    tensors = {}
-    for name, whole in wholes.items():
-        try:
-            tensors[name] = VariableInfo(whole.dtype, whole.shape, _slices_source(whole, location))
-        except CkpttoolError as error:
-            raise error.located(file=location, path=name) from error.__cause__
-    return V1Listing(tensors, tuple(shard.table.file for shard in opened), opened[0].producer)
 
 
 def _require_shards(shards: tuple[str, ...]) -> tuple[str, ...]:
@@ -323,13 +298,14 @@ def _require_shards(shards: tuple[str, ...]) -> tuple[str, ...]:
     return shards
 
 
-def _open_shard(path: str) -> _V1Shard:
+def _open_shard(path: str) -> tuple[SStable, list[SliceMeta], int]:
+    """Return the table of a shard, the slices that it lists, and its version."""
     table = sstable.open_table(File.stamp(path))
     try:
         first = table.first()
         if first is None or first[0]:
             raise FormatError("not a V1 checkpoint: the table has no list of tensors")
-        return _V1Shard(table, *_parse_metas(first[1]))
+        return table, *_parse_metas(first[1])
     except CkpttoolError as error:
         raise error.located(file=path) from error.__cause__
 

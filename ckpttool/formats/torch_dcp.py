@@ -70,10 +70,10 @@ def read(location: str) -> Checkpoint:
     # The file for all ranks has priority: torch writes it when it writes for all.
     chosen = [name for name in names if name == ".metadata"] or names
     try:
-        found = read_listing(location, chosen)
+        listed, files = read_listing(location, chosen)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return found.listed.checkpoint(location, NAME, *found.files)
+    return listed.checkpoint(location, NAME, *files)
 
 
 # Contents of `.metadata`: tensors and their chunks, locations of items, nesting of names.
@@ -371,15 +371,8 @@ class DcpSavedTensor(NamedTuple):
 # A distributed checkpoint as a tree: tensors from their chunks, values from their items, nested as saved.
 
 
-class DcpListing(NamedTuple):
-    """Contents of a folder, and the files that describe them."""
-
-    listed: FileListing
-    files: tuple[File, ...]
-
-
-def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
-    """List the folder's checkpoint from its metadata, in the files with these names."""
+def read_listing(folder: str, names: Sequence[str]) -> tuple[FileListing, tuple[File, ...]]:
+    """Return a folder's contents from its metadata in the files with these names, and all its files."""
     if not names:
         raise NotFoundError(".metadata is missing: the shards cannot be read without it", file=folder)
     files = [File.stamp(os.path.join(folder, name)) for name in names]
@@ -389,10 +382,9 @@ def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
     writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
     notes = (*listing.notes(), *found.notes)
     shards = (shard for shard in listing.shards.values() if shard is not None)
-    return DcpListing(
-        FileListing(found.tree, writer, listing.integrity(), notes, code_references=listing.code_references),
-        (*files, *shards),
-    )
+    references = listing.code_references
+    listed = FileListing(found.tree, writer, listing.integrity(), notes, code_references=references)
+    return listed, (*files, *shards)
 
 
 def _metadata(file: File) -> DcpMetadata:

@@ -46,6 +46,16 @@ class ShapeMismatchError(UnknownShapeError):
     """A layer cannot be applied to an input of this shape."""
 
 
+class OpaqueError(Exception):
+    """An operation, a layer, a setting or an argument is not understood; the text names it if it is known."""
+
+
+def require(condition: object, reason: str = "") -> None:
+    """Raise OpaqueError unless a condition holds, which is understood."""
+    if not condition:
+        raise OpaqueError(reason)
+
+
 class Value(NamedTuple):
     """An input or output of a graph; `dtype` and `shape` are None if unknown.
 

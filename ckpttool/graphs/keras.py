@@ -22,12 +22,18 @@ from ckpttool.formats.keras_config import (
     is_described,
 )
 from ckpttool.formats.keras_tree import config_document, writer_version
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, UnknownShapeError, Value
+from ckpttool.graphs.graph import (
+    Constant,
+    Graph,
+    OpaqueError,
+    OperatorNode,
+    UnknownShapeError,
+    Value,
+)
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,
     LayerOutput,
-    OpaqueLayerError,
     find_rule,
     flatten_operand,
     is_masked,
@@ -414,10 +420,10 @@ class _KerasGraphReader:
         call = LayerCall(self, layer, inner, arguments, named)
         try:
             if foreign:
-                raise OpaqueLayerError
+                raise OpaqueError
             results = find_rule(layer)(call)
             call.require_understood()
-        except OpaqueLayerError as error:
+        except OpaqueError as error:
             return self._opaque(call, flows, count, str(error))
         except (UnknownValueError, *_UNREADABLE):
             return self._opaque(call, flows, count)

@@ -17,7 +17,11 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
 from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
-from ckpttool.graphs.graph import Constant
+from ckpttool.graphs.graph import (
+    Constant,
+    OpaqueError,
+    require,
+)
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -42,10 +46,6 @@ _USE_MASK = frozenset(("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional", "Time
     "AdditiveAttention",
     *ATTENTION,
 }
-
-
-class OpaqueLayerError(Exception):
-    """A layer, a setting or an argument is not understood; the text names it, if it is known."""
 
 
 class LayerOutput(NamedTuple):
@@ -80,11 +80,6 @@ def is_masked(cls: str, settings: Mapping[str, Any]) -> bool:
     return cls == "Masking" or bool(cls == "Embedding" and settings.get("mask_zero"))
 
 
-def _require(condition: object, missing: str = "") -> None:
-    if not condition:
-        raise OpaqueLayerError(missing)
-
-
 class LayerCall(ModuleNodes):
     """One call of a layer: its settings, its arguments, and the nodes that it becomes.
 
@@ -116,14 +111,14 @@ class LayerCall(ModuleNodes):
         return self.settings.get(name, default)
 
     def require(self, name: str, *values: Any) -> None:
-        """Raise OpaqueLayerError unless a setting has one of these values, or is not there."""
-        _require(name not in self.settings or self.get(name) in values, f"setting {name}")
+        """Raise OpaqueError unless a setting has one of these values, or is not there."""
+        require(name not in self.settings or self.get(name) in values, f"setting {name}")
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a setting that is a finite number."""
         value = self.get(name, default)
         plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        _require(plain, f"setting {name}")
+        require(plain, f"setting {name}")
         return float(value)
 
     def sizes(self, name: str, rank: int, default: Any = None) -> tuple[int, ...]:
@@ -131,7 +126,7 @@ class LayerCall(ModuleNodes):
         value = self.get(name, default)
         sizes = value if isinstance(value, list | tuple) else [value] * rank
         legal = len(sizes) == rank and all(type(size) is int and 0 < size < 1 << 20 for size in sizes)
-        _require(legal, f"setting {name}")
+        require(legal, f"setting {name}")
         return tuple(sizes)
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -139,44 +134,44 @@ class LayerCall(ModuleNodes):
         return self.named.pop(name, default)
 
     def require_understood(self) -> None:
-        """Raise OpaqueLayerError for a setting or keyword argument that no rule has read."""
+        """Raise OpaqueError for a setting or keyword argument that no rule has read."""
         rest = {
             name
             for name, value in self.settings.items()
             if value is not None and name not in self._read and not _UNUSED.fullmatch(name)
         }
         named = {name for name, value in self.named.items() if value is not None and value is not False}
-        _require(not rest, f"setting {', '.join(sorted(rest))}")
-        _require(not named, f"argument {', '.join(sorted(named))}")
+        require(not rest, f"setting {', '.join(sorted(rest))}")
+        require(not named, f"argument {', '.join(sorted(named))}")
 
     def inner(self, document: Any, *part: str) -> LayerCall:
         """Return a call of a layer that is a setting of this one, with its own settings."""
-        _require(isinstance(document, Mapping) and not has_foreign_class(document))
+        require(isinstance(document, Mapping) and not has_foreign_class(document))
         call = LayerCall(self.reader, document, self.scope, self.arguments, {})
         call.part, call.nodes = (*self.part, *part), self.nodes
         return call
 
     @property
     def compute_dtype(self) -> str:
-        """The element type in which the layer computes; raise OpaqueLayerError for a quantized one."""
+        """The element type in which the layer computes; raise OpaqueError for a quantized one."""
         policy = self.settings.get("dtype") or "float32"
         name = config_of(policy).name if isinstance(policy, dict) else policy
         dtype = str(name).removeprefix("mixed_")
-        _require(dtype in _FLOATS, "setting dtype")
+        require(dtype in _FLOATS, "setting dtype")
         return dtype
 
     def flows(self, *, cast: bool = True) -> list[Flow]:
         """Return the values that the layer is called with, in the type in which it computes."""
         flows = [item for item in flatten_operand(self.arguments) if isinstance(item, Flow)]
-        _require(flows and len(flows) == sum(item is not None for item in flatten_operand(self.arguments)))
-        _require(not (self.cls in _USE_MASK and any(flow.masked for flow in flows)), "mask")
-        _require(not cast or all(flow.dtype in _FLOATS for flow in flows))
+        require(flows and len(flows) == sum(item is not None for item in flatten_operand(self.arguments)))
+        require(not (self.cls in _USE_MASK and any(flow.masked for flow in flows)), "mask")
+        require(not cast or all(flow.dtype in _FLOATS for flow in flows))
         return [self.cast(flow) if flow.dtype in _FLOATS else flow for flow in flows]
 
     def flow(self, *, cast: bool = True) -> Flow:
         """Return the only value that the layer is called with."""
         flows = self.flows(cast=cast)
-        _require(len(flows) == 1)
+        require(len(flows) == 1)
         return flows[0]
 
     def cast(self, flow: Flow) -> Flow:
@@ -219,11 +214,11 @@ class LayerCall(ModuleNodes):
         return self.path(name) is not None
 
     def tensor(self, name: str) -> Constant:
-        """Return one of the layer's tensors; raise OpaqueLayerError without it."""
+        """Return one of the layer's tensors; raise OpaqueError without it."""
         path = self.path(name)
         constant = None if path is None else self.reader.find_tensor(path)
         if constant is None or not isinstance(constant.leaf, Leaf) or constant.leaf.dtype not in _FLOATS:
-            raise OpaqueLayerError(f"tensor {name}")
+            raise OpaqueError(f"tensor {name}")
         return constant
 
     def weight_shape(self, name: str) -> tuple[int, ...]:
@@ -247,7 +242,7 @@ class LayerCall(ModuleNodes):
         """Return the name of the bias, "" if the layer has none; both facts must agree."""
         # Before Keras 1.0.4, each layer had a bias; Keras 1 named the setting `bias`.
         used = self.get(setting, self.get("bias", default=True) if setting == "use_bias" else True)
-        _require(isinstance(used, bool) and used == self.has(name), f"tensor {name}")
+        require(isinstance(used, bool) and used == self.has(name), f"tensor {name}")
         return self.weight(name, rule) if used else ""
 
 
@@ -290,7 +285,7 @@ def _hard_sigmoid(call: LayerCall, x: str) -> str:
 def _hard_sigmoid_slope(call: LayerCall) -> float:
     """Return the slope of Keras 3, 1/6, or that of Keras 1 and 2, 0.2."""
     version = call.reader.version
-    _require(version is not None, "version of Keras")
+    require(version is not None, "version of Keras")
     return 1 / 6 if version is None or version > 2 else 0.2
 
 
@@ -326,14 +321,14 @@ _ACTIVATIONS: dict[str, _OneRule] = {
 
 
 def _activation_name(given: Any) -> str:
-    """Return the name of a serialized function of Keras; raise OpaqueLayerError for another one."""
+    """Return the name of a serialized function of Keras; raise OpaqueError for another one."""
     if given is None:
         return "linear"
     # keras/src/saving/serialization_lib.py: a name in `builtins` is first one of keras.activations.
     if isinstance(given, dict) and given.get("registered_name") == "function":
-        _require(given.get("module") == "builtins")
+        require(given.get("module") == "builtins")
         given = given.get("config")
-    _require(isinstance(given, str) and given in _ACTIVATIONS, "setting activation")
+    require(isinstance(given, str) and given in _ACTIVATIONS, "setting activation")
     return str(given)
 
 
@@ -350,7 +345,7 @@ def _activate(call: LayerCall, x: str, setting: str = "activation") -> str:
 def _relu(call: LayerCall, x: str) -> str:
     slope, threshold = call.number("negative_slope", 0.0), call.number("threshold", 0.0)
     most = call.get("max_value")
-    _require(not (slope and (most is not None or threshold)))
+    require(not (slope and (most is not None or threshold)))
     if slope:
         return call.add("LeakyRelu", x, alpha=slope)
     made = call.add("ThresholdedRelu", x, alpha=threshold) if threshold else call.add("Relu", x)
@@ -365,7 +360,7 @@ def _leaky_relu(call: LayerCall, x: str) -> str:
 def _softmax(call: LayerCall, x: str) -> str:
     axis = call.get("axis", -1)
     axes = axis if isinstance(axis, list) else [axis]
-    _require(all(type(each) is int for each in axes) and axes)
+    require(all(type(each) is int for each in axes) and axes)
     if len(axes) == 1:
         return call.add("Softmax", x, axis=axes[0])
     total = call.add("ReduceLogSumExp", x, call.integers(*axes), keepdims=1)
@@ -375,7 +370,7 @@ def _softmax(call: LayerCall, x: str) -> str:
 def _prelu(call: LayerCall, x: str) -> str:
     shared = call.get("shared_axes")
     shape = call.weight_shape("alpha")
-    _require(shared is None or len(shape) == call.rank(x) - 1)
+    require(shared is None or len(shape) == call.rank(x) - 1)
     return call.add("PRelu", x, call.weight("alpha"))
 
 
@@ -397,7 +392,7 @@ def _add_bias(call: LayerCall, x: str, bias: str) -> str:
 
 def _dense(call: LayerCall, x: str) -> str:
     shape = call.weight_shape("kernel")
-    _require(len(shape) == 2)
+    require(len(shape) == 2)
     made = _add_bias(call, call.add("MatMul", x, call.weight("kernel")), call.bias())
     return _activate(call, made)
 
@@ -405,15 +400,15 @@ def _dense(call: LayerCall, x: str) -> str:
 def _einsum_dense(call: LayerCall, x: str) -> str:
     equation, axes = call.get("equation"), call.get("bias_axes")
     call.get("output_shape")
-    _require(isinstance(equation, str) and (axes is None or isinstance(axes, str)))
+    require(isinstance(equation, str) and (axes is None or isinstance(axes, str)))
     equation = str(equation).replace(" ", "")
     result = equation.rpartition("->")[2]
     made = call.add("Einsum", x, call.weight("kernel"), equation=equation)
-    _require((axes is not None) == call.has("bias"))
+    require((axes is not None) == call.has("bias"))
     if axes is not None:
         # The bias has the extents of its axes in the order of the result, and 1 elsewhere after the first.
         letters = [letter for letter in result if letter in axes]
-        _require(len(letters) == len(axes) == len(set(axes)) and "." not in equation)
+        require(len(letters) == len(axes) == len(set(axes)) and "." not in equation)
         first = result.index(letters[0])
         extents = dict(zip(letters, call.weight_shape("bias"), strict=False))
         shape = tuple(extents.get(letter, 1) for letter in result[first:])
@@ -439,7 +434,7 @@ def _is_first(call: LayerCall, rank: int) -> bool:
     """Return whether channels are the first axis of an image with `rank` spatial axes."""
     # Layers for sequences had no such setting before Keras 2.2: channels are last.
     layout = call.get("data_format", "channels_last" if rank < 2 else None)
-    _require(layout in ("channels_first", "channels_last"))
+    require(layout in ("channels_first", "channels_last"))
     return bool(layout == "channels_first")
 
 
@@ -475,7 +470,7 @@ def _image_axes(call: LayerCall, rank: int) -> list[int]:
 
 def _class_rank(call: LayerCall) -> int:
     found = re.search(r"([123])D", call.cls)
-    _require(found)
+    require(found)
     return int(found[1]) if found else 0
 
 
@@ -488,19 +483,19 @@ def _flatten(call: LayerCall, x: str) -> str:
 
 def _whole_numbers(value: Any) -> list[int]:
     values = value if isinstance(value, list | tuple) else [value]
-    _require(all(type(each) is int for each in values))
+    require(all(type(each) is int for each in values))
     return list(values)
 
 
 def _reshape(call: LayerCall, x: str) -> str:
     shape = _whole_numbers(call.get("target_shape"))
-    _require(all(extent > 0 or extent == -1 for extent in shape) and shape.count(-1) < 2)
+    require(all(extent > 0 or extent == -1 for extent in shape) and shape.count(-1) < 2)
     return call.add("Reshape", x, call.integers(0, *shape))
 
 
 def _permute(call: LayerCall, x: str) -> str:
     axes = _whole_numbers(call.get("dims"))
-    _require(sorted(axes) == list(range(1, len(axes) + 1)))
+    require(sorted(axes) == list(range(1, len(axes) + 1)))
     return call.add("Transpose", x, perm=(0, *axes))
 
 
@@ -516,8 +511,8 @@ def _pairs(call: LayerCall, name: str, rank: int) -> list[tuple[int, int]]:
         value = [value]
     items = value if isinstance(value, list) else [value] * rank
     pairs = [tuple(item) if isinstance(item, list) else (item, item) for item in items]
-    _require(len(pairs) == rank and all(len(pair) == 2 for pair in pairs))
-    _require(all(type(n) is int and n >= 0 for pair in pairs for n in pair))
+    require(len(pairs) == rank and all(len(pair) == 2 for pair in pairs))
+    require(all(type(n) is int and n >= 0 for pair in pairs for n in pair))
     return [(before, after) for before, after in pairs]
 
 
@@ -540,7 +535,7 @@ def _upsample(call: LayerCall, x: str) -> str:
     rank = _class_rank(call)
     sizes, axes = call.sizes("size", rank), _image_axes(call, rank)
     mode = call.get("interpolation", "nearest")
-    _require(mode in ("nearest", "bilinear"))
+    require(mode in ("nearest", "bilinear"))
     scales = [1.0] * (rank + 2)
     for axis, size in zip(axes, sizes, strict=True):
         scales[axis] = float(size)
@@ -569,7 +564,7 @@ def _axes_of(call: LayerCall, x: str) -> tuple[int, ...]:
     """Return the setting `axis` as axes counted from the first one, in ascending order."""
     rank = call.rank(x)
     axes = [axis % rank if -rank <= axis < rank else rank for axis in _whole_numbers(call.get("axis", -1))]
-    _require(axes and max(axes) < rank and axes == sorted(set(axes)))
+    require(axes and max(axes) < rank and axes == sorted(set(axes)))
     return tuple(axes)
 
 
@@ -579,7 +574,7 @@ def _scale_and_offset(call: LayerCall) -> tuple[str, str]:
 
 
 def _fill(call: LayerCall, value: float, size: int) -> str:
-    _require(size <= _MOST_FILLED)
+    require(size <= _MOST_FILLED)
     return call.constant([value] * size, call.compute_dtype)
 
 
@@ -594,7 +589,7 @@ def _batch_norm(call: LayerCall, x: str) -> str:
     inputs = [scale or _fill(call, 1, size), offset or _fill(call, 0, size)]
     inputs += [call.weight("moving_mean"), call.weight("moving_variance")]
     epsilon = call.number("epsilon")
-    _require(len(axes) == 1 and axes[0] > 0)
+    require(len(axes) == 1 and axes[0] > 0)
     return _on_axis(
         call, x, axes[0], lambda first: call.add("BatchNormalization", first, *inputs, epsilon=epsilon)
     )
@@ -613,7 +608,7 @@ def _layer_norm(call: LayerCall, x: str) -> str:
     shape = [call.shape(x)[axis] for axis in axes]
     if call.get("rms_scaling"):
         call.get("center")
-        _require(len(axes) == 1 and axes[0] == rank - 1 and not call.has("beta"))
+        require(len(axes) == 1 and axes[0] == rank - 1 and not call.has("beta"))
         scale = call.bias("scale", "gamma")
         variance = call.add("Add", _center(call, x, axes)[1], call.constant(epsilon, call.compute_dtype))
         made = call.add("Div", x, call.add("Sqrt", variance))
@@ -633,12 +628,12 @@ def _layer_norm(call: LayerCall, x: str) -> str:
 
 def _group_norm(call: LayerCall, x: str) -> str:
     axes, groups = _axes_of(call, x), call.get("groups")
-    _require(len(axes) == 1 and axes[0] > 0 and type(groups) is int)
+    require(len(axes) == 1 and axes[0] > 0 and type(groups) is int)
     size = call.shape(x)[axes[0]]
     scale, offset = _scale_and_offset(call)
     inputs = [scale or _fill(call, 1, size), offset or _fill(call, 0, size)]
     settings = {"epsilon": call.number("epsilon"), "num_groups": size if groups == -1 else groups}
-    _require(0 < settings["num_groups"] <= size)
+    require(0 < settings["num_groups"] <= size)
     return _on_axis(
         call, x, axes[0], lambda first: call.add("GroupNormalization", first, *inputs, **settings)
     )
@@ -646,7 +641,7 @@ def _group_norm(call: LayerCall, x: str) -> str:
 
 def _root_mean_square_norm(call: LayerCall, x: str) -> str:
     axes, rank = _axes_of(call, x), call.rank(x)
-    _require(axes == (rank - 1,))
+    require(axes == (rank - 1,))
     return call.add("RMSNormalization", x, call.weight("scale"), epsilon=call.number("epsilon"))
 
 
@@ -662,7 +657,7 @@ def _normalize(call: LayerCall, x: str, axes: Sequence[int], epsilon: float) -> 
     (tf.math.l2_normalize).
     """
     version = call.reader.version
-    _require(version is not None, "version of Keras")
+    require(version is not None, "version of Keras")
     total = call.add("ReduceSumSquare", x, call.integers(*axes), keepdims=1)
     if version is not None and version < 3:
         total = call.add("Max", total, call.constant(1e-12, call.compute_dtype))
@@ -676,7 +671,7 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, dict) and isinstance(value.get("config"), dict):
         value = value["config"].get("value")
     flat = list(flatten_operand(value if isinstance(value, list) else [value]))
-    _require(flat and all(type(each) in (int, float) for each in flat))
+    require(flat and all(type(each) in (int, float) for each in flat))
     return value
 
 
@@ -686,15 +681,15 @@ def _normalization(call: LayerCall) -> list[Flow]:
     rank, axis = call.rank(x), call.get("axis", -1)
     axes = () if axis is None or axis == [] else _axes_of(call, x)
     # The statistics stand on the last axes, or there is one for all.
-    _require(axes == tuple(range(rank - len(axes), rank)))
+    require(axes == tuple(range(rank - len(axes), rank)))
     mean, variance = call.get("mean"), call.get("variance")
     invert = call.get("invert", default=False)
-    _require(isinstance(invert, bool) and (mean is None) == (variance is None))
+    require(isinstance(invert, bool) and (mean is None) == (variance is None))
     if mean is None:
         mean, variance = call.weight("mean"), call.weight("variance")
     else:
         mean, variance = (call.constant(_numbers(each), call.compute_dtype) for each in (mean, variance))
-        _require(call.rank(mean) <= max(len(axes), 1) and call.rank(variance) <= max(len(axes), 1))
+        require(call.rank(mean) <= max(len(axes), 1) and call.rank(variance) <= max(len(axes), 1))
     # keras/src/layers/preprocessing/normalization.py: epsilon is the minimum of the standard deviation.
     least = call.constant(1e-7, call.compute_dtype)
     deviation = call.add("Max", call.add("Sqrt", variance), least)
@@ -720,7 +715,7 @@ _RESCALING = (("scale", None), ("offset", 0.0))
 def _padding(call: LayerCall) -> str:
     # Keras 1: border_mode. An unknown one is not read, and so not understood.
     padding = call.get("padding", "valid")
-    _require(padding in ("same", "valid", "causal"))
+    require(padding in ("same", "valid", "causal"))
     return str(padding)
 
 
@@ -735,7 +730,7 @@ def _windows(call: LayerCall, rank: int) -> dict[str, Any]:
 def _kernel_size(call: LayerCall, rank: int, name: str = "kernel") -> tuple[int, ...]:
     shape = call.weight_shape(name)
     sizes = call.sizes("kernel_size", rank)
-    _require(len(shape) == rank + 2 and shape[:rank] == sizes)
+    require(len(shape) == rank + 2 and shape[:rank] == sizes)
     return sizes
 
 
@@ -747,7 +742,7 @@ def _convolve(call: LayerCall, x: str, weight: str, bias: str, group: int) -> st
     rank = _class_rank(call)
     padding, window = _padding(call), _windows(call, rank)
     if padding == "causal":
-        _require(rank == 1)
+        require(rank == 1)
         (size,), (dilation,) = call.sizes("kernel_size", 1), window["dilations"]
         x = call.add("Pad", x, call.integers((size - 1) * dilation, 0), "", call.integers(2), mode="constant")
     return call.add("Conv", x, weight, bias, auto_pad=_AUTO[padding], group=group, **window)
@@ -757,7 +752,7 @@ def _conv(call: LayerCall, x: str) -> str:
     rank = _class_rank(call)
     _kernel_size(call, rank)
     groups = call.get("groups", 1)
-    _require(type(groups) is int and groups > 0)
+    require(type(groups) is int and groups > 0)
     weight = call.weight("kernel", Permute((rank + 1, rank, *range(rank))))
     bias = call.bias()
     return _activate(
@@ -770,7 +765,7 @@ def _depthwise_weight(call: LayerCall, rank: int) -> tuple[str, int]:
     name = "depthwise_kernel" if call.has("depthwise_kernel") else "kernel"
     sizes = _kernel_size(call, rank, name)
     channels, multiplier = call.weight_shape(name)[rank:]
-    _require(call.get("depth_multiplier", 1) == multiplier)
+    require(call.get("depth_multiplier", 1) == multiplier)
     rule = chain_rules(Permute((rank, rank + 1, *range(rank))), Reshape((channels * multiplier, 1, *sizes)))
     return call.weight(name, rule), channels
 
@@ -800,7 +795,7 @@ def _transposed_conv(call: LayerCall, x: str) -> str:
     """Add a transposed convolution with the output shape of Keras."""
     rank = _class_rank(call)
     sizes, window, padding = _kernel_size(call, rank), _windows(call, rank), _padding(call)
-    _require(set(window["dilations"]) == {1} and padding != "causal")
+    require(set(window["dilations"]) == {1} and padding != "causal")
     call.require("groups", 1)
     wanted = call.get("output_padding")
     added = None if wanted is None else call.sizes("output_padding", rank)
@@ -813,7 +808,7 @@ def _transposed_conv(call: LayerCall, x: str) -> str:
         else:
             lacking = size - stride if padding == "same" else min(size - stride, 0)
         cut = max(lacking, 0)
-        _require(padding == "same" or not cut)
+        require(padding == "same" or not cut)
         pads.append((cut // 2, cut - cut // 2))
         more.append(max(-lacking, 0))
     weight = call.weight("kernel", Permute((rank + 1, rank, *range(rank))))
@@ -834,7 +829,7 @@ def _pool(op: str) -> _OneRule:
         strides = call.get("strides")
         steps = window if strides is None else call.sizes("strides", rank)
         padding = _padding(call)
-        _require(padding != "causal")
+        require(padding != "causal")
         settings = {"kernel_shape": window, "strides": steps, "auto_pad": _AUTO[padding]}
         return _on_image(call, x, rank, lambda image: call.add(op, image, **settings))
 
@@ -845,7 +840,7 @@ def _global_pool(op: str) -> _OneRule:
     def rule(call: LayerCall, x: str) -> str:
         axes = _image_axes(call, _class_rank(call))
         keep = call.get("keepdims", default=False)
-        _require(isinstance(keep, bool))
+        require(isinstance(keep, bool))
         return call.add(op, x, call.integers(*axes), keepdims=int(keep))
 
     return rule
@@ -857,11 +852,11 @@ def _global_pool(op: str) -> _OneRule:
 def _merge(op: str) -> LayerRule:
     def rule(call: LayerCall) -> list[Flow]:
         flows = call.flows(cast=False)
-        _require(len({flow.dtype for flow in flows}) == 1 and len(flows) > 1)
+        require(len({flow.dtype for flow in flows}) == 1 and len(flows) > 1)
         # Keras broadcasts inputs of fewer axes from the second axis on.
-        _require(len({call.rank(flow.name) for flow in flows}) == 1)
-        _require(flows[0].dtype in _FLOATS or op not in ("Mean", "Sub"))
-        _require(op != "Sub" or len(flows) == 2)
+        require(len({call.rank(flow.name) for flow in flows}) == 1)
+        require(flows[0].dtype in _FLOATS or op not in ("Mean", "Sub"))
+        require(op != "Sub" or len(flows) == 2)
         names = [flow.name for flow in flows]
         if op in ("Sub", "Mean", "Max", "Min", "Sum"):
             return [Flow(call.add(op, *names), flows[0].dtype)]
@@ -876,8 +871,8 @@ def _merge(op: str) -> LayerRule:
 def _concatenate(call: LayerCall) -> list[Flow]:
     flows = call.flows(cast=False)
     axis = call.get("axis", -1)
-    _require(type(axis) is int and len({flow.dtype for flow in flows}) == 1)
-    _require(-(rank := call.rank(flows[0].name)) <= axis < rank)
+    require(type(axis) is int and len({flow.dtype for flow in flows}) == 1)
+    require(-(rank := call.rank(flows[0].name)) <= axis < rank)
     if len(flows) == 1:
         return flows
     return [Flow(call.add("Concat", *(flow.name for flow in flows), axis=axis), flows[0].dtype)]
@@ -885,14 +880,14 @@ def _concatenate(call: LayerCall) -> list[Flow]:
 
 def _dot(call: LayerCall) -> list[Flow]:
     flows = call.flows()
-    _require(len(flows) == 2)
+    require(len(flows) == 2)
     names = [flow.name for flow in flows]
     axes = call.get("axes")
     pair = axes if isinstance(axes, list) else [axes, axes]
-    _require(len(pair) == 2 and all(type(axis) is int for axis in pair))
+    require(len(pair) == 2 and all(type(axis) is int for axis in pair))
     ranks = [call.rank(name) for name in names]
     axis = [each % rank for each, rank in zip(pair, ranks, strict=True)]
-    _require(min(axis) > 0)
+    require(min(axis) > 0)
     normalize = call.get("normalize", default=False)
     if normalize:
         names = [_normalize(call, name, [n], 1e-7) for name, n in zip(names, axis, strict=True)]
@@ -930,19 +925,12 @@ _CELL_ACTIVATIONS = {
 _CELL_NUMBERS: dict[str, tuple[list[float], list[float]]] = {"linear": ([1.0], [0.0]), "elu": ([1.0], [])}
 
 
-class _Recurrence(NamedTuple):
-    """One direction over a sequence: results of each step, and the last states."""
-
-    steps: str
-    states: list[str]
-
-
 def _cell_activations(call: LayerCall, op: str) -> dict[str, Any]:
     names = ["activation"]
     if op != "RNN":
         names = ["recurrent_activation", "activation", *(["activation"] if op == "LSTM" else [])]
     chosen = [_activation_name(call.get(name)) for name in names]
-    _require(all(name in _CELL_ACTIVATIONS for name in chosen))
+    require(all(name in _CELL_ACTIVATIONS for name in chosen))
     alphas, betas = list[float](), list[float]()
     for name in chosen:
         numbers = _CELL_NUMBERS.get(name, ([], []))
@@ -959,8 +947,11 @@ def _cell_activations(call: LayerCall, op: str) -> dict[str, Any]:
 
 def _run_cell(
     call: LayerCall, cell: str, x: str, states: Sequence[str] = (), *, reverse: bool = False
-) -> _Recurrence:
-    """Add a recurrent operator; results of a reversed direction stay at the place of their step."""
+) -> tuple[str, list[str]]:
+    """Add a recurrent operator in one direction; return the results of each step, and the last states.
+
+    Results of a reversed direction stay at the place of their step.
+    """
     op, order = _CELLS[cell]
     gates, units = len(order), call.weight_shape("recurrent_kernel")[0]
     width = gates * units
@@ -969,28 +960,28 @@ def _run_cell(
     weights = []
     for name in ("kernel", "recurrent_kernel"):
         shape = call.weight_shape(name)
-        _require(len(shape) == 2 and shape[1] == width)
+        require(len(shape) == 2 and shape[1] == width)
         weights.append(call.weight(name, chain_rules(*rules, Reshape((1, width, shape[0])))))
     bias, after = "", call.get("reset_after") if op == "GRU" else None
     if call.get("use_bias", default=True):
         shape = call.weight_shape("bias")
         after = len(shape) == 2 if op == "GRU" and after is None else after
-        _require(shape == ((2, width) if after else (width,)))
+        require(shape == ((2, width) if after else (width,)))
         blocks: Rule = BlockOrder(0, order) if gates == 4 else KEEP
         bias = call.weight("bias", chain_rules(blocks, Reshape((1, math.prod(shape)))))
         if not after:
             bias = call.add("Concat", bias, call.constant([[0] * width], call.compute_dtype), axis=1)
     else:
-        _require(not call.has("bias") and (op != "GRU" or isinstance(after, bool)))
+        require(not call.has("bias") and (op != "GRU" or isinstance(after, bool)))
     if op == "GRU":
         settings["linear_before_reset"] = int(bool(after))
     first = [call.add("Unsqueeze", state, call.integers(1)) for state in states]
     inputs = [x, *weights, bias, *(["", *first] if first else [])]
     count = 3 if op == "LSTM" else 2
-    _require(len(states) in (0, count - 1))
+    require(len(states) in (0, count - 1))
     made = call.split(op, inputs, count, direction="reverse" if reverse else "forward", **settings)
     steps = call.add("Squeeze", made[0], call.integers(2))
-    return _Recurrence(steps, [call.add("Squeeze", state, call.integers(1)) for state in made[1:]])
+    return steps, [call.add("Squeeze", state, call.integers(1)) for state in made[1:]]
 
 
 def _reversed_steps(call: LayerCall, x: str) -> str:
@@ -1005,16 +996,16 @@ def _apply_recurrent(call: LayerCall, x: str, states: Sequence[str]) -> list[str
     call.get("use_cudnn")
     back, whole = call.get("go_backwards", default=False), call.get("return_sequences", default=False)
     returned = call.get("return_state", default=False)
-    _require(all(isinstance(each, bool) for each in (back, whole, returned)))
+    require(all(isinstance(each, bool) for each in (back, whole, returned)))
     if call.cls in CELLS:
         call.part = (
             (*call.part, f"cell|{_cell_pattern(CELLS[call.cls])}") if not call.has("kernel") else call.part
         )
-        found = _run_cell(call, CELLS[call.cls], x, states, reverse=back)
+        steps, last = _run_cell(call, CELLS[call.cls], x, states, reverse=back)
     else:
-        found = _run_cells(call, x, states, reverse=back)
-    steps = _reversed_steps(call, found.steps) if back and whole else found.steps
-    return [steps if whole else found.states[0], *(found.states if returned else [])]
+        steps, last = _run_cells(call, x, states, reverse=back)
+    steps = _reversed_steps(call, steps) if back and whole else steps
+    return [steps if whole else last[0], *(last if returned else [])]
 
 
 def _cell_pattern(cls: str) -> str:
@@ -1022,38 +1013,38 @@ def _cell_pattern(cls: str) -> str:
     return rf"{cls.removesuffix('Cell').lower().replace('simplernn', 'simple_rnn')}_cell(?:_\d+)?"
 
 
-def _run_cells(call: LayerCall, x: str, states: Sequence[str], *, reverse: bool) -> _Recurrence:
+def _run_cells(call: LayerCall, x: str, states: Sequence[str], *, reverse: bool) -> tuple[str, list[str]]:
     """Add the cell of an RNN, or its stack of cells one after the other."""
     document = call.get("cell")
     inner = call.inner(document, r"cell|.*_cells?(?:_\d+)?")
     if inner.cls in _CELLS:
-        found = _run_cell(inner, inner.cls, x, states, reverse=reverse)
+        result = _run_cell(inner, inner.cls, x, states, reverse=reverse)
         inner.require_understood()
-        return found
+        return result
     cells = inner.get("cells")
-    _require(inner.cls == "StackedRNNCells" and isinstance(cells, list) and cells and not states)
+    require(inner.cls == "StackedRNNCells" and isinstance(cells, list) and cells and not states)
     inner.require_understood()
-    found = _Recurrence(x, [])
+    last = list[str]()
     stored = [
         *inner.part,
         *(["cells"] if inner.reader.list_children(_found_scope(inner)) == ["cells"] else []),
     ]
     for item in cells:
         cell = call.inner(item)
-        _require(cell.cls in _CELLS)
+        require(cell.cls in _CELLS)
         cell.part = (*stored, re.escape(str(config_of(item).name)))
-        found = _run_cell(cell, cell.cls, found.steps, reverse=reverse)
+        x, last = _run_cell(cell, cell.cls, x, reverse=reverse)
         cell.require_understood()
     # The states of a stack are those of all cells; its result is that of the last one.
     call.require("return_state", False)
-    return found
+    return x, last
 
 
 def _found_scope(call: LayerCall) -> list[str]:
     found = list(call.scope)
     for part in call.part:
         options = [child for child in call.reader.list_children(found) if re.fullmatch(part, child)]
-        _require(len(options) == 1)
+        require(len(options) == 1)
         found.append(options[0])
     return found
 
@@ -1062,7 +1053,7 @@ def _states_of(call: LayerCall, flows: list[Flow]) -> tuple[str, list[str]]:
     """Return the input of a recurrent layer, and its first states."""
     first = call.argument("initial_state")
     states = [item for item in flatten_operand([first]) if item is not None]
-    _require(all(isinstance(state, Flow) for state in states) and not (states and len(flows) > 1))
+    require(all(isinstance(state, Flow) for state in states) and not (states and len(flows) > 1))
     names = [call.cast(state).name for state in states] or [flow.name for flow in flows[1:]]
     return flows[0].name, names
 
@@ -1077,7 +1068,7 @@ def _bidirectional(call: LayerCall) -> list[Flow]:
     flow = call.flow()
     merge, document, other = call.get("merge_mode"), call.get("layer"), call.get("backward_layer")
     inner = config_of(document)
-    _require(inner.cls in (*CELLS, "RNN") and not inner.settings.get("return_state"))
+    require(inner.cls in (*CELLS, "RNN") and not inner.settings.get("return_state"))
     copied = None
     if other is None:
         turned = not inner.settings.get("go_backwards", False)
@@ -1095,7 +1086,7 @@ def _bidirectional(call: LayerCall) -> list[Flow]:
     if merge is None:
         return [Flow(name, flow.dtype) for name in results]
     ops = {"sum": "Add", "mul": "Mul", "ave": "Mean"}
-    _require(merge in ("concat", *ops))
+    require(merge in ("concat", *ops))
     made = call.add("Concat", *results, axis=-1) if merge == "concat" else call.add(ops[merge], *results)
     return [Flow(made, flow.dtype)]
 
@@ -1113,7 +1104,7 @@ def _time_distributed(call: LayerCall) -> list[Flow]:
     rows = call.add("Concat", call.integers(-1), part(shape, 2, _END), axis=0)
     inner.arguments = [flow._replace(name=call.add("Reshape", flow.name, rows))]
     results = find_rule(document)(inner)
-    _require(len(results) == 1 and config_of(document).cls not in _USE_MASK)
+    require(len(results) == 1 and config_of(document).cls not in _USE_MASK)
     inner.require_understood()
     made = results[0].name
     whole = call.add("Concat", part(shape, 0, 2), part(call.add("Shape", made), 1, _END), axis=0)
@@ -1137,7 +1128,7 @@ def _project(call: LayerCall, x: str, part: str, heads: int) -> str:
     """Return the queries, keys or values of all heads next to each other."""
     inner = call.inner({"class_name": "EinsumDense", "config": call.settings}, part)
     shape = inner.weight_shape("kernel")
-    _require(len(shape) == 3 and shape[1] == heads)
+    require(len(shape) == 3 and shape[1] == heads)
     width = shape[1] * shape[2]
     made = call.add("MatMul", x, inner.weight("kernel", Reshape((shape[0], width))))
     return _add_bias(call, made, inner.bias(rule=Reshape((width,))))
@@ -1149,12 +1140,12 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
     names = [flow.name for flow in flows]
     keyed = [call.argument("value"), call.argument("key")]
     names += [call.cast(flow).name for flow in keyed if isinstance(flow, Flow)]
-    _require(not any(isinstance(each, Flow) and each.masked for each in keyed))
-    _require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
+    require(not any(isinstance(each, Flow) and each.masked for each in keyed))
+    require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
     query, value, key = (*names, names[1])[:3]
     causal = call.argument("use_causal_mask", default=False)
     scores = call.argument("return_attention_scores", default=False)
-    _require(isinstance(causal, bool) and scores is False)
+    require(isinstance(causal, bool) and scores is False)
     call.require("use_gate", False)
     call.require("flash_attention", None)
     call.require("attention_axes", [1], None)
@@ -1163,7 +1154,7 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
     heads = call.get("num_query_heads") if grouped else shared
     width = call.get("head_dim" if grouped else "key_dim")
     call.get("value_dim"), call.get("output_shape")
-    _require(all(type(each) is int and each > 0 for each in (heads, shared, width)))
+    require(all(type(each) is int and each > 0 for each in (heads, shared, width)))
     projected = [
         _project(call, name, rf"_?{part}(?:_dense)?", count)
         for name, part, count in ((query, "query", heads), (key, "key", shared), (value, "value", shared))
@@ -1174,7 +1165,7 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
         {"class_name": "EinsumDense", "config": call.settings}, "_?(?:attention_)?output(?:_dense)?"
     )
     shape = inner.weight_shape("kernel")
-    _require(len(shape) == 3)
+    require(len(shape) == 3)
     made = call.add("MatMul", made, inner.weight("kernel", Reshape((shape[0] * shape[1], shape[2]))))
     return [Flow(_add_bias(call, made, inner.bias()), flows[0].dtype)]
 
@@ -1182,14 +1173,14 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
 def _attention(call: LayerCall) -> list[Flow]:
     flows = call.flows()
     names = [flow.name for flow in flows]
-    _require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
+    require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
     query, value, key = (*names, names[1])[:3]
     call.require("causal", False)
     for name in ("use_causal_mask", "return_attention_scores"):
-        _require(not call.argument(name, default=False))
+        require(not call.argument(name, default=False))
     additive = call.cls == "AdditiveAttention"
     mode, scaled = call.get("score_mode", "dot"), call.get("use_scale", default=False)
-    _require(isinstance(scaled, bool) and scaled == call.has("scale") and mode in ("dot", "concat"))
+    require(isinstance(scaled, bool) and scaled == call.has("scale") and mode in ("dot", "concat"))
     if additive or mode == "concat":
         left = call.add("Unsqueeze", query, call.integers(2))
         total = call.add("Add", left, call.add("Unsqueeze", key, call.integers(1)))
@@ -1232,39 +1223,32 @@ def _inactive(call: LayerCall) -> list[Flow]:
 # Functions of keras.ops that a functional model calls: keras/src/ops/{numpy,nn,math}.py.
 
 
-class _Operands(NamedTuple):
-    """Operands of a function, as values of one type."""
-
-    names: list[str]
-    dtype: str
-
-
-def _operands(call: LayerCall, count: int | None = None) -> _Operands:
-    """Return the operands of a function; numbers become constants of the type of the values."""
+def _operands(call: LayerCall, count: int | None = None) -> tuple[list[str], str]:
+    """Return the operands of a function, and their type, which numbers among them get as well."""
     items = list(flatten_operand(call.arguments))
     flows = [item for item in items if isinstance(item, Flow)]
     dtypes = {flow.dtype for flow in flows}
-    _require(len(dtypes) == 1 and (count is None or len(items) == count))
-    _require(not any(flow.masked for flow in flows))
+    require(len(dtypes) == 1 and (count is None or len(items) == count))
+    require(not any(flow.masked for flow in flows))
     (dtype,) = dtypes
     names = []
     for item in items:
         if isinstance(item, Flow):
             names.append(item.name)
             continue
-        _require(type(item) in (int, float) and (dtype in _FLOATS or type(item) is int))
+        require(type(item) in (int, float) and (dtype in _FLOATS or type(item) is int))
         names.append(call.constant(item, dtype))
-    return _Operands(names, dtype)
+    return names, dtype
 
 
 def _function(op: str, count: int, *, boolean: bool = False, **attributes: Any) -> LayerRule:
     """Return the rule of a function that is one operator."""
 
     def rule(call: LayerCall) -> list[Flow]:
-        operands = _operands(call, count)
-        _require(operands.dtype in _FLOATS or op in _ANY_TYPE)
-        made = call.add(op, *operands.names, **attributes)
-        return [Flow(made, "bool" if boolean else operands.dtype)]
+        names, dtype = _operands(call, count)
+        require(dtype in _FLOATS or op in _ANY_TYPE)
+        made = call.add(op, *names, **attributes)
+        return [Flow(made, "bool" if boolean else dtype)]
 
     return rule
 
@@ -1277,37 +1261,37 @@ def _float_function(rule: _OneRule) -> LayerRule:
     """Return the rule of a function of one value that is computed in its own type."""
 
     def apply(call: LayerCall) -> list[Flow]:
-        operands = _operands(call, 1)
-        _require(operands.dtype == "float32")
-        return [Flow(rule(call, operands.names[0]), operands.dtype)]
+        names, dtype = _operands(call, 1)
+        require(dtype == "float32")
+        return [Flow(rule(call, names[0]), dtype)]
 
     return apply
 
 
 def _reduction(op: str) -> LayerRule:
     def rule(call: LayerCall) -> list[Flow]:
-        operands = _operands(call, 1)
-        _require(operands.dtype in _FLOATS)
+        names, dtype = _operands(call, 1)
+        require(dtype in _FLOATS)
         axis, keep = call.get("axis"), bool(call.get("keepdims", default=False))
         # Without axes, all are reduced, also that of the batch.
         axes = "" if axis is None else call.integers(*_whole_numbers(axis))
-        x = operands.names[0]
+        x = names[0]
         if op == "Variance":
-            _require(axes)
+            require(axes)
             x = _center(call, x, _whole_numbers(axis))[0]
             x = call.add("Mul", x, x)
         made = call.add("ReduceMean" if op == "Variance" else op, x, axes, keepdims=int(keep))
-        return [Flow(made, operands.dtype)]
+        return [Flow(made, dtype)]
 
     return rule
 
 
 def _arg(op: str) -> LayerRule:
     def rule(call: LayerCall) -> list[Flow]:
-        operands, axis = _operands(call, 1), call.get("axis")
-        _require(type(axis) is int)
+        (names, _), axis = _operands(call, 1), call.get("axis")
+        require(type(axis) is int)
         keep = int(bool(call.get("keepdims", default=False)))
-        made = call.add(op, operands.names[0], axis=axis, keepdims=keep)
+        made = call.add(op, names[0], axis=axis, keepdims=keep)
         return [Flow(call.add("Cast", made, to="int32"), "int32")]
 
     return rule
@@ -1317,15 +1301,15 @@ def _any(rule: Callable[[LayerCall, list[str]], str]) -> LayerRule:
     """Return the rule of a function of values of any one type."""
 
     def apply(call: LayerCall) -> list[Flow]:
-        operands = _operands(call)
-        return [Flow(rule(call, operands.names), operands.dtype)]
+        names, dtype = _operands(call)
+        return [Flow(rule(call, names), dtype)]
 
     return apply
 
 
 def _ops_reshape(call: LayerCall, names: list[str]) -> str:
     shape = [-1 if extent is None else extent for extent in call.get("newshape")]
-    _require(all(type(extent) is int and extent for extent in shape) and shape.count(-1) < 2)
+    require(all(type(extent) is int and extent for extent in shape) and shape.count(-1) < 2)
     return call.add("Reshape", names[0], call.integers(*shape))
 
 
@@ -1356,25 +1340,25 @@ def _ops_stack(call: LayerCall, names: list[str]) -> str:
 
 
 def _ops_split(call: LayerCall) -> list[Flow]:
-    operands, parts, axis = _operands(call, 1), call.get("indices_or_sections"), call.get("axis", 0)
-    _require(type(axis) is int)
+    (names, dtype), parts, axis = _operands(call, 1), call.get("indices_or_sections"), call.get("axis", 0)
+    require(type(axis) is int)
     if isinstance(parts, list):
         bounds = [0, *_whole_numbers(parts), _END]
         axes = call.integers(axis)
         names = [
-            call.add("Slice", operands.names[0], call.integers(start), call.integers(end), axes)
+            call.add("Slice", names[0], call.integers(start), call.integers(end), axes)
             for start, end in itertools.pairwise(bounds)
         ]
     else:
-        _require(type(parts) is int and parts > 0)
-        names = call.split("Split", operands.names, parts, axis=axis, num_outputs=parts)
-    return [Flow(name, operands.dtype) for name in names]
+        require(type(parts) is int and parts > 0)
+        names = call.split("Split", names, parts, axis=axis, num_outputs=parts)
+    return [Flow(name, dtype) for name in names]
 
 
 def _ops_item(call: LayerCall) -> list[Flow]:
     """Select entries: numbers, slices, new axes and an ellipsis."""
     flow, *rest = call.arguments
-    _require(isinstance(flow, Flow) and not flow.masked and len(rest) == 1)
+    require(isinstance(flow, Flow) and not flow.masked and len(rest) == 1)
     items = rest[0] if isinstance(rest[0], list) else [rest[0]]
     axes, starts, ends, steps = list[int](), list[int](), list[int](), list[int]()
     removed, added = list[int](), list[int]()
@@ -1393,10 +1377,10 @@ def _ops_item(call: LayerCall) -> list[Flow]:
             removed.append(axis)
             axis += 1
         else:
-            _require(isinstance(item, slice))
+            require(isinstance(item, slice))
             step = 1 if item.step is None else item.step
-            _require(type(step) is int and step > 0)
-            _require(all(type(each) is int or each is None for each in (item.start, item.stop)))
+            require(type(step) is int and step > 0)
+            require(all(type(each) is int or each is None for each in (item.start, item.stop)))
             axes, steps = [*axes, axis], [*steps, step]
             starts = [*starts, item.start or 0]
             ends = [*ends, _END if item.stop is None else item.stop]
@@ -1411,10 +1395,10 @@ def _ops_item(call: LayerCall) -> list[Flow]:
 
 def _ops_where(call: LayerCall) -> list[Flow]:
     condition, *rest = call.arguments
-    _require(isinstance(condition, Flow) and condition.dtype == "bool" and len(rest) == 2)
+    require(isinstance(condition, Flow) and condition.dtype == "bool" and len(rest) == 2)
     call.arguments = rest
-    operands = _operands(call, 2)
-    return [Flow(call.add("Where", condition.name, *operands.names), operands.dtype)]
+    names, dtype = _operands(call, 2)
+    return [Flow(call.add("Where", condition.name, *names), dtype)]
 
 
 def _ops_clip(call: LayerCall, names: list[str]) -> str:
@@ -1429,7 +1413,7 @@ def _ops_einsum(call: LayerCall, names: list[str]) -> str:
 def _ops_softmax(op: str) -> _OneRule:
     def rule(call: LayerCall, x: str) -> str:
         axis = call.get("axis", -1)
-        _require(type(axis) is int)
+        require(type(axis) is int)
         return call.add(op, x, axis=axis)
 
     return rule
@@ -1562,8 +1546,8 @@ def takes_two_operands(layer: Mapping[str, Any]) -> bool:
 
 
 def find_rule(layer: Mapping[str, Any]) -> LayerRule:
-    """Return the rule of a layer, or of a function of keras.ops; raise OpaqueLayerError without one."""
+    """Return the rule of a layer, or of a function of keras.ops; raise OpaqueError without one."""
     rule = (_FUNCTIONS if _is_function(layer) else _RULES).get(str(config_of(dict(layer)).cls))
     if rule is None:
-        raise OpaqueLayerError
+        raise OpaqueError
     return rule

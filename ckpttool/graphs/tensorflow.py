@@ -34,7 +34,13 @@ from ckpttool.formats.tf_functions import (
 )
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
 from ckpttool.graphs.builder import GraphBuilder, body
-from ckpttool.graphs.graph import Graph, OperatorNode, Value
+from ckpttool.graphs.graph import (
+    Graph,
+    OpaqueError,
+    OperatorNode,
+    Value,
+    require,
+)
 from ckpttool.graphs.operators import compute_node
 from ckpttool.mapping.rules import KEEP, Permute, Reshape, Rule, chain_rules
 
@@ -48,10 +54,6 @@ _LARGEST = (1 << 63) - 1
 _UNEXPECTED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # Operators whose result may be much larger than their inputs.
 _GROWING = frozenset(("Expand", "Tile", "Pad", "OneHot", "Resize", "Einsum", "MatMul"))
-
-
-class UnknownOperationError(Exception):
-    """An operation, or a combination of its attributes, without translation."""
 
 
 class TensorName(NamedTuple):
@@ -99,7 +101,7 @@ def read(checkpoint: Checkpoint, signature: str | None = None) -> Graph | None:
         if graph.objects is not None:
             return _read_functions(checkpoint, graph, meter, signature)
         return _read_nodes(checkpoint, graph, meter, signature)
-    except UnknownOperationError as error:
+    except OpaqueError as error:
         raise UnsupportedError(
             "an output of the signature is not a tensor", file=checkpoint.path, found=str(error)
         ) from None
@@ -132,7 +134,7 @@ def read_each(checkpoint: Checkpoint) -> Iterator[Graph | None]:
         for title, name in names.items():
             try:
                 yield stored.read(checkpoint, name, graph.signatures.get(title))
-            except (CkpttoolError, UnknownOperationError, *_UNEXPECTED):
+            except (CkpttoolError, OpaqueError, *_UNEXPECTED):
                 yield None
 
 
@@ -221,7 +223,7 @@ def _captured_constant(translator: FunctionTranslator, node: FunctionNode | None
     """Return a constant that a function captures, None if it has no numbers."""
     try:
         return None if node is None or node.op != "Const" else _constant(translator, node, [])
-    except UnknownOperationError:
+    except OpaqueError:
         return None
 
 
@@ -420,7 +422,7 @@ class FunctionTranslator:
         try:
             made = self._apply(name, node, inputs)
             return made if isinstance(made, list) else [made]
-        except (UnknownOperationError, *_UNEXPECTED):
+        except (OpaqueError, *_UNEXPECTED):
             del self.build.nodes[count:]
             ends = self._used_outputs(function).get(name, {})
             tensors = [each.name for each in inputs if isinstance(each, TensorName)]
@@ -455,11 +457,11 @@ class FunctionTranslator:
             if path is None:
                 raise UnsupportedError("a variable of the graph is not stored", found=name)
             if node.op != "VarHandleOp" and self.writes:
-                raise UnknownOperationError("a variable that is changed")
+                raise OpaqueError("a variable that is changed")
             return VariableName(path) if node.op == "VarHandleOp" else self.variable(path)
         operation = OPERATIONS.get(node.op)
         if operation is None:
-            raise UnknownOperationError(node.op)
+            raise OpaqueError(node.op)
         return operation(self, node, inputs)
 
     def function(self, node: FunctionNode, attribute: str) -> GraphFunction:
@@ -472,9 +474,9 @@ class FunctionTranslator:
     # Values.
 
     def tensor(self, value: Any) -> TensorName:
-        """Return a value as a tensor; raise UnknownOperationError for a resource or an unknown value."""
+        """Return a value as a tensor; raise OpaqueError for a resource or an unknown value."""
         if not isinstance(value, TensorName):
-            raise UnknownOperationError(type(value).__name__)
+            raise OpaqueError(type(value).__name__)
         return value
 
     def variable(self, path: Path, rule: Rule = KEEP) -> TensorName:
@@ -505,13 +507,13 @@ class FunctionTranslator:
         """Return numbers that do not depend on inputs."""
         array = self.known.get(self.tensor(value).name)
         if array is None or array.dtype.kind not in "iu":
-            raise UnknownOperationError("numbers that depend on a tensor")
+            raise OpaqueError("numbers that depend on a tensor")
         return [int(each) for each in array.reshape(-1)]
 
-    def int64(self, value: Any) -> str:
-        """Return the name of numbers as int64: a shape, positions."""
+    def int64(self, value: Any) -> TensorName:
+        """Return numbers as int64: a shape, positions."""
         tensor = self.tensor(value)
-        return tensor.name if tensor.dtype == "int64" else self.one("Cast", tensor, to="int64").name
+        return tensor if tensor.dtype == "int64" else self.one("Cast", tensor, to="int64")
 
     def numbers(self, *values: int) -> TensorName:
         """Return a constant list of int64."""
@@ -575,11 +577,6 @@ def _operation(*names: str) -> Callable[[_Operation], _Operation]:
     return add
 
 
-def _require(condition: bool, reason: str) -> None:
-    if not condition:
-        raise UnknownOperationError(reason)
-
-
 # Elementwise.
 
 _DIRECT = {
@@ -630,20 +627,14 @@ def _same(_t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> Any
     return inputs[0]
 
 
-@_operation("IdentityN")
-def _all_same(_t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> Any:
-    return inputs
-
-
-@_operation("NoOp", "Assert")
-def _nothing(_t: FunctionTranslator, _node: FunctionNode, _inputs: list[Any]) -> list[Any]:
-    return []
+_operation("IdentityN")(lambda _t, _node, inputs: inputs)
+_operation("NoOp", "Assert")(lambda _t, _node, _inputs: [])
 
 
 @_operation("ReadVariableOp")
 def _read_variable(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    _require(isinstance(inputs[0], VariableName), "a resource that is not a variable")
-    _require(not t.writes, "a variable that is changed")
+    require(isinstance(inputs[0], VariableName), "a resource that is not a variable")
+    require(not t.writes, "a variable that is changed")
     return t.variable(inputs[0].path)
 
 
@@ -652,52 +643,30 @@ def _constant(t: FunctionTranslator, node: FunctionNode, _inputs: list[Any]) -> 
     fields = read_constant_fields(node.attributes.get("value", memoryview(b"")), limits.current().graph_bytes)
     array = None if fields is None else constant_array(fields)
     if array is None:
-        raise UnknownOperationError("a constant without numbers")
+        raise OpaqueError("a constant without numbers")
     return t.constant(array)
 
 
 @_operation("Cast")
 def _cast(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     target = type_name(get_attribute(node, "DstT") or 0)
-    _require(not get_attribute(node, "Truncate"), "a cast that truncates")
+    require(not get_attribute(node, "Truncate"), "a cast that truncates")
     return t.one("Cast", t.tensor(inputs[0]), to=target)
 
 
 def _scalar(t: FunctionTranslator, value: float, like: TensorName) -> TensorName:
-    _require(like.dtype is not None, "an unknown type")
+    require(like.dtype is not None, "an unknown type")
     from ckpttool.core import dtypes
 
     return t.constant(np.array(value).astype(dtypes.numpy_dtype(like.dtype or "float32")))
-
-
-@_operation("Relu6")
-def _relu6(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    x = t.tensor(inputs[0])
-    return t.one("Clip", x, _scalar(t, 0, x), _scalar(t, 6, x))
 
 
 @_operation("LeakyRelu")
 def _leaky_relu(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     # An attribute with its default value is omitted (tensorflow/core/ops/nn_ops.cc).
     slope = get_attribute(node, "alpha") if "alpha" in node.attributes else 0.2
-    _require(isinstance(slope, float), "a slope that is not a number")
+    require(isinstance(slope, float), "a slope that is not a number")
     return t.one("LeakyRelu", t.tensor(inputs[0]), alpha=slope)
-
-
-@_operation("Square")
-def _square(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("Mul", t.tensor(inputs[0]), t.tensor(inputs[0]))
-
-
-@_operation("SquaredDifference")
-def _squared_difference(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    difference = t.one("Sub", *map(t.tensor, inputs))
-    return t.one("Mul", difference, difference)
-
-
-@_operation("Rsqrt")
-def _inverse_root(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("Reciprocal", t.one("Sqrt", t.tensor(inputs[0])))
 
 
 @_operation("Log1p")
@@ -717,23 +686,6 @@ def _expm1(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> Ten
     below = t.one("Elu", t.one("Neg", t.one("Abs", x)))
     above = t.one("Neg", t.one("Mul", t.one("Exp", x), below))
     return t.one("Where", t.one("Less", x, _scalar(t, 0, x)), below, above)._replace(dtype=x.dtype)
-
-
-@_operation("Erfc")
-def _complement(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    x = t.tensor(inputs[0])
-    return t.one("Sub", _scalar(t, 1, x), t.one("Erf", x))
-
-
-@_operation("NotEqual")
-def _not_equal(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("Not", t.one("Equal", *map(t.tensor, inputs)))
-
-
-@_operation("IsFinite")
-def _is_finite(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    x = t.tensor(inputs[0])
-    return t.one("Not", t.one("Or", t.one("IsNaN", x), t.one("IsInf", x)))
 
 
 @_operation("FloorDiv")
@@ -759,28 +711,36 @@ def _zero_where(t: FunctionTranslator, zero: TensorName, result: TensorName) -> 
     return chosen._replace(dtype=result.dtype)
 
 
-@_operation("DivNoNan")
-def _safe_divide(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    a, b = map(t.tensor, inputs)
-    return _zero_where(t, b, t.one("Div", a, b))
+def _product_with_itself(t: FunctionTranslator, x: TensorName) -> TensorName:
+    return t.one("Mul", x, x)
 
 
-@_operation("MulNoNan")
-def _safe_multiply(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    a, b = map(t.tensor, inputs)
-    return _zero_where(t, b, t.one("Mul", a, b))
+# Operations that are one expression of their tensors.
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "Relu6": lambda t, x: t.one("Clip", x, _scalar(t, 0, x), _scalar(t, 6, x)),
+    "Square": _product_with_itself,
+    "SquaredDifference": lambda t, a, b: _product_with_itself(t, t.one("Sub", a, b)),
+    "Rsqrt": lambda t, x: t.one("Reciprocal", t.one("Sqrt", x)),
+    "Erfc": lambda t, x: t.one("Sub", _scalar(t, 1, x), t.one("Erf", x)),
+    "NotEqual": lambda t, a, b: t.one("Not", t.one("Equal", a, b)),
+    "IsFinite": lambda t, x: t.one("Not", t.one("Or", t.one("IsNaN", x), t.one("IsInf", x))),
+    "DivNoNan": lambda t, a, b: _zero_where(t, b, t.one("Div", a, b)),
+    "MulNoNan": lambda t, a, b: _zero_where(t, b, t.one("Mul", a, b)),
+    "Xlogy": lambda t, a, b: _zero_where(t, a, t.one("Mul", a, t.one("Log", b))),
+    "ClipByValue": lambda t, x, low, high: t.one("Max", t.one("Min", x, high), low),
+    "Reshape": lambda t, x, shape: t.one("Reshape", x, t.int64(shape), allowzero=1),
+    "Tile": lambda t, x, counts: t.one("Tile", x, t.int64(counts)),
+    "BroadcastTo": lambda t, x, shape: t.one("Expand", x, t.int64(shape)),
+    "Fill": lambda t, shape, value: t.one("Expand", value, t.int64(shape)),
+    "GatherNd": lambda t, x, positions: t.one("GatherND", x, t.int64(positions)),
+    "TensorListFromTensor": lambda _t, rows, _shape: TensorList(rows),
+    "TensorListReserve": lambda _t, _shape, length: TensorList(None, length),
+}
 
 
-@_operation("Xlogy")
-def _safe_log(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    a, b = map(t.tensor, inputs)
-    return _zero_where(t, a, t.one("Mul", a, t.one("Log", b)))
-
-
-@_operation("ClipByValue")
-def _clip(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    x, low, high = map(t.tensor, inputs)
-    return t.one("Max", t.one("Min", x, high), low)
+@_operation(*_EXPRESSIONS)
+def _express(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Any:
+    return _EXPRESSIONS[node.op](t, *map(t.tensor, inputs))
 
 
 @_operation("ZerosLike", "OnesLike")
@@ -795,7 +755,7 @@ def _channels_first(node: FunctionNode) -> bool:
 
 @_operation("BiasAdd")
 def _add_bias(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    _require(not _channels_first(node), "a bias of channels first")
+    require(not _channels_first(node), "a bias of channels first")
     return t.one("Add", *map(t.tensor, inputs))
 
 
@@ -807,14 +767,7 @@ def _product(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Te
     sides = []
     for value, side in zip(inputs, "ab", strict=True):
         tensor = t.tensor(value)
-        if get_attribute(node, f"transpose_{side}"):
-            stored = t.stored_leaf(tensor)
-            tensor = (
-                t.one("Transpose", tensor, perm=(1, 0))
-                if stored is None
-                else t.variable(stored[0], Permute((1, 0)))
-            )
-        sides.append(tensor)
+        sides.append(_kernel(t, tensor, (1, 0)) if get_attribute(node, f"transpose_{side}") else tensor)
     return t.one("MatMul", *sides)
 
 
@@ -839,9 +792,9 @@ def _einsum(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
 def _spatial(node: FunctionNode, attribute: str, rank: int) -> tuple[int, ...]:
     """Return the spatial entries of a list with one number for each axis; 1 if it is not stated."""
     listed = get_attribute(node, attribute) or [1] * (rank + 2)
-    _require(len(listed) == rank + 2, f"{attribute} of another length")
+    require(len(listed) == rank + 2, f"{attribute} of another length")
     outer = (listed[0], listed[1]) if _channels_first(node) else (listed[0], listed[-1])
-    _require(outer == (1, 1), f"{attribute} over batch or channels")
+    require(outer == (1, 1), f"{attribute} over batch or channels")
     return tuple(listed[2:]) if _channels_first(node) else tuple(listed[1:-1])
 
 
@@ -849,11 +802,11 @@ def _padding(node: FunctionNode, rank: int) -> dict[str, Any]:
     padding = get_attribute(node, "padding")
     if padding == "EXPLICIT":
         ends = get_attribute(node, "explicit_paddings") or []
-        _require(len(ends) == 2 * rank + 4, "paddings of another length")
+        require(len(ends) == 2 * rank + 4, "paddings of another length")
         first = 4 if _channels_first(node) else 2
         inner = ends[first : first + 2 * rank]
         return {"pads": (*inner[::2], *inner[1::2])}
-    _require(padding in ("SAME", "VALID"), "an unknown padding")
+    require(padding in ("SAME", "VALID"), "an unknown padding")
     return {"auto_pad": "SAME_UPPER" if padding == "SAME" else "VALID"}
 
 
@@ -917,7 +870,7 @@ def _depthwise_convolution(t: FunctionTranslator, node: FunctionNode, inputs: li
     x, kernel = map(t.tensor, inputs)
     stored = t.stored_leaf(kernel)
     if stored is None:
-        raise UnknownOperationError("a computed kernel")
+        raise OpaqueError("a computed kernel")
     high, wide, channels, factor = stored[1].shape
     rule = chain_rules(Permute((2, 3, 0, 1)), Reshape((channels * factor, 1, high, wide)))
     settings = {
@@ -933,14 +886,14 @@ def _transposed_convolution(t: FunctionTranslator, node: FunctionNode, inputs: l
     rank = int(node.op[4])
     sizes, kernel, x = map(t.tensor, inputs)
     padding, strides = get_attribute(node, "padding"), _spatial(node, "strides", rank)
-    _require(set(_spatial(node, "dilations", rank)) == {1}, "a dilated transposed convolution")
-    _require(padding in ("SAME", "VALID"), "an explicit padding")
+    require(set(_spatial(node, "dilations", rank)) == {1}, "a dilated transposed convolution")
+    require(padding in ("SAME", "VALID"), "an explicit padding")
     # [rows..., outputs, inputs] becomes [inputs, outputs, rows...].
     weight = _kernel(t, kernel, (rank + 1, rank, *range(rank)))
     whole = t.one("ConvTranspose", _moved(t, node, x, rank), weight, strides=strides)
     # The stated extents are cut from the whole result, from its middle for SAME; what it lacks is zero.
     first = 2 if _channels_first(node) else 1
-    listed = TensorName(t.int64(sizes), "int64")
+    listed = t.int64(sizes)
     extents = t.one("Slice", listed, t.numbers(first), t.numbers(first + rank))
     zeros = t.numbers(*[0] * rank)
     starts = zeros
@@ -971,9 +924,9 @@ _operation("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D")(_pooled)
 
 @_operation("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def _batch_norm(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    _require(get_attribute(node, "is_training") == 0, "a norm in training")
+    require(get_attribute(node, "is_training") == 0, "a norm in training")
     epsilon = get_attribute(node, "epsilon")
-    _require(isinstance(epsilon, float), "an epsilon that is not stated")
+    require(isinstance(epsilon, float), "an epsilon that is not stated")
     x, *rest = map(t.tensor, inputs)
     rank = 3 if str(get_attribute(node, "data_format") or "") in ("NDHWC", "NCDHW") else 2
     result = t.one("BatchNormalization", _moved(t, node, x, rank), *rest, epsilon=epsilon)
@@ -983,9 +936,9 @@ def _batch_norm(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) ->
 @_operation("ResizeNearestNeighbor", "ResizeBilinear")
 def _resize(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     corners, centers = (bool(get_attribute(node, name)) for name in ("align_corners", "half_pixel_centers"))
-    _require(not (corners and centers), "corners and centers")
+    require(not (corners and centers), "corners and centers")
     nearest = node.op == "ResizeNearestNeighbor"
-    _require(not (nearest and corners), "nearest entries with corners")
+    require(not (nearest and corners), "nearest entries with corners")
     mode = "align_corners" if corners else "half_pixel" if centers else "asymmetric"
     settings: dict[str, Any] = {
         "mode": "nearest" if nearest else "linear",
@@ -995,14 +948,14 @@ def _resize(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
         # floor((y + 0.5) * scale) with centers, floor(y * scale) without.
         settings["nearest_mode"] = "round_prefer_ceil" if centers else "floor"
     x = t.tensor(inputs[0])
-    sizes = TensorName(t.int64(inputs[1]), "int64")
+    sizes = t.int64(inputs[1])
     made = t.one("Resize", _moved(t, node, x, 2), None, None, sizes, axes=(2, 3), **settings)
     return _moved_back(t, node, made, 2)
 
 
 @_operation("SpaceToDepth", "DepthToSpace")
 def _blocks(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    _require(str(get_attribute(node, "data_format") or "NHWC") in ("NHWC", "NCHW"), "vectors of channels")
+    require(str(get_attribute(node, "data_format") or "NHWC") in ("NHWC", "NCHW"), "vectors of channels")
     moved = _moved(t, node, t.tensor(inputs[0]), 2)
     made = t.one(node.op, moved, blocksize=get_attribute(node, "block_size"), mode="DCR")
     return _moved_back(t, node, made, 2)
@@ -1011,25 +964,22 @@ def _blocks(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
 # Shapes.
 
 
+def _as_type(t: FunctionTranslator, value: TensorName, code: int) -> TensorName:
+    """Return int64 numbers in the type with this number."""
+    kind = type_name(code)
+    return value if kind == "int64" else t.one("Cast", value, to=kind)
+
+
 @_operation("Shape")
 def _shape(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    kind = type_name(get_attribute(node, "out_type") or 3)
-    shape = t.one("Shape", t.tensor(inputs[0]))
-    return shape if kind == "int64" else t.one("Cast", shape, to=kind)
+    return _as_type(t, t.one("Shape", t.tensor(inputs[0])), get_attribute(node, "out_type") or 3)
 
 
 @_operation("Size", "Rank")
 def _size(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     x = t.tensor(inputs[0])
     count = t.one("Size", x if node.op == "Size" else t.one("Shape", x))
-    kind = type_name(get_attribute(node, "out_type") or 3)
-    return count if kind == "int64" else t.one("Cast", count, to=kind)
-
-
-@_operation("Reshape")
-def _reshape(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    shape = TensorName(t.int64(inputs[1]), "int64")
-    return t.one("Reshape", t.tensor(inputs[0]), shape, allowzero=1)
+    return _as_type(t, count, get_attribute(node, "out_type") or 3)
 
 
 @_operation("ExpandDims")
@@ -1079,7 +1029,7 @@ def _split(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> list
 @_operation("SplitV")
 def _split_sizes(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> list[TensorName]:
     sizes, (axis,) = t.ints(inputs[1]), t.ints(inputs[2])
-    _require(-1 not in sizes, "a part whose extent depends on a tensor")
+    require(-1 not in sizes, "a part whose extent depends on a tensor")
     return t.many("Split", [t.tensor(inputs[0]), t.numbers(*sizes)], len(sizes), axis=axis)
 
 
@@ -1137,28 +1087,13 @@ def _strided_slice(t: FunctionTranslator, node: FunctionNode, inputs: list[Any])
     return t.one("Unsqueeze", x, t.numbers(*added)) if added else x
 
 
-@_operation("Tile")
-def _tile(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("Tile", t.tensor(inputs[0]), TensorName(t.int64(inputs[1]), "int64"))
-
-
-@_operation("BroadcastTo")
-def _broadcast(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("Expand", t.tensor(inputs[0]), TensorName(t.int64(inputs[1]), "int64"))
-
-
-@_operation("Fill")
-def _fill(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("Expand", t.tensor(inputs[1]), TensorName(t.int64(inputs[0]), "int64"))
-
-
 @_operation("Range")
 def _range(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
     tensors = [t.tensor(each) for each in inputs]
     bounds = [t.known.get(each.name) for each in tensors]
     if all(each is not None and each.size == 1 for each in bounds):
         start, end, step = (each.reshape(()) for each in bounds if each is not None)
-        _require(step != 0 and abs(end - start) <= _SMALL * abs(step), "a range that is too long")
+        require(step != 0 and abs(end - start) <= _SMALL * abs(step), "a range that is too long")
     return t.one("Range", *tensors)
 
 
@@ -1189,28 +1124,23 @@ def _pad(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Tensor
     x = t.tensor(inputs[0])
     listed = [x, t.numbers(*widths[::2], *widths[1::2]), *map(t.tensor, inputs[2:])]
     mode = get_attribute(node, "mode") if node.op == "MirrorPad" else "CONSTANT"
-    _require(mode in ("CONSTANT", "REFLECT"), "an unknown mode of padding")
+    require(mode in ("CONSTANT", "REFLECT"), "an unknown mode of padding")
     return t.one("Pad", *listed, mode=str(mode).lower())
 
 
 @_operation("GatherV2")
 def _gather(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     (axis,) = t.ints(inputs[2])
-    _require(not get_attribute(node, "batch_dims"), "a gather per row")
+    require(not get_attribute(node, "batch_dims"), "a gather per row")
     x = t.tensor(inputs[0])
-    return t.one("Gather", x, TensorName(t.int64(inputs[1]), "int64"), axis=axis)
+    return t.one("Gather", x, t.int64(inputs[1]), axis=axis)
 
 
 @_operation("ResourceGather")
 def _gather_variable(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    _require(isinstance(inputs[0], VariableName), "a resource that is not a variable")
-    _require(not get_attribute(node, "batch_dims"), "a gather per row")
-    return t.one("Gather", t.variable(inputs[0].path), TensorName(t.int64(inputs[1]), "int64"), axis=0)
-
-
-@_operation("GatherNd")
-def _gather_slices(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    return t.one("GatherND", t.tensor(inputs[0]), TensorName(t.int64(inputs[1]), "int64"))
+    require(isinstance(inputs[0], VariableName), "a resource that is not a variable")
+    require(not get_attribute(node, "batch_dims"), "a gather per row")
+    return t.one("Gather", t.variable(inputs[0].path), t.int64(inputs[1]), axis=0)
 
 
 @_operation("OneHot")
@@ -1230,7 +1160,7 @@ def _one_hot(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Te
 @_operation("SpaceToBatchND", "BatchToSpaceND")
 def _batches(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     """Move blocks of an image to the batch, or back: a convolution with dilations works on these."""
-    x, blocks, widths = t.tensor(inputs[0]), t.ints(inputs[1]), TensorName(t.int64(inputs[2]), "int64")
+    x, blocks, widths = t.tensor(inputs[0]), t.ints(inputs[1]), t.int64(inputs[2])
     count = len(blocks)
     axes, factors = t.numbers(*range(1, count + 1)), t.numbers(*blocks)
     before, after = (t.one("Gather", widths, t.constant(np.array(n)), axis=1) for n in (0, 1))
@@ -1287,13 +1217,12 @@ def _reduce(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
 def _position(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     (axis,) = t.ints(inputs[1])
     made = t.one(node.op, t.tensor(inputs[0]), axis=axis, keepdims=0)
-    kind = type_name(get_attribute(node, "output_type") or 9)
-    return made if kind == "int64" else t.one("Cast", made, to=kind)
+    return _as_type(t, made, get_attribute(node, "output_type") or 9)
 
 
 @_operation("TopKV2")
 def _top(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> list[TensorName]:
-    x, k = t.tensor(inputs[0]), TensorName(t.int64(inputs[1]), "int64")
+    x, k = t.tensor(inputs[0]), t.int64(inputs[1])
     values, places = t.many("TopK", [x, t.one("Reshape", k, t.numbers(1))], 2, axis=-1)
     return [values, t.one("Cast", places._replace(dtype="int64"), to="int32")]
 
@@ -1398,9 +1327,9 @@ def _require_rows(
     """Refuse a list unless each step of a loop sets the row of its number, or the only row."""
     counters, nodes, again = loop
     if not isinstance(before, TensorList) or not isinstance(after, TensorList) or before.length is None:
-        raise UnknownOperationError("a resource that a loop changes")
+        raise OpaqueError("a resource that a loop changes")
     if after.writes is None or after != before._replace(writes=after.writes):
-        raise UnknownOperationError("rows of a list")
+        raise OpaqueError("rows of a list")
     position, count = after.writes[0], before.length
     if _is_number(t, position, 0) and _is_number(t, count, 1):
         return
@@ -1413,36 +1342,26 @@ def _require_rows(
         elif node is not None and node.op == "Less":
             tests.append(tuple(node.inputs))
     ends = [(name, count.name) for name, first in counters.items() if first == position.name]
-    _require(any(each in ends for each in tests), "a loop of another length than its list")
-
-
-@_operation("TensorListFromTensor")
-def _list_of_rows(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorList:
-    return TensorList(t.tensor(inputs[0]))
-
-
-@_operation("TensorListReserve")
-def _empty_list(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorList:
-    return TensorList(None, t.tensor(inputs[1]))
+    require(any(each in ends for each in tests), "a loop of another length than its list")
 
 
 @_operation("TensorListSetItem")
 def _set_row(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorList:
     rows = inputs[0]
     if not isinstance(rows, TensorList) or rows.length is None or rows.writes is not None:
-        raise UnknownOperationError("a row of a list")
+        raise OpaqueError("a row of a list")
     return rows._replace(writes=(t.tensor(inputs[1]), t.tensor(inputs[2])))
 
 
 @_operation("TensorListGetItem")
 def _get_row(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
     if not isinstance(inputs[0], TensorList) or inputs[0].rows is None:
-        raise UnknownOperationError("a row of a list")
-    return t.one("Gather", inputs[0].rows, TensorName(t.int64(inputs[1]), "int64"), axis=0)
+        raise OpaqueError("a row of a list")
+    return t.one("Gather", inputs[0].rows, t.int64(inputs[1]), axis=0)
 
 
 @_operation("TensorListStack")
 def _stack_rows(_t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
     if not isinstance(inputs[0], TensorList) or inputs[0].rows is None:
-        raise UnknownOperationError("rows of a list")
+        raise OpaqueError("rows of a list")
     return inputs[0].rows

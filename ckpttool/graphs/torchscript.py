@@ -26,13 +26,13 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
 from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import Graph, inline_constant
-from ckpttool.graphs.torchscript_code import (
-    ScriptTensor,
-    UnsupportedScriptError,
-    read_code,
-    traced_inputs,
+from ckpttool.graphs.graph import (
+    Graph,
+    OpaqueError,
+    inline_constant,
+    require,
 )
+from ckpttool.graphs.torchscript_code import ScriptTensor, read_code, traced_inputs
 from ckpttool.graphs.torchscript_numbers import (
     COMPARISONS,
     CONTAINERS,
@@ -43,7 +43,6 @@ from ckpttool.graphs.torchscript_numbers import (
     change_list,
     has_kind,
     is_number_operation,
-    refuse,
 )
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.torchscript_values import (
@@ -57,7 +56,7 @@ from ckpttool.graphs.torchscript_values import (
     TensorValue,
     UnknownValue,
 )
-from ckpttool.mapping.rules import BlockOrder, Permute, Reshape, chain_rules
+from ckpttool.mapping.rules import TRANSPOSE, BlockOrder, Permute, Reshape, chain_rules
 
 _Handler = Callable[[ScriptTranslator, Any], Any]
 _TENSORS = (TensorValue, ScriptTensor)
@@ -99,7 +98,7 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     archive = _Archive(checkpoint.tree, texts, traced_inputs(checkpoint))
     try:
         return archive.translate(None, GraphBuilder())
-    except (UnsupportedScriptError, InputShapeError, RaisedError, *UNEXPECTED) as error:
+    except (OpaqueError, InputShapeError, RaisedError, *UNEXPECTED) as error:
         raise UnsupportedError(
             "the TorchScript code cannot be translated to a graph",
             file=checkpoint.path,
@@ -121,7 +120,7 @@ def read_for_shapes(checkpoint: Checkpoint, candidates: Iterable[Sequence[Shape]
         build = GraphBuilder()
         try:
             return archive.translate(shapes, build)
-        except (InputShapeError, UnsupportedScriptError, RaisedError, CkpttoolError, *UNEXPECTED):
+        except (InputShapeError, OpaqueError, RaisedError, CkpttoolError, *UNEXPECTED):
             count += build.count
         if count > _MOST_TRIED:
             break
@@ -177,38 +176,43 @@ def _parse_schema(listed: str) -> tuple[tuple[str, ...], Mapping[str, Any]]:
 
 
 def _bind(arguments: str, given: Sequence[Any], named: Mapping[str, Any]) -> SimpleNamespace:
-    """Return the arguments by name; raise UnsupportedScriptError if they do not fit the schema."""
+    """Return the arguments by name; raise OpaqueError if they do not fit the schema."""
     names, defaults = _parse_schema(arguments)
     if len(given) > len(names) or not named.keys() <= set(names):
-        raise refuse("arguments of another version of the operation")
+        raise OpaqueError("arguments of another version of the operation")
     values = {**defaults, **dict(zip(names, given, strict=False)), **named}
     if values.keys() != set(names):
-        raise refuse("arguments of another version of the operation")
+        raise OpaqueError("arguments of another version of the operation")
     return SimpleNamespace(**values)
+
+
+def compute(t: ScriptTranslator, name: str, /, *given: Any, **named: Any) -> Any:
+    """Return the result of an operation; raise OpaqueError if it is not translated."""
+    if name not in _OPERATIONS:
+        raise OpaqueError(name)
+    arguments, handler = _OPERATIONS[name]
+    return handler(t, _bind(arguments, given, named))
 
 
 def apply_operation(t: ScriptTranslator, called: str, given: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of an operation by its name in the code; one with tensors may be opaque."""
     name = called.removeprefix("torch.").removeprefix("ops.prim.").removeprefix("ops.aten.")
     if name not in CONTAINERS and has_kind(given, (UnknownValue,)):
-        raise refuse("a variable that depends on a condition")
+        raise OpaqueError("a variable that depends on a condition")
     if name in SILENT:
         return "" if name in ("format", "str") else None
     tensors = has_kind(given, _TENSORS) or has_kind([*named.values()], _TENSORS)
     if not tensors and is_number_operation(name):
         return apply_numbers(t, name, given, named)
-    row = _OPERATIONS.get(name)
-    overwrites = row is None and name.endswith("_") and not name.endswith("__")
-    if overwrites:
-        row = _OPERATIONS.get(name[:-1])
+    overwrites = name not in _OPERATIONS and name.endswith("_") and not name.endswith("__")
     count = len(t.build.nodes)
+    own = name[:-1] if overwrites else name
     try:
-        if row is None:
-            raise refuse(called)
-        result = row[1](t, _bind(row[0], given, named))
-    except (UnsupportedScriptError, *UNEXPECTED) as error:
-        if not isinstance(error, UnsupportedScriptError):
-            error = refuse(f"arguments of {called}")
+        require(own in _OPERATIONS, called)
+        result = compute(t, own, *given, **named)
+    except (OpaqueError, *UNEXPECTED) as error:
+        if not isinstance(error, OpaqueError):
+            error = OpaqueError(f"arguments of {called}")
         if overwrites or not (tensors or name in _RANDOM):
             raise error from None
         del t.build.nodes[count:]
@@ -251,7 +255,7 @@ def _promoted(t: ScriptTranslator, *values: Any) -> str | None:
     kinds = {each.dtype for each in candidates}
     if len(kinds) > 1:
         if any(each.rank is None for each in candidates):
-            raise refuse("tensors of different types")
+            raise OpaqueError("tensors of different types")
         kinds = {each.dtype for each in candidates if each.rank} or kinds
     if len(kinds) > 1:
         dtype = _wider({each or "" for each in kinds})
@@ -281,7 +285,7 @@ def _name(t: ScriptTranslator, value: Any, dtype: str | None) -> str:
     if isinstance(value, _TENSORS):
         return _cast(t, t.tensor(value), dtype).name
     if not isinstance(value, NUMBERS):
-        raise refuse(f"a tensor or number is expected, found {type(value).__name__}")
+        raise OpaqueError(f"a tensor or number is expected, found {type(value).__name__}")
     return t.number(value, dtype or "float32")
 
 
@@ -313,6 +317,12 @@ _BOOLEAN = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual
 _BOOLEAN |= {"IsNaN", "IsInf"}
 
 
+def _applied(t: ScriptTranslator, op: str, value: Any, *inputs: str, **attributes: Any) -> TensorValue:
+    """Return the result of an operator, which has the type and the number of axes of its first input."""
+    x = t.tensor(value)
+    return t.new(t.build.one(op, x.name, *inputs, **attributes), x.dtype, x.rank)
+
+
 def _floating(t: ScriptTranslator, value: Any) -> TensorValue:
     """Return a tensor in a type with fractions."""
     tensor = t.tensor(value)
@@ -327,7 +337,7 @@ def _integer(t: ScriptTranslator, value: Any) -> TensorValue:
     if tensor.dtype is not None and _category(tensor.dtype) == 2 and tensor.entry is not None:
         raise IndexInputError(tensor.entry)
     if tensor.dtype not in ("int64", "int32", "uint8", "int16", "int8"):
-        raise refuse("positions of another type")
+        raise OpaqueError("positions of another type")
     return _cast(t, tensor, "int64")
 
 
@@ -335,17 +345,12 @@ def _ints(value: Any, count: int | None = None) -> list[int]:
     """Return a list of plain numbers, one number repeated."""
     values = [value] if type(value) is int else value
     if not isinstance(values, list) or any(type(each) is not int for each in values):
-        raise refuse("a list of numbers that depends on a tensor")
+        raise OpaqueError("a list of numbers that depends on a tensor")
     if count is not None and len(values) == 1:
         return values * count
     if count is not None and len(values) != count:
-        raise refuse("a list of another length")
+        raise OpaqueError("a list of another length")
     return values
-
-
-def _require(condition: bool, reason: str) -> None:
-    if not condition:
-        raise refuse(reason)
 
 
 # Activations and functions of one tensor.
@@ -377,19 +382,19 @@ for _torch, _onnx in {
 
 @_operation("elu", "x alpha=1.0 scale=1.0 input_scale=1.0")
 def _elu(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(a.scale == 1 and a.input_scale == 1, "a scaled elu")
+    require(a.scale == 1 and a.input_scale == 1, "a scaled elu")
     return _elementwise(t, "Elu", a.x, alpha=float(a.alpha))
 
 
 @_operation("leaky_relu", "x slope=0.01")
 def _leaky_relu(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(isinstance(a.slope, int | float), "a slope that depends on a tensor")
+    require(isinstance(a.slope, int | float), "a slope that depends on a tensor")
     return _elementwise(t, "LeakyRelu", a.x, alpha=float(a.slope))
 
 
 @_operation("rrelu", "x lower=0.125 upper=0.3333333333333333 training=False generator=None")
 def _random_relu(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(a.training is False, "a random slope")
+    require(a.training is False, "a random slope")
     return _elementwise(t, "LeakyRelu", a.x, alpha=(a.lower + a.upper) / 2)
 
 
@@ -399,12 +404,6 @@ def _softplus(t: ScriptTranslator, a: Any) -> TensorValue:
     soft = _elementwise(t, "Softplus", scaled)
     soft = _elementwise(t, "Div", soft, a.beta) if a.beta != 1 else soft
     return _where(t, _elementwise(t, "Greater", scaled, a.threshold), a.x, soft)
-
-
-@_operation("threshold", "x threshold value")
-def _threshold(t: ScriptTranslator, a: Any) -> TensorValue:
-    above = _elementwise(t, "Greater", a.x, a.threshold)
-    return _where(t, above, a.x, a.value)
 
 
 @_operation("prelu", "x weight")
@@ -422,7 +421,7 @@ def _prelu(t: ScriptTranslator, a: Any) -> TensorValue:
             ones = t.build.one("ConstantOfShape", rest, value=_filled(1, "int64"))
             shape = t.build.one("Concat", channels, ones, axis=0)
         slope = t.build.one("Reshape", slope, shape)
-    return t.new(t.build.one("PRelu", x.name, slope), x.dtype, x.rank)
+    return _applied(t, "PRelu", x, slope)
 
 
 def _rank_name(t: ScriptTranslator, x: TensorValue) -> str:
@@ -437,7 +436,7 @@ def _filled(value: Any, dtype: str) -> Leaf:
 
     leaf = inline_constant(np.full([1], value).astype(dtypes.numpy_dtype(dtype))).leaf
     if not isinstance(leaf, Leaf):
-        raise refuse("a tensor of strings")
+        raise OpaqueError("a tensor of strings")
     return leaf
 
 
@@ -445,8 +444,7 @@ def _filled(value: Any, dtype: str) -> Leaf:
 def _glu(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     one, two = t.build.add("Split", (x.name,), 2, axis=a.dim, num_outputs=2)
-    gate = t.build.one("Sigmoid", two)
-    return t.new(t.build.one("Mul", one, gate), x.dtype, x.rank)
+    return t.new(t.build.one("Mul", one, t.build.one("Sigmoid", two)), x.dtype, x.rank)
 
 
 @_operation("log1p", "x")
@@ -485,7 +483,7 @@ def _without_nan(t: ScriptTranslator, a: Any) -> TensorValue:
     import numpy as np
 
     x = t.tensor(a.x)
-    _require(x.dtype in ("float32", "float64"), "a type without infinity")
+    require(x.dtype in ("float32", "float64"), "a type without infinity")
     most = float(np.finfo(np.dtype(x.dtype)).max)
     result = _where(t, _elementwise(t, "IsNaN", x), 0.0 if a.nan is None else a.nan, x)
     for sign, value in ((1, a.posinf), (-1, a.neginf)):
@@ -499,7 +497,7 @@ def _without_nan(t: ScriptTranslator, a: Any) -> TensorValue:
     "x p=0.5 train=True",
 )
 def _dropout(_t: ScriptTranslator, a: Any) -> Any:
-    _require(a.train is False or a.p == 0, "dropout in training")
+    require(a.train is False or a.p == 0, "dropout in training")
     return a.x
 
 
@@ -536,7 +534,7 @@ def _div(t: ScriptTranslator, a: Any) -> TensorValue:
     if a.rounding_mode is None:
         whole = dtype is not None and _category(dtype) < 2
         return _elementwise(t, "Div", a.x, a.other, dtype="float32" if whole else dtype)
-    _require(a.rounding_mode in ("floor", "trunc"), "an unknown rounding")
+    require(a.rounding_mode in ("floor", "trunc"), "an unknown rounding")
     if dtype is not None and _category(dtype) < 2:
         if a.rounding_mode == "trunc":
             return _elementwise(t, "Div", a.x, a.other)
@@ -545,7 +543,7 @@ def _div(t: ScriptTranslator, a: Any) -> TensorValue:
     quotient = _elementwise(t, "Div", a.x, a.other)
     if a.rounding_mode == "floor":
         return _elementwise(t, "Floor", quotient)
-    return _trunc(t, SimpleNamespace(x=quotient))
+    return compute(t, "trunc", quotient)
 
 
 @_operation("remainder", "x other")
@@ -607,24 +605,23 @@ def _masked_fill(t: ScriptTranslator, a: Any) -> TensorValue:
 # Products.
 
 
-@_operation("linear", "x weight bias=None")
-def _linear(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    result = t.new(t.build.one("MatMul", x.name, _transposed(t, a.weight)), t.tensor(a.weight).dtype, x.rank)
-    return result if a.bias is None else _elementwise(t, "Add", result, a.bias)
+def _dense(t: ScriptTranslator, value: Any, weight: Any, bias: Any = None) -> TensorValue:
+    x = t.tensor(value)
+    result = t.new(t.build.one("MatMul", x.name, _transposed(t, weight)), t.tensor(weight).dtype, x.rank)
+    return result if bias is None else _elementwise(t, "Add", result, bias)
 
 
 def _transposed(t: ScriptTranslator, weight: Any) -> str:
     """Return the name of a transposed matrix; of a stored one as a constant."""
     if t.stored_leaf(weight) is not None and t.tensor(weight).rank == 2:
-        return t.changed(weight, Permute((1, 0)))
+        return t.changed(weight, TRANSPOSE)
     return t.build.one("Transpose", t.tensor(weight).name, perm=(1, 0))
 
 
 @_operation("matmul mm bmm mv dot vdot __matmul__", "x other")
 def _matmul(t: ScriptTranslator, a: Any) -> TensorValue:
     x, other = t.tensor(a.x), t.tensor(a.other)
-    _require(x.dtype == other.dtype or None in (x.dtype, other.dtype), "a product of different types")
+    require(x.dtype == other.dtype or None in (x.dtype, other.dtype), "a product of different types")
     rank = None
     if x.rank is not None and other.rank is not None:
         rank = max(x.rank, other.rank, 2) - (x.rank == 1) - (other.rank == 1)
@@ -656,7 +653,7 @@ def _bilinear(t: ScriptTranslator, a: Any) -> TensorValue:
 @_operation("einsum", "equation tensors path=None")
 def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
     tensors = [t.tensor(each) for each in a.tensors]
-    _require(isinstance(a.equation, str) and len({each.dtype for each in tensors}) == 1, "an einsum")
+    require(isinstance(a.equation, str) and len({each.dtype for each in tensors}) == 1, "an einsum")
     result = a.equation.replace(" ", "").partition("->")
     rank = len(result[2]) if result[1] and "." not in a.equation else None
     name = t.build.one("Einsum", *(each.name for each in tensors), equation=a.equation)
@@ -668,7 +665,7 @@ def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
     "q k v mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
 )
 def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(a.dropout_p == 0 and a.enable_gqa is False, "dropout or groups in attention")
+    require(a.dropout_p == 0 and a.enable_gqa is False, "dropout or groups in attention")
     q, k, v = (t.tensor(each) for each in (a.q, a.k, a.v))
     if a.scale is None:
         extent = t.build.one("Shape", q.name, start=-1)
@@ -677,7 +674,7 @@ def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
     else:
         scaled = t.build.one("Mul", q.name, t.number(a.scale, q.dtype or "float32"))
     rank = k.rank or q.rank or v.rank
-    _require(rank is not None, "attention on a tensor with an unknown number of axes")
+    require(rank is not None, "attention on a tensor with an unknown number of axes")
     axes = [*range(rank or 0)]
     axes[-2:] = axes[-1], axes[-2]
     scores = t.new(
@@ -685,7 +682,7 @@ def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
     )
     mask = a.mask
     if a.is_causal:
-        _require(mask is None, "two masks")
+        require(mask is None, "two masks")
         shape = t.build.one("Shape", scores.name, start=-2)
         ones = t.build.one("ConstantOfShape", shape, value=_filled(1, "int64"))
         lower = t.build.one("Trilu", ones, upper=0)
@@ -704,11 +701,9 @@ def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
     "mask_type=None",
 )
 def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
-    _require(
-        a.mask is None and _is_same(t, a.q, a.k) and _is_same(t, a.k, a.v), "attention to another tensor"
-    )
-    _require(a.need_weights is False, "weights of attention")
-    x = _linear(t, SimpleNamespace(x=a.q, weight=a.weight, bias=a.bias))
+    require(a.mask is None and _is_same(t, a.q, a.k) and _is_same(t, a.k, a.v), "attention to another tensor")
+    require(a.need_weights is False, "weights of attention")
+    x = _dense(t, a.q, a.weight, a.bias)
     heads = t.build.number([0, 0, a.heads, -1], "int64")
     q, k, v = (
         t.new(
@@ -716,12 +711,10 @@ def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
         )
         for each in _gates(t, x, 3)
     )
-    settings = {"mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-    mixed = _attention(t, SimpleNamespace(q=q, k=k, v=v, **settings))
+    mixed = compute(t, "scaled_dot_product_attention", q, k, v)
     rows = t.build.one("Transpose", mixed.name, perm=(0, 2, 1, 3))
     joined = t.new(t.build.one("Reshape", rows, t.build.number([0, 0, -1], "int64")), x.dtype, 3)
-    result = _linear(t, SimpleNamespace(x=joined, weight=a.out_weight, bias=a.out_bias))
-    return [result, UnknownValue("weights of attention")]
+    return [_dense(t, joined, a.out_weight, a.out_bias), UnknownValue("weights of attention")]
 
 
 @_operation(
@@ -731,20 +724,17 @@ def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
 )
 def _encoder_layer(t: ScriptTranslator, a: Any) -> TensorValue:
     def norm(x: TensorValue, weight: Any, bias: Any) -> TensorValue:
-        scale, offset = t.tensor(weight).name, t.tensor(bias).name
-        name = t.build.one("LayerNormalization", x.name, scale, offset, axis=-1, epsilon=float(a.eps))
-        return t.new(name, x.dtype, x.rank)
+        inputs = (t.tensor(weight).name, t.tensor(bias).name)
+        return _applied(t, "LayerNormalization", x, *inputs, axis=-1, epsilon=float(a.eps))
 
     def attend(x: TensorValue) -> TensorValue:
-        settings = {"q": x, "k": x, "v": x, "mask": a.mask, "need_weights": False}
-        parts = {key: getattr(a, key) for key in ("heads", "weight", "bias", "out_weight", "out_bias")}
-        result: TensorValue = _fused_attention(t, SimpleNamespace(**settings, **parts))[0]
+        settings = (a.width, a.heads, a.weight, a.bias, a.out_weight, a.out_bias, a.mask, False)
+        result: TensorValue = compute(t, "_native_multi_head_attention", x, x, x, *settings)[0]
         return result
 
     def expand(x: TensorValue) -> TensorValue:
-        inner = _linear(t, SimpleNamespace(x=x, weight=a.ffn1_weight, bias=a.ffn1_bias))
-        active = _elementwise(t, "Gelu" if a.gelu else "Relu", inner)
-        return _linear(t, SimpleNamespace(x=active, weight=a.ffn2_weight, bias=a.ffn2_bias))
+        inner = _dense(t, x, a.ffn1_weight, a.ffn1_bias)
+        return _dense(t, _elementwise(t, "Gelu" if a.gelu else "Relu", inner), a.ffn2_weight, a.ffn2_bias)
 
     x = t.tensor(a.x)
     for part, weight, bias in (
@@ -780,7 +770,7 @@ def _dim(t: ScriptTranslator, a: Any) -> Any:
 @_operation("is_floating_point", "x")
 def _is_floating(t: ScriptTranslator, a: Any) -> bool:
     dtype = t.tensor(a.x).dtype
-    _require(dtype is not None, "an unknown type")
+    require(dtype is not None, "an unknown type")
     return _category(dtype or "") == 2
 
 
@@ -802,24 +792,16 @@ def _set_item(t: ScriptTranslator, a: Any) -> Any:
 
 @_operation("list", "values")
 def _list(_t: ScriptTranslator, a: Any) -> Any:
-    _require(isinstance(a.values, list), "a list of a tensor")
+    require(isinstance(a.values, list), "a list of a tensor")
     return [*a.values]
 
 
 @_operation("reshape view _unsafe_view _reshape_alias", "x shape")
 def _reshape(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
-    _require(isinstance(a.shape, list | SizesValue), "a view as another type")
+    require(isinstance(a.shape, list | SizesValue), "a view as another type")
     rank = len(a.shape) if isinstance(a.shape, list) else None
     return t.view(x, t.build.one("Reshape", x.name, t.sizes(a.shape), allowzero=1), rank)
-
-
-@_operation("view_as reshape_as", "x other")
-def _reshape_as(t: ScriptTranslator, a: Any) -> TensorValue:
-    x, other = t.tensor(a.x), t.tensor(a.other)
-    return t.view(
-        x, t.build.one("Reshape", x.name, t.build.one("Shape", other.name), allowzero=1), other.rank
-    )
 
 
 @_operation("flatten", "x start=0 end=-1")
@@ -857,7 +839,7 @@ def _squeeze(t: ScriptTranslator, a: Any) -> TensorValue:
         return t.view(x, t.build.one("Squeeze", x.name), None)
     result = x
     axes = _ints(a.dim)
-    _require(len(axes) == 1, "several axes to squeeze")
+    require(len(axes) == 1, "several axes to squeeze")
     (axis,) = axes
     one = t.build.number([1], "int64")
     ends = {"end": axis + 1} if axis != -1 else {}
@@ -887,7 +869,7 @@ def _permute(t: ScriptTranslator, a: Any) -> TensorValue:
 
 def _exchanged(t: ScriptTranslator, x: TensorValue, one: int, two: int) -> TensorValue:
     if x.rank is None:
-        raise refuse("a transposition with an unknown number of axes")
+        raise OpaqueError("a transposition with an unknown number of axes")
     axes = [*range(x.rank)]
     axes[one], axes[two] = axes[two], axes[one]
     return t.view(x, t.build.one("Transpose", x.name, perm=tuple(axes)), x.rank)
@@ -896,7 +878,7 @@ def _exchanged(t: ScriptTranslator, x: TensorValue, one: int, two: int) -> Tenso
 @_operation("t numpy_T", "x")
 def _matrix_transpose(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
-    _require(x.rank in (1, 2), "a transposition with an unknown number of axes")
+    require(x.rank in (1, 2), "a transposition with an unknown number of axes")
     if x.rank == 2 and t.stored_leaf(a.x) is not None:
         return t.view(x, t.changed(a.x, Permute((1, 0))), 2)
     return _exchanged(t, x, 0, -1)
@@ -906,7 +888,7 @@ def _matrix_transpose(t: ScriptTranslator, a: Any) -> TensorValue:
 def _movedim(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     if x.rank is None:
-        raise refuse("a transposition with an unknown number of axes")
+        raise OpaqueError("a transposition with an unknown number of axes")
     order = [axis for axis in range(x.rank) if axis not in {each % (x.rank or 1) for each in _ints(a.source)}]
     pairs = zip((each % x.rank for each in _ints(a.destination)), _ints(a.source), strict=True)
     for destination, source in sorted(pairs):
@@ -984,7 +966,7 @@ def _equal_parts(t: ScriptTranslator, x: TensorValue, size: str, axis: int, coun
 def _known_extent(t: ScriptTranslator, x: TensorValue, axis: int) -> int:
     extent = t.extent(x, axis)
     if not isinstance(extent, int):
-        raise refuse("parts of unknown number")
+        raise OpaqueError("parts of unknown number")
     return extent
 
 
@@ -1040,22 +1022,21 @@ def _unbind(t: ScriptTranslator, a: Any) -> PartsValue:
 @_operation("expand", "x size implicit=False")
 def _expand(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
-    _require(isinstance(a.size, list), "a shape of unknown length")
+    require(isinstance(a.size, list), "a shape of unknown length")
     # -1 leaves an extent as it is, and so does 1 in ONNX's operator.
     sizes = [1 if isinstance(each, int) and each == -1 else each for each in a.size]
     return t.view(x, t.build.one("Expand", x.name, t.sizes(sizes)), len(sizes))
 
 
-@_operation("expand_as", "x other")
-def _expand_as(t: ScriptTranslator, a: Any) -> TensorValue:
+def _shaped_as(t: ScriptTranslator, op: str, a: Any, **attributes: Any) -> TensorValue:
     x, other = t.tensor(a.x), t.tensor(a.other)
-    return t.view(x, t.build.one("Expand", x.name, t.build.one("Shape", other.name)), other.rank)
+    return t.view(x, t.build.one(op, x.name, t.build.one("Shape", other.name), **attributes), other.rank)
 
 
 @_operation("repeat tile", "x repeats")
 def _repeat(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
-    _require(isinstance(a.repeats, list) and x.rank is not None, "repetitions of an unknown number of axes")
+    require(isinstance(a.repeats, list) and x.rank is not None, "repetitions of an unknown number of axes")
     more = len(a.repeats) - (x.rank or 0)
     name = x.name
     if more > 0:
@@ -1066,47 +1047,20 @@ def _repeat(t: ScriptTranslator, a: Any) -> TensorValue:
 
 @_operation("flip", "x dims")
 def _flip(t: ScriptTranslator, a: Any) -> TensorValue:
-    x, axes = t.tensor(a.x), _ints(a.dims)
-    count = len(axes)
-    listed = [[-1] * count, [-LAST] * count, axes, [-1] * count]
-    return t.new(
-        t.build.one("Slice", x.name, *(t.build.number(each, "int64") for each in listed)), x.dtype, x.rank
-    )
+    axes = _ints(a.dims)
+    listed = [[-1] * len(axes), [-LAST] * len(axes), axes, [-1] * len(axes)]
+    return _applied(t, "Slice", a.x, *(t.build.number(each, "int64") for each in listed))
 
 
 @_operation("roll", "x shifts dims=[]")
 def _roll(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
-    _require(len(_ints(a.dims)) == len(_ints(a.shifts)), "a roll of all entries")
+    require(len(_ints(a.dims)) == len(_ints(a.shifts)), "a roll of all entries")
     for shift, axis in zip(_ints(a.shifts), _ints(a.dims), strict=True):
         if shift:
             head, tail = _sliced(t, x, (-shift, LAST), axis), _sliced(t, x, (0, -shift), axis)
             x = t.new(t.build.one("Concat", head.name, tail.name, axis=axis), x.dtype, x.rank)
     return x
-
-
-@_operation("pixel_shuffle", "x factor")
-def _pixel_shuffle(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    return t.new(t.build.one("DepthToSpace", x.name, blocksize=a.factor, mode="CRD"), x.dtype, x.rank)
-
-
-@_operation("pixel_unshuffle", "x factor")
-def _pixel_unshuffle(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    return t.new(t.build.one("SpaceToDepth", x.name, blocksize=a.factor, mode="CRD"), x.dtype, x.rank)
-
-
-@_operation("tril", "x diagonal=0")
-def _tril(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    return t.new(t.build.one("Trilu", x.name, t.build.number(a.diagonal, "int64"), upper=0), x.dtype, x.rank)
-
-
-@_operation("triu", "x diagonal=0")
-def _triu(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    return t.new(t.build.one("Trilu", x.name, t.build.number(a.diagonal, "int64"), upper=1), x.dtype, x.rank)
 
 
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -1119,13 +1073,12 @@ def _padded(t: ScriptTranslator, x: TensorValue, pads: Any, mode: str, value: An
     axes = [-1 - n for n in range(count)]
     widths = t.build.number([*listed[::2], *listed[1::2]], "int64")
     fill = "" if not value else t.number(value, x.dtype or "float32")
-    inputs = [x.name, widths, fill, t.build.number(axes, "int64")]
-    return t.new(t.build.one("Pad", *inputs, mode=mode), x.dtype, x.rank)
+    return _applied(t, "Pad", x, widths, fill, t.build.number(axes, "int64"), mode=mode)
 
 
 @_operation("pad", "x pad mode='constant' value=None")
 def _pad(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(a.mode in _MODES, "an unknown mode of padding")
+    require(a.mode in _MODES, "an unknown mode of padding")
     return _padded(t, t.tensor(a.x), a.pad, _MODES[a.mode], a.value)
 
 
@@ -1139,23 +1092,10 @@ def _embedding(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("Gather", weight.name, indices.name, axis=0), weight.dtype, rank)
 
 
-@_operation("index_select", "x dim index")
-def _index_select(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    return t.new(t.build.one("Gather", x.name, _integer(t, a.index).name, axis=a.dim), x.dtype, x.rank)
-
-
-@_operation("gather", "x dim index sparse_grad=False")
-def _gather(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = t.tensor(a.x)
-    name = t.build.one("GatherElements", x.name, _integer(t, a.index).name, axis=a.dim)
-    return t.new(name, x.dtype, x.rank)
-
-
 @_operation("index", "x indices")
 def _index(t: ScriptTranslator, a: Any) -> TensorValue:
     x, chosen = t.tensor(a.x), [n for n, each in enumerate(a.indices) if each is not None]
-    _require(len(chosen) == 1, "positions on several axes")
+    require(len(chosen) == 1, "positions on several axes")
     (axis,) = chosen
     positions = _integer(t, a.indices[axis])
     rank = None if x.rank is None or positions.rank is None else x.rank + positions.rank - 1
@@ -1164,7 +1104,7 @@ def _index(t: ScriptTranslator, a: Any) -> TensorValue:
 
 @_operation("one_hot", "x num_classes=-1")
 def _one_hot(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(a.num_classes > 0, "a number of classes that depends on a tensor")
+    require(a.num_classes > 0, "a number of classes that depends on a tensor")
     x = _integer(t, a.x)
     values = t.build.number([0, 1], "int64")
     name = t.build.one("OneHot", x.name, t.build.number(a.num_classes, "int64"), values, axis=-1)
@@ -1177,7 +1117,7 @@ def _one_hot(t: ScriptTranslator, a: Any) -> TensorValue:
 def _requested_type(a: Any, default: str) -> str:
     if a.dtype is None:
         return default
-    _require(a.dtype in TORCH_TYPES, "an unknown type")
+    require(a.dtype in TORCH_TYPES, "an unknown type")
     return TORCH_TYPES[a.dtype]
 
 
@@ -1200,27 +1140,14 @@ def _full(t: ScriptTranslator, a: Any) -> TensorValue:
     return _new_tensor(t, t.sizes(a.size), a.value, dtype, _length_of(a.size))
 
 
-@_operation("new_zeros", f"x size {_NEW}")
-def _new_zeros(t: ScriptTranslator, a: Any) -> TensorValue:
+def _of_type(t: ScriptTranslator, a: Any, value: Any) -> TensorValue:
     dtype = _requested_type(a, t.tensor(a.x).dtype or "float32")
-    return _new_tensor(t, t.sizes(a.size), 0, dtype, _length_of(a.size))
-
-
-@_operation("new_ones", f"x size {_NEW}")
-def _new_ones(t: ScriptTranslator, a: Any) -> TensorValue:
-    dtype = _requested_type(a, t.tensor(a.x).dtype or "float32")
-    return _new_tensor(t, t.sizes(a.size), 1, dtype, _length_of(a.size))
-
-
-@_operation("new_full", f"x size value {_NEW}")
-def _new_full(t: ScriptTranslator, a: Any) -> TensorValue:
-    dtype = _requested_type(a, t.tensor(a.x).dtype or "float32")
-    return _new_tensor(t, t.sizes(a.size), a.value, dtype, _length_of(a.size))
+    return _new_tensor(t, t.sizes(a.size), value, dtype, _length_of(a.size))
 
 
 def _like(t: ScriptTranslator, a: Any, value: Any) -> TensorValue:
     x = t.tensor(a.x)
-    _require(x.dtype is not None, "an unknown type")
+    require(x.dtype is not None, "an unknown type")
     return _new_tensor(t, t.build.one("Shape", x.name), value, _requested_type(a, x.dtype or ""), x.rank)
 
 
@@ -1240,7 +1167,7 @@ def _tensor(t: ScriptTranslator, a: Any) -> TensorValue:
         dtype = _requested_type(a, "float32" if number.dtype == "float64" else number.dtype)
         return t.new(t.number(number, dtype), dtype, 0)
     array = np.asarray(a.data)
-    _require(array.dtype.kind in "bif", "a tensor of numbers that depend on tensors")
+    require(array.dtype.kind in "bif", "a tensor of numbers that depend on tensors")
     dtype = _requested_type(a, {"b": "bool", "i": "int64", "f": "float32"}[array.dtype.kind])
     return t.new(t.build.number(a.data, dtype), dtype, array.ndim)
 
@@ -1277,7 +1204,7 @@ def _to(t: ScriptTranslator, a: Any) -> TensorValue:
     codes = [each for each in (a.dtype, a.one, a.two) if type(each) is int]
     if not codes:
         return x
-    _require(codes[0] in TORCH_TYPES, "an unknown type")
+    require(codes[0] in TORCH_TYPES, "an unknown type")
     return _cast(t, x, TORCH_TYPES[codes[0]])
 
 
@@ -1318,11 +1245,16 @@ def _axes(dim: Any) -> list[int] | None:
 
 
 def _reduced(t: ScriptTranslator, op: str, x: TensorValue, dim: Any, keepdim: Any) -> TensorValue:
-    _require(isinstance(keepdim, bool), "arguments of another version of the operation")
+    require(isinstance(keepdim, bool), "arguments of another version of the operation")
     axes = _axes(dim)
     listed = "" if axes is None else t.build.number(axes, "int64")
     rank = x.rank if keepdim else 0 if axes is None else None if x.rank is None else x.rank - len(axes)
     return t.new(t.build.one(op, x.name, listed, keepdims=int(keepdim)), x.dtype, rank)
+
+
+def _reduced_truth(t: ScriptTranslator, op: str, a: Any) -> TensorValue:
+    numbers = _cast(t, _cast(t, t.tensor(a.x), "bool"), "int64")
+    return _cast(t, _reduced(t, op, numbers, a.dim, a.keepdim), "bool")
 
 
 def _define_reductions() -> None:
@@ -1369,7 +1301,7 @@ def _define_extremes() -> None:
             x = t.tensor(a.x)
             name, rank = x.name, x.rank
             if a.dim is None:
-                _require(a.keepdim is False, "all axes of a position kept")
+                require(a.keepdim is False, "all axes of a position kept")
                 name, rank = t.build.one("Reshape", name, t.build.number([-1], "int64")), 1
             rank = rank if a.keepdim or rank is None else rank - 1
             made = t.build.one(op, name, axis=0 if a.dim is None else a.dim, keepdims=int(a.keepdim))
@@ -1388,7 +1320,7 @@ def _variance(t: ScriptTranslator, a: Any) -> TensorValue:
     if isinstance(dim, bool):
         correction, dim = int(dim), None
     elif a.unbiased is not None:
-        _require(isinstance(a.unbiased, bool), "arguments of another version of the operation")
+        require(isinstance(a.unbiased, bool), "arguments of another version of the operation")
         correction = int(a.unbiased)
     mean = _reduced(t, "ReduceMean", x, dim, keepdim=True)
     centered = _elementwise(t, "Sub", x, mean)
@@ -1403,10 +1335,10 @@ def _variance(t: ScriptTranslator, a: Any) -> TensorValue:
 
 @_operation("norm linalg_vector_norm linalg_norm", "x p=2 dim=None keepdim=False dtype=None")
 def _norm(t: ScriptTranslator, a: Any) -> TensorValue:
-    _require(a.dtype is None and isinstance(a.keepdim, bool), "a norm in another type")
+    require(a.dtype is None and isinstance(a.keepdim, bool), "a norm in another type")
     op = {2: "ReduceL2", 1: "ReduceL1", math.inf: "ReduceMax"}.get(2 if a.p is None else a.p)
     if op is None:
-        raise refuse("an unusual norm")
+        raise OpaqueError("an unusual norm")
     x = t.tensor(a.x)
     return _reduced(t, op, _elementwise(t, "Abs", x) if op == "ReduceMax" else x, a.dim, a.keepdim)
 
@@ -1426,22 +1358,20 @@ def _cumsum(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     whole = x.dtype is not None and _category(x.dtype) < 2
     x = _cast(t, x, _requested_type(a, "int64" if whole else x.dtype or "") or None)
-    return t.new(t.build.one("CumSum", x.name, t.build.number(a.dim, "int64")), x.dtype, x.rank)
+    return _applied(t, "CumSum", x, t.build.number(a.dim, "int64"))
 
 
 @_operation("cumprod", "x dim dtype=None")
 def _cumprod(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = _floating(t, a.x)
-    _require(a.dtype is None, "a product in another type")
-    return t.new(t.build.one("CumProd", x.name, t.build.number(a.dim, "int64")), x.dtype, x.rank)
+    require(a.dtype is None, "a product in another type")
+    return _applied(t, "CumProd", _floating(t, a.x), t.build.number(a.dim, "int64"))
 
 
 def _soft(op: str) -> _Handler:
     def handler(t: ScriptTranslator, a: Any) -> TensorValue:
-        x = _floating(t, a.x)
-        x = _cast(t, x, None if a.dtype is None else _requested_type(a, ""))
-        _require(type(a.dim) is int, "an axis that depends on the shape")
-        return t.new(t.build.one(op, x.name, axis=a.dim), x.dtype, x.rank)
+        x = _cast(t, _floating(t, a.x), None if a.dtype is None else _requested_type(a, ""))
+        require(type(a.dim) is int, "an axis that depends on the shape")
+        return _applied(t, op, x, axis=a.dim)
 
     return handler
 
@@ -1487,13 +1417,12 @@ def _channel_values(t: ScriptTranslator, value: Any, x: TensorValue, fill: float
 def _batch_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     stored = a.mean is not None and a.variance is not None
-    _require(stored or a.training is True, "a norm without statistics")
-    _require(not stored or a.training is False, "a norm in training")
+    require(stored or a.training is True, "a norm without statistics")
+    require(not stored or a.training is False, "a norm in training")
     inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
     inputs += [_channel_values(t, a.mean, x, 0), _channel_values(t, a.variance, x, 1)]
     more = {} if stored else {"training_mode": 1}
-    name = t.build.one("BatchNormalization", x.name, *inputs, epsilon=float(a.eps), **more)
-    return t.new(name, x.dtype, x.rank)
+    return _applied(t, "BatchNormalization", x, *inputs, epsilon=float(a.eps), **more)
 
 
 @_operation("instance_norm", "x weight bias mean variance use_input_stats momentum eps cudnn=True")
@@ -1501,32 +1430,27 @@ def _instance_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
     if a.use_input_stats:
-        _require(a.mean is None, "a norm in training")
-        return t.new(
-            t.build.one("InstanceNormalization", x.name, *inputs, epsilon=float(a.eps)), x.dtype, x.rank
-        )
+        require(a.mean is None, "a norm in training")
+        return _applied(t, "InstanceNormalization", x, *inputs, epsilon=float(a.eps))
     inputs += [t.tensor(a.mean).name, t.tensor(a.variance).name]
-    return t.new(t.build.one("BatchNormalization", x.name, *inputs, epsilon=float(a.eps)), x.dtype, x.rank)
+    return _applied(t, "BatchNormalization", x, *inputs, epsilon=float(a.eps))
 
 
 @_operation("layer_norm native_layer_norm", "x shape weight=None bias=None eps=1e-05 cudnn=True")
 def _layer_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x, shape = t.tensor(a.x), _ints(a.shape)
-    scale = (
-        t.build.number(_ones_array(shape), x.dtype or "float32")
-        if a.weight is None
-        else t.tensor(a.weight).name
-    )
-    bias = [] if a.bias is None else [t.tensor(a.bias).name]
-    name = t.build.one("LayerNormalization", x.name, scale, *bias, axis=-len(shape), epsilon=float(a.eps))
-    return t.new(name, x.dtype, x.rank)
+    inputs = [_scale(t, x, shape, a.weight), *([] if a.bias is None else [t.tensor(a.bias).name])]
+    return _applied(t, "LayerNormalization", x, *inputs, axis=-len(shape), epsilon=float(a.eps))
 
 
-def _ones_array(shape: Sequence[int]) -> Any:
+def _scale(t: ScriptTranslator, x: TensorValue, shape: Sequence[int], weight: Any) -> str:
+    """Return the name of a norm's scale, ones if it has none."""
     import numpy as np
 
-    _require(math.prod(shape) <= 1 << 24, "a norm over too many entries")
-    return np.ones(shape)
+    if weight is not None:
+        return t.tensor(weight).name
+    require(math.prod(shape) <= 1 << 24, "a norm over too many entries")
+    return t.build.number(np.ones(shape), x.dtype or "float32")
 
 
 @_operation("rms_norm", "x shape weight=None eps=None")
@@ -1534,23 +1458,17 @@ def _rms_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x, shape = t.tensor(a.x), _ints(a.shape)
     # The smallest number that changes 1, of the input's type.
     epsilons = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-    _require(a.eps is not None or x.dtype in epsilons, "an unknown type")
+    require(a.eps is not None or x.dtype in epsilons, "an unknown type")
     epsilon = epsilons[x.dtype or ""] if a.eps is None else float(a.eps)
-    scale = (
-        t.build.number(_ones_array(shape), x.dtype or "float32")
-        if a.weight is None
-        else t.tensor(a.weight).name
-    )
-    name = t.build.one("RMSNormalization", x.name, scale, axis=-len(shape), epsilon=epsilon)
-    return t.new(name, x.dtype, x.rank)
+    scale = _scale(t, x, shape, a.weight)
+    return _applied(t, "RMSNormalization", x, scale, axis=-len(shape), epsilon=epsilon)
 
 
 @_operation("group_norm", "x groups weight=None bias=None eps=1e-05 cudnn=True")
 def _group_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
-    name = t.build.one("GroupNormalization", x.name, *inputs, num_groups=a.groups, epsilon=float(a.eps))
-    return t.new(name, x.dtype, x.rank)
+    return _applied(t, "GroupNormalization", x, *inputs, num_groups=a.groups, epsilon=float(a.eps))
 
 
 # Windows.
@@ -1573,17 +1491,17 @@ def _batched(
 def _convolution(t: ScriptTranslator, a: Any, *, transposed: bool = False) -> TensorValue:
     x, weight = t.tensor(a.x), t.tensor(a.weight)
     axes = (weight.rank or 2) - 2
-    _require(axes > 0, "a convolution of unknown rank")
+    require(axes > 0, "a convolution of unknown rank")
     settings: dict[str, Any] = {
         "strides": tuple(_ints(a.stride, axes)),
         "dilations": tuple(_ints(a.dilation, axes)),
         "group": a.groups,
     }
     if isinstance(a.padding, str):
-        _require(not transposed and a.padding in ("same", "valid"), "an unknown padding")
+        require(not transposed and a.padding in ("same", "valid"), "an unknown padding")
         # Of an odd number of entries, the larger part is added after the image.
         settings["auto_pad"] = "SAME_UPPER" if a.padding == "same" else "VALID"
-        _require(a.padding == "valid" or set(settings["strides"]) == {1}, "a padding with strides")
+        require(a.padding == "valid" or set(settings["strides"]) == {1}, "a padding with strides")
     else:
         settings["pads"] = tuple(_ints(a.padding, axes)) * 2
     if transposed:
@@ -1614,11 +1532,16 @@ def _define_pools() -> None:
             return found[0]
 
         def average(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
-            _require(a.divisor_override is None, "another divisor")
             settings = {**_window_settings(a, axes), "count_include_pad": int(a.count_include_pad)}
-            return _batched(
+            if a.divisor_override is not None:
+                require(type(a.divisor_override) is int and a.divisor_override > 0, "a divisor")
+                require(not settings["ceil_mode"], "a divisor of windows of several sizes")
+                settings["count_include_pad"] = 1
+            (mean,) = _batched(
                 t, t.tensor(a.x), axes, lambda name: t.build.add("AveragePool", (name,), **settings)
-            )[0]
+            )
+            size, divisor = math.prod(settings["kernel_shape"]), a.divisor_override
+            return mean if divisor is None else _scaled(t, mean, size / divisor)
 
         def whole(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
             x = t.tensor(a.x)
@@ -1632,7 +1555,7 @@ def _define_pools() -> None:
                 found = _reduced(t, "ReduceMax", x, [*range(-axes, 0)], keepdim=True)
             else:
                 extents = _part_extents(t, x, sizes)
-                _require(extents is not None, "an adaptive maximum of an image of unknown size")
+                require(extents is not None, "an adaptive maximum of an image of unknown size")
                 found = _pooled_parts(t, x, extents or [], "MaxPool")
             return [found, UnknownValue("positions of an adaptive maximum")]
 
@@ -1653,7 +1576,7 @@ def _adaptive(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> Tens
 
     Part i of n begins at floor(i * extent / n) and ends before ceil((i + 1) * extent / n).
     """
-    _require(x.rank is not None, "parts of an image with an unknown number of axes")
+    require(x.rank is not None, "parts of an image with an unknown number of axes")
     if (extents := _part_extents(t, x, sizes)) is not None:
         return _pooled_parts(t, x, extents, "AveragePool")
     rank, dtype = x.rank or 0, x.dtype or "float32"
@@ -1661,7 +1584,7 @@ def _adaptive(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> Tens
         axis = rank - len(sizes) + n
         if size is None:
             continue
-        _require(type(size) is int, "a size that depends on a tensor")
+        require(type(size) is int, "a size that depends on a tensor")
         extent = t.as_number(t.extent(x, axis))
         starts, ends = _part_bounds(t, extent, size)
         column = t.build.number([1], "int64")
@@ -1683,7 +1606,7 @@ def _part_extents(t: ScriptTranslator, x: TensorValue, sizes: Sequence[Any]) -> 
         extent = t.extent(x, axis)
         if not isinstance(extent, int):
             return None
-        _require(size is None or type(size) is int, "a size that depends on a tensor")
+        require(size is None or type(size) is int, "a size that depends on a tensor")
         pairs.append((extent, extent if size is None else size))
     return pairs
 
@@ -1719,7 +1642,7 @@ def _pooled_parts(
     whole = t.new(name, x.dtype, x.rank)
     (pooled,) = _batched(t, whole, len(kernel), lambda each: t.build.add(op, (each,), **windows))
     for factor in factors:
-        pooled = t.new(t.build.one("Mul", pooled.name, factor), x.dtype, x.rank)
+        pooled = _applied(t, "Mul", pooled, factor)
     return pooled
 
 
@@ -1760,10 +1683,9 @@ def _define_resizes() -> None:
             if a.size is not None and not (given and not isinstance(a.scales, list)):
                 inputs = ["", "", t.sizes(a.size)]
             else:
-                _require(given, "a resize without size")
+                require(given, "a resize without size")
                 inputs = ["", t.build.number([float(each) for each in factors], "float32"), ""]
-            name = t.build.one("Resize", x.name, *inputs, **settings)
-            return t.new(name, x.dtype, x.rank)
+            return _applied(t, "Resize", x, *inputs, **settings)
 
         _operation(name, f"x size {aligned}scales=None second=None third=None")(resize)
 
@@ -1778,22 +1700,25 @@ def _gate_rows(t: ScriptTranslator, kind: str, value: Any) -> str:
     """Return the name of one direction's weights, [1, gates * units, ...], in ONNX's order of gates."""
     leaf = t.stored_leaf(value)
     if leaf is None:
-        raise refuse("a recurrent layer with computed weights")
+        raise OpaqueError("a recurrent layer with computed weights")
     order = BlockOrder(0, gate_order({"RNN": "simple_rnn"}.get(kind, kind.lower()), "torch", "onnx"))
     return t.changed(value, chain_rules(order, Reshape((1, *leaf.shape))))
 
 
-def _recurrent(t: ScriptTranslator, kind: str, a: Any, states: list[Any]) -> list[TensorValue]:
+def _recurrent(
+    t: ScriptTranslator, kind: str, a: Any, states: list[Any], activation: str = ""
+) -> list[TensorValue]:
     """Return the outputs and last states of layers above each other.
 
     `states` are the first states, [layers * directions, batch, units].
     """
-    _require(not (a.train and a.dropout), "dropout in training")
+    require(isinstance(states, list) and isinstance(a.weights, list), "packed sequences")
+    require(not (a.train and a.dropout), "dropout in training")
     directions = 2 if a.bidirectional else 1
     per = 4 if a.has_biases else 2
     weights = t.item(a.weights, 0) and a.weights
     if len(weights) != per * directions * a.layers:
-        _require(kind == "LSTM" and len(weights) == (per + 1) * directions * a.layers, "unknown weights")
+        require(kind == "LSTM" and len(weights) == (per + 1) * directions * a.layers, "unknown weights")
         return _projected(t, a, states, directions)
     x = _floating(t, a.x)
     name = t.build.one("Transpose", x.name, perm=(1, 0, 2)) if a.batch_first else x.name
@@ -1801,7 +1726,7 @@ def _recurrent(t: ScriptTranslator, kind: str, a: Any, states: list[Any]) -> lis
     if kind == "GRU":
         settings["linear_before_reset"] = 1
     if kind == "RNN":
-        settings["activations"] = (a.activation,) * directions
+        settings["activations"] = (activation,) * directions
     lasts: list[list[str]] = [[] for _ in states]
     for layer in range(a.layers):
         groups = [weights[(layer * directions + d) * per :][:per] for d in range(directions)]
@@ -1839,60 +1764,28 @@ def _projected(t: ScriptTranslator, a: Any, states: list[Any], directions: int) 
         sides = []
         for row in range(layer * directions, (layer + 1) * directions):
             w_ih, w_hh, *biases, projection = a.weights[row * per : (row + 1) * per]
-            cell = {
-                "w_ih": w_ih,
-                "w_hh": w_hh,
-                **dict(zip(("b_ih", "b_hh"), biases or (None,) * 2, strict=True)),
-            }
-            h, c = (_select(t, SimpleNamespace(x=each, dim=0, index=row)) for each in states)
+            h, c = (compute(t, "select", each, 0, row) for each in states)
             outputs = []
             for n in range(length)[:: -1 if row % directions else 1]:
-                step = _select(t, SimpleNamespace(x=x, dim=0, index=n))
-                h, c = _lstm_cell(t, SimpleNamespace(x=step, h=(h, c), **cell))
-                h = _linear(t, SimpleNamespace(x=h, weight=projection, bias=None))
+                step = compute(t, "select", x, 0, n)
+                h, c = compute(t, "lstm_cell", step, (h, c), w_ih, w_hh, *biases)
+                h = _dense(t, h, projection)
                 outputs.append(h)
             lasts[0].append(h)
             lasts[1].append(c)
             outputs = outputs[:: -1 if row % directions else 1]
-            sides.append(_stack(t, SimpleNamespace(tensors=outputs, dim=0)))
-        x = _cat(t, SimpleNamespace(tensors=sides, dim=-1))
+            sides.append(compute(t, "stack", outputs))
+        x = compute(t, "cat", sides, -1)
     x = t.new(t.build.one("Transpose", x.name, perm=(1, 0, 2)), x.dtype, 3) if a.batch_first else x
-    return [x, *(_stack(t, SimpleNamespace(tensors=each, dim=0)) for each in lasts)]
+    return [x, *(compute(t, "stack", each) for each in lasts)]
 
 
 _RECURRENT = "x states weights has_biases layers dropout train bidirectional batch_first"
 
 
-@_operation("lstm", _RECURRENT)
-def _lstm(t: ScriptTranslator, a: Any) -> list[TensorValue]:
-    _require(isinstance(a.states, list) and isinstance(a.weights, list), "packed sequences")
-    return _recurrent(t, "LSTM", a, a.states)
-
-
-@_operation("gru", _RECURRENT)
-def _gru(t: ScriptTranslator, a: Any) -> list[TensorValue]:
-    _require(isinstance(a.weights, list), "packed sequences")
-    return _recurrent(t, "GRU", a, [a.states])
-
-
-@_operation("rnn_tanh", _RECURRENT)
-def _rnn_tanh(t: ScriptTranslator, a: Any) -> list[TensorValue]:
-    _require(isinstance(a.weights, list), "packed sequences")
-    a.activation = "Tanh"
-    return _recurrent(t, "RNN", a, [a.states])
-
-
-@_operation("rnn_relu", _RECURRENT)
-def _rnn_relu(t: ScriptTranslator, a: Any) -> list[TensorValue]:
-    _require(isinstance(a.weights, list), "packed sequences")
-    a.activation = "Relu"
-    return _recurrent(t, "RNN", a, [a.states])
-
-
 def _sums(t: ScriptTranslator, a: Any, h: Any) -> tuple[TensorValue, TensorValue]:
     """Return the weighted sums of a cell's input and state."""
-    one = _linear(t, SimpleNamespace(x=a.x, weight=a.w_ih, bias=a.b_ih))
-    return one, _linear(t, SimpleNamespace(x=h, weight=a.w_hh, bias=a.b_hh))
+    return _dense(t, a.x, a.w_ih, a.b_ih), _dense(t, h, a.w_hh, a.b_hh)
 
 
 def _gates(t: ScriptTranslator, x: TensorValue, count: int) -> list[TensorValue]:
@@ -1922,6 +1815,10 @@ def _gru_cell(t: ScriptTranslator, a: Any) -> TensorValue:
     return _elementwise(t, "Add", new, change)
 
 
+def _bitwise(t: ScriptTranslator, op: str, *values: Any) -> TensorValue:
+    return _elementwise(t, op if _promoted(t, *values) == "bool" else f"Bitwise{op}", *values)
+
+
 def _is_same(t: ScriptTranslator, one: Any, two: Any) -> bool:
     both = isinstance(one, _TENSORS) and isinstance(two, _TENSORS)
     return t.tensor(one) is t.tensor(two) if both else one is two
@@ -1929,6 +1826,43 @@ def _is_same(t: ScriptTranslator, one: Any, two: Any) -> bool:
 
 # Operations that are one expression: names, arguments, result.
 _EXPRESSIONS: list[tuple[str, str, _Handler]] = [
+    (
+        "threshold",
+        "x threshold value",
+        lambda t, a: _where(t, _elementwise(t, "Greater", a.x, a.threshold), a.x, a.value),
+    ),
+    (
+        "pixel_shuffle",
+        "x factor",
+        lambda t, a: _applied(t, "DepthToSpace", a.x, blocksize=a.factor, mode="CRD"),
+    ),
+    (
+        "pixel_unshuffle",
+        "x factor",
+        lambda t, a: _applied(t, "SpaceToDepth", a.x, blocksize=a.factor, mode="CRD"),
+    ),
+    ("tril", "x diagonal=0", lambda t, a: _applied(t, "Trilu", a.x, t.number(a.diagonal, "int64"), upper=0)),
+    ("triu", "x diagonal=0", lambda t, a: _applied(t, "Trilu", a.x, t.number(a.diagonal, "int64"), upper=1)),
+    (
+        "index_select",
+        "x dim index",
+        lambda t, a: _applied(t, "Gather", a.x, _integer(t, a.index).name, axis=a.dim),
+    ),
+    (
+        "gather",
+        "x dim index sparse_grad=False",
+        lambda t, a: _applied(t, "GatherElements", a.x, _integer(t, a.index).name, axis=a.dim),
+    ),
+    ("new_zeros", f"x size {_NEW}", lambda t, a: _of_type(t, a, 0)),
+    ("new_ones", f"x size {_NEW}", lambda t, a: _of_type(t, a, 1)),
+    ("new_full", f"x size value {_NEW}", lambda t, a: _of_type(t, a, a.value)),
+    ("linear", "x weight bias=None", lambda t, a: _dense(t, a.x, a.weight, a.bias)),
+    ("lstm", _RECURRENT, lambda t, a: _recurrent(t, "LSTM", a, a.states)),
+    ("gru", _RECURRENT, lambda t, a: _recurrent(t, "GRU", a, [a.states])),
+    ("rnn_tanh", _RECURRENT, lambda t, a: _recurrent(t, "RNN", a, [a.states], "Tanh")),
+    ("rnn_relu", _RECURRENT, lambda t, a: _recurrent(t, "RNN", a, [a.states], "Relu")),
+    ("view_as reshape_as", "x other", lambda t, a: _shaped_as(t, "Reshape", a, allowzero=1)),
+    ("expand_as", "x other", lambda t, a: _shaped_as(t, "Expand", a)),
     ("celu", "x alpha=1.0", lambda t, a: _elementwise(t, "Celu", a.x, alpha=float(a.alpha))),
     ("gelu", "x approximate='none'", lambda t, a: _elementwise(t, "Gelu", a.x, approximate=a.approximate)),
     ("hardsigmoid", "x", lambda t, a: _elementwise(t, "HardSigmoid", a.x, alpha=1 / 6, beta=0.5)),
@@ -1979,7 +1913,7 @@ _EXPRESSIONS: list[tuple[str, str, _Handler]] = [
     (
         "floor_divide floordiv",
         "x other",
-        lambda t, a: _div(t, SimpleNamespace(x=a.x, other=a.other, rounding_mode="floor")),
+        lambda t, a: compute(t, "div", a.x, a.other, "floor"),
     ),
     ("fmod", "x other", lambda t, a: _elementwise(t, "Mod", a.x, a.other, fmod=1)),
     ("pow", "x exponent", lambda t, a: _elementwise(t, "Pow", a.x, a.exponent)),
@@ -2003,25 +1937,9 @@ _EXPRESSIONS: list[tuple[str, str, _Handler]] = [
     ("logical_and", "x other", lambda t, a: _elementwise(t, "And", a.x, a.other, dtype="bool")),
     ("logical_or", "x other", lambda t, a: _elementwise(t, "Or", a.x, a.other, dtype="bool")),
     ("logical_xor", "x other", lambda t, a: _elementwise(t, "Xor", a.x, a.other, dtype="bool")),
-    (
-        "bitwise_not",
-        "x",
-        lambda t, a: _elementwise(t, "Not" if t.tensor(a.x).dtype == "bool" else "BitwiseNot", a.x),
-    ),
-    (
-        "bitwise_and __and__",
-        "x other",
-        lambda t, a: _elementwise(
-            t, "And" if _promoted(t, a.x, a.other) == "bool" else "BitwiseAnd", a.x, a.other
-        ),
-    ),
-    (
-        "bitwise_or __or__",
-        "x other",
-        lambda t, a: _elementwise(
-            t, "Or" if _promoted(t, a.x, a.other) == "bool" else "BitwiseOr", a.x, a.other
-        ),
-    ),
+    ("bitwise_not", "x", lambda t, a: _bitwise(t, "Not", t.tensor(a.x))),
+    ("bitwise_and __and__", "x other", lambda t, a: _bitwise(t, "And", a.x, a.other)),
+    ("bitwise_or __or__", "x other", lambda t, a: _bitwise(t, "Or", a.x, a.other)),
     ("where", "condition x other", lambda t, a: _where(t, a.condition, a.x, a.other)),
     ("len", "x", lambda t, a: t.extent(t.tensor(a.x), 0) if isinstance(a.x, _TENSORS) else len(a.x)),
     ("numel", "x", lambda t, a: NumberValue(t.build.one("Size", t.tensor(a.x).name), "int64")),
@@ -2078,24 +1996,8 @@ _EXPRESSIONS: list[tuple[str, str, _Handler]] = [
         "x one=None two=None three=None four=None",
         lambda t, a: t.tensor(a.x),
     ),
-    (
-        "all",
-        "x dim=None keepdim=False",
-        lambda t, a: _cast(
-            t,
-            _reduced(t, "ReduceMin", _cast(t, _cast(t, t.tensor(a.x), "bool"), "int64"), a.dim, a.keepdim),
-            "bool",
-        ),
-    ),
-    (
-        "any",
-        "x dim=None keepdim=False",
-        lambda t, a: _cast(
-            t,
-            _reduced(t, "ReduceMax", _cast(t, _cast(t, t.tensor(a.x), "bool"), "int64"), a.dim, a.keepdim),
-            "bool",
-        ),
-    ),
+    ("all", "x dim=None keepdim=False", lambda t, a: _reduced_truth(t, "ReduceMin", a)),
+    ("any", "x dim=None keepdim=False", lambda t, a: _reduced_truth(t, "ReduceMax", a)),
     ("var", "x dim=None unbiased=None keepdim=False correction=None", lambda t, a: _variance(t, a)),
     (
         "std",

@@ -17,13 +17,10 @@ from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.encodings import archives
 from ckpttool.formats import torch_tree, torch_zip
+from ckpttool.graphs.graph import OpaqueError
 
 _CALLS, _DEEP = 5_000, 40
 _TOP = "__torch__"
-
-
-class UnsupportedScriptError(Exception):
-    """The code contains an unsupported operation."""
 
 
 class ScriptModule(NamedTuple):
@@ -99,38 +96,38 @@ class ScriptInterpreter:
         for part in self._class_body(module):
             if isinstance(part, ast.FunctionDef) and part.name == name:
                 return part
-        raise UnsupportedScriptError(f"{self._class(module).rpartition('.')[2]}.{name}")
+        raise OpaqueError(f"{self._class(module).rpartition('.')[2]}.{name}")
 
     def _find_function(self, name: str) -> ast.FunctionDef:
         where, _, last = name.rpartition(".")
         for node in self._module(where).body:
             if isinstance(node, ast.FunctionDef) and node.name == last:
                 return node
-        raise UnsupportedScriptError
+        raise OpaqueError
 
     def _module(self, name: str) -> ast.Module:
         if name not in self.parsed:
             text = self.texts.get(name)
             if text is None:
-                raise UnsupportedScriptError
+                raise OpaqueError
             self.parsed[name] = ast.parse(text)
         return self.parsed[name]
 
     def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
         self.calls += 1
         if self.calls > _CALLS or self.depth > _DEEP:
-            raise UnsupportedScriptError
+            raise OpaqueError
         named = [each.arg for each in function.args.args]
         known = [self._value(each, {}) for each in function.args.defaults]
         if len(given) < len(named):
             given = [*given, *known[len(known) - (len(named) - len(given)) :]]
         if len(given) != len(named):
-            raise UnsupportedScriptError
+            raise OpaqueError
         self.depth += 1
         done, value = self._block(function.body, dict(zip(named, given, strict=True)))
         self.depth -= 1
         if not done:
-            raise UnsupportedScriptError
+            raise OpaqueError
         return value
 
     def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
@@ -144,7 +141,7 @@ class ScriptInterpreter:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             self._assign(node.targets[0], self._value(node.value, scope), scope)
         elif not isinstance(node, ast.Pass):
-            raise UnsupportedScriptError(f"a statement that is not supported: {type(node).__name__}")
+            raise OpaqueError(f"a statement that is not supported: {type(node).__name__}")
         return False, None
 
     def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
@@ -154,7 +151,7 @@ class ScriptInterpreter:
             for each, part in zip(target.elts, value, strict=True):
                 self._assign(each, part, scope)
         else:
-            raise UnsupportedScriptError
+            raise OpaqueError
 
     def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -162,12 +159,12 @@ class ScriptInterpreter:
         if isinstance(node, ast.Name):
             if node.id in scope:
                 return scope[node.id]
-            raise UnsupportedScriptError
+            raise OpaqueError
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each, scope) for each in node.elts]
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)
-        raise UnsupportedScriptError
+        raise OpaqueError
 
     def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
@@ -177,7 +174,7 @@ class ScriptInterpreter:
         owner = self._value(node.value, scope)
         if isinstance(owner, ScriptModule):
             return self._of(owner.path, node.attr)
-        raise UnsupportedScriptError
+        raise OpaqueError
 
     def _of(self, module: Path, name: str) -> Any:
         """Return an attribute of a module; `training` is False."""
@@ -202,7 +199,7 @@ class ScriptInterpreter:
                 continue
             if part.value is not None and part.target.id == name:
                 return self._value(part.value, {})
-        raise UnsupportedScriptError
+        raise OpaqueError
 
 
 def dotted_name(node: ast.expr) -> str | None:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.graphs.torchscript_code import UnsupportedScriptError
+from ckpttool.graphs.graph import OpaqueError
 from ckpttool.graphs.torchscript_values import NumberValue, PartsValue, ShapeRange, SizesValue
 
 if TYPE_CHECKING:
@@ -79,11 +79,6 @@ _ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "min": "Min", "max": "M
 _FUNCTIONS = {"sqrt": "Sqrt", "log": "Log", "div": "Div", "pow": "Pow"}
 
 
-def refuse(reason: str) -> UnsupportedScriptError:
-    """Return the error for an operation that cannot be translated."""
-    return UnsupportedScriptError(reason)
-
-
 def has_kind(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
     """Return whether a value of these classes is among the values, or in a list or dict of them."""
     return any(
@@ -104,7 +99,7 @@ def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mappi
     if t.shapes is not None and name in CONTAINERS:
         given = [each.take(None) if isinstance(each, PartsValue) else each for each in given]
     if named or any(isinstance(each, PartsValue) for each in given):
-        raise refuse(name)
+        raise OpaqueError(name)
     if name in ("append", "_set_item"):
         return change_list(t, given)
     if name == "NumToTensor":
@@ -118,11 +113,11 @@ def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mappi
     try:
         result = _PLAIN[name](*given)
     except (TypeError, ValueError, ArithmeticError, LookupError):
-        raise refuse(name) from None
+        raise OpaqueError(name) from None
     if (type(result) is int and abs(result) > LAST) or (
         isinstance(result, list | str) and len(result) > _LONGEST
     ):
-        raise refuse("a number or list that is too large")
+        raise OpaqueError("a number or list that is too large")
     return result
 
 
@@ -134,7 +129,7 @@ def _require_small(name: str, given: Sequence[Any]) -> None:
     size = lengths[0] * numbers[0] if repeated else sum(lengths)
     large = name == "pow" and len(numbers) == 2 and numbers[1] > 64
     if (name != "len" and name != "__getitem__" and size > _LONGEST) or large:
-        raise refuse("a number or list that is too large")
+        raise OpaqueError("a number or list that is too large")
 
 
 def change_list(t: ScriptTranslator, given: Sequence[Any]) -> Any:
@@ -170,7 +165,7 @@ def _apply_sizes(t: ScriptTranslator, name: str, given: list[Any]) -> Any:
         whole = isinstance(part, ShapeRange) and part.start == 0 and part.end is None
         if whole and step == 1 and all(isinstance(each or 0, int) for each in (start, end)):
             return SizesValue((ShapeRange(part.tensor, start or 0, end),))
-    raise refuse("a shape of unknown length")
+    raise OpaqueError("a shape of unknown length")
 
 
 def _apply_number_values(t: ScriptTranslator, name: str, given: list[Any]) -> Any:
@@ -188,7 +183,7 @@ def _apply_number_values(t: ScriptTranslator, name: str, given: list[Any]) -> An
             product = apply_numbers(t, "mul", [product, each], {})
         return product
     if name == "range" or any(not isinstance(each, NUMBERS) for each in given):
-        raise refuse("a list whose length depends on a tensor")
+        raise OpaqueError("a list whose length depends on a tensor")
     return _compute(t, name, [t.as_number(each) for each in given])
 
 
@@ -218,4 +213,4 @@ def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> 
     if name in ("floor", "ceil"):
         rounded = t.build.one(name.capitalize(), *wide)
         return NumberValue(t.build.one("Cast", rounded, to="int64"), "int64")
-    raise refuse(name)
+    raise OpaqueError(name)

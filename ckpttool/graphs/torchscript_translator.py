@@ -12,14 +12,19 @@ from typing import Any
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, attr, index, key
 from ckpttool.graphs.builder import GraphBuilder, body
-from ckpttool.graphs.graph import Graph, OpenShape, OperatorNode, Value
+from ckpttool.graphs.graph import (
+    Graph,
+    OpaqueError,
+    OpenShape,
+    OperatorNode,
+    Value,
+)
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.torchscript_code import (
     ScriptFunction,
     ScriptInterpreter,
     ScriptModule,
     ScriptTensor,
-    UnsupportedScriptError,
     dotted_name,
 )
 from ckpttool.graphs.torchscript_numbers import LAST, NUMBERS
@@ -41,6 +46,7 @@ from ckpttool.mapping.rules import KEEP, Rule
 _STEPS = 5_000
 # PyTorch's own code checks shapes of inputs; these checks are not part of the computation.
 _TORCH = "__torch__.torch."
+_DICTS = frozenset(map(attr, ("_modules", "_parameters", "_buffers")))
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -154,12 +160,12 @@ class ScriptTranslator(ScriptInterpreter):
             self.inputs[name] = Value(self.build.unique_name(name), dtype, ())
             return NumberValue(name, dtype)
         if kind != "Tensor":
-            raise UnsupportedScriptError(f"an input of type {kind or 'unknown'}")
+            raise OpaqueError(f"an input of type {kind or 'unknown'}")
         return self.add_input(name, next(leaves, None))
 
     def add_input(self, name: str, recorded: Leaf | None = None) -> TensorValue:
         """Return a new input of the graph; `recorded` is the one with which the archive was traced."""
-        dtype = self._float_type() if name not in self.integers else "int64"
+        dtype = "int64" if name in self.integers else self.float_type
         rank = None
         if recorded is not None:
             dtype, rank = recorded.dtype, len(recorded.shape)
@@ -173,8 +179,9 @@ class ScriptTranslator(ScriptInterpreter):
         self.inputs[name] = Value(title, dtype, shape)
         return TensorValue(title, dtype, rank, TensorMemory(0), entry=None if recorded is not None else name)
 
-    def _float_type(self) -> str:
-        """Return the type of the archive's first parameter with fractions."""
+    @cached_property
+    def float_type(self) -> str:
+        """The type of inputs: that of the archive's first parameter with fractions."""
         leaves = [leaf for _, leaf in self.tree.tensors() if leaf.dtype in _FLOATS]
         parameters = [leaf for leaf in leaves if leaf.role == "parameter"]
         return next((leaf.dtype for leaf in (*parameters, *leaves)), "float32")
@@ -218,7 +225,7 @@ class ScriptTranslator(ScriptInterpreter):
         self.where.append(place[1])
         try:
             return call()
-        except UnsupportedScriptError:
+        except OpaqueError:
             whole = self.shapes is not None and len(self.where) == 1
             if whole or self.effects != before[2] or not self._tensor_names(given):
                 raise
@@ -283,7 +290,7 @@ class ScriptTranslator(ScriptInterpreter):
             values = self._value(node.iter, scope)
             values = values.take(None) if isinstance(values, PartsValue) else values
             if not isinstance(values, list | range):
-                raise UnsupportedScriptError("a loop whose length depends on a tensor")
+                raise OpaqueError("a loop whose length depends on a tensor")
         entries = iter(values)
         while True:
             if isinstance(node, ast.For):
@@ -302,11 +309,11 @@ class ScriptTranslator(ScriptInterpreter):
     def _count_step(self) -> None:
         self.steps += 1
         if self.steps > _STEPS:
-            raise UnsupportedScriptError("a loop with too many steps")
+            raise OpaqueError("a loop with too many steps")
 
     def _truth(self, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise UnsupportedScriptError("a condition that depends on a tensor")
+            raise OpaqueError("a condition that depends on a tensor")
         return value
 
     def _branch(self, node: ast.If, condition: str, scope: dict[str, Any]) -> None:
@@ -323,7 +330,7 @@ class ScriptTranslator(ScriptInterpreter):
             finally:
                 self.branches -= 1
             if done:
-                raise UnsupportedScriptError("a result that depends on a condition")
+                raise OpaqueError("a result that depends on a condition")
             sides.append((inner, nodes))
         for n, (inner, _) in enumerate(sides):
             if inner is not None:
@@ -401,7 +408,7 @@ class ScriptTranslator(ScriptInterpreter):
         elif isinstance(target, ast.Attribute):
             owner = self._value(target.value, scope)
             if not isinstance(owner, ScriptModule):
-                raise UnsupportedScriptError("an assignment to an attribute")
+                raise OpaqueError("an assignment to an attribute")
             self._set_attribute(owner.path, target.attr, value)
             return
         super()._assign(target, value, scope)
@@ -419,11 +426,11 @@ class ScriptTranslator(ScriptInterpreter):
     def require_outside_branch(self) -> None:
         """Refuse an effect in a branch that may not be taken."""
         if self.branches:
-            raise UnsupportedScriptError("an effect that depends on a condition")
+            raise OpaqueError("an effect that depends on a condition")
 
     def _unpacked_sizes(self, value: SizesValue, count: int) -> list[Any]:
         if len(value.parts) != 1:
-            raise UnsupportedScriptError("a shape of unknown length")
+            raise OpaqueError("a shape of unknown length")
         (part,) = value.parts
         if part.start == 0 and part.end is None and not self.branches:
             part.tensor.rank = count
@@ -444,7 +451,7 @@ class ScriptTranslator(ScriptInterpreter):
         if isinstance(node, ast.Name) and node.id not in scope and node.id in ("inf", "nan"):
             return float(node.id)
         if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) > LAST:
-            raise UnsupportedScriptError("a number of more than 64 bits")
+            raise OpaqueError("a number of more than 64 bits")
         return super()._value(node, scope)
 
     def item(self, owner: Any, at: Any) -> Any:
@@ -465,7 +472,7 @@ class ScriptTranslator(ScriptInterpreter):
                 return self.extent(part.tensor, part.start + at)
             if isinstance(part, ShapeRange) and at < 0 and (part.end is None or part.end < 0):
                 return self.extent(part.tensor, at + (part.end or 0))
-        raise UnsupportedScriptError("an entry of an unknown list")
+        raise OpaqueError("an entry of an unknown list")
 
     def _of(self, module: Path, name: str) -> Any:
         if (module, name) in self.attributes:
@@ -529,7 +536,7 @@ class ScriptTranslator(ScriptInterpreter):
             return self._function(function.name, self._values(node.args, scope))
         owner = self._value(node.func.value, scope) if isinstance(node.func, ast.Attribute) else None
         if not isinstance(owner, ScriptModule) or not isinstance(node.func, ast.Attribute):
-            raise UnsupportedScriptError("a call of an unknown value")
+            raise OpaqueError("a call of an unknown value")
         if self._is_check(node.func.attr, owner.path):
             return None
         return self._called(owner.path, node.func.attr, self._values(node.args, scope))
@@ -544,7 +551,7 @@ class ScriptTranslator(ScriptInterpreter):
             return False
         try:
             function = self._find_function(name) if module is None else self._find_method(module, name)
-        except UnsupportedScriptError:
+        except OpaqueError:
             return False
         returns = function.returns
         if dotted_name(returns) != "NoneType" if returns is not None else True:
@@ -575,9 +582,9 @@ class ScriptTranslator(ScriptInterpreter):
             dtype = "float32" if isinstance(value, float) else number.dtype
             return TensorValue(self.build.number(value, dtype), dtype, 0, self.new_storage())
         if not isinstance(value, TensorValue):
-            raise UnsupportedScriptError(f"a tensor is expected, found {type(value).__name__}")
+            raise OpaqueError(f"a tensor is expected, found {type(value).__name__}")
         if value.version != value.storage.version or not value.storage.is_current():
-            raise UnsupportedScriptError("a tensor that was overwritten through another one")
+            raise OpaqueError("a tensor that was overwritten through another one")
         if value.rank is None and (shape := self.shape(value.name)) is not None:
             value.rank = len(shape)
         return value
@@ -585,7 +592,7 @@ class ScriptTranslator(ScriptInterpreter):
     def _load(self, path: Path, rule: Rule = KEEP) -> TensorValue:
         leaf = self.tree.get(path)
         if not isinstance(leaf, Leaf):
-            raise UnsupportedScriptError("a tensor that is not listed")
+            raise OpaqueError("a tensor that is not listed")
         name = self.build.stored(path, leaf, _title(path), rule)
         wrapped = path[0].value == "CONSTANTS" and not leaf.shape and leaf.dtype in ("float64", "int64")
         value = TensorValue(name, leaf.dtype, len(leaf.shape), TensorMemory(0), wrapped=wrapped)
@@ -621,7 +628,7 @@ class ScriptTranslator(ScriptInterpreter):
         """Give a tensor new values; others with the same storage cannot be used any more."""
         tensor = self.tensor(target)
         if tensor.storage.depth < self.branches:
-            raise UnsupportedScriptError("an effect that depends on a condition")
+            raise OpaqueError("an effect that depends on a condition")
         self.effects += 1
         changed = tensor.storage.overwrite()
         tensor.name, tensor.version, tensor.entry = value.name, tensor.storage.version, None
@@ -637,13 +644,13 @@ class ScriptTranslator(ScriptInterpreter):
         if isinstance(value, TensorValue | ScriptTensor):
             tensor = self.tensor(value)
             if tensor.dtype is None:
-                raise UnsupportedScriptError("a number of unknown type")
+                raise OpaqueError("a number of unknown type")
             name = tensor.name
             if tensor.rank != 0:
                 name = self.build.one("Reshape", name, self.build.number([], "int64"))
             return NumberValue(name, tensor.dtype)
         if not isinstance(value, bool | int | float):
-            raise UnsupportedScriptError(f"a number is expected, found {type(value).__name__}")
+            raise OpaqueError(f"a number is expected, found {type(value).__name__}")
         dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
         return NumberValue(self.build.number(value, dtype), dtype)
 
@@ -668,7 +675,7 @@ class ScriptTranslator(ScriptInterpreter):
         if isinstance(parts, int | NumberValue):
             parts = [parts]
         if not isinstance(parts, list | tuple):
-            raise UnsupportedScriptError("a list of numbers is expected")
+            raise OpaqueError("a list of numbers is expected")
         if all(isinstance(each, int) and not isinstance(each, bool) for each in parts):
             return self.build.number(list(parts), "int64")
         names = []
@@ -695,4 +702,5 @@ class ScriptTranslator(ScriptInterpreter):
 
 
 def _title(path: Path) -> str:
-    return ".".join(str(step.value) for step in path)
+    """Return the name of a tensor, without the dicts that pickled modules have."""
+    return ".".join(str(step.value) for step in path if step not in _DICTS)

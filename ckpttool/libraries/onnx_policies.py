@@ -96,15 +96,11 @@ class _OnnxLayer:
     facts: LayerFacts = field(default_factory=LayerFacts)
 
 
-class OnnxStateDictPlan(NamedTuple):
-    """Plan of the state_dict, and layer kinds that the graph shows but the tensors do not."""
+def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ...]]:
+    """Return the plan from a model's constants to a state_dict, and the kinds that only the graph shows.
 
-    plan: Plan
-    choices: tuple[LayerOption, ...]
-
-
-def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
-    """Return the plan from a model's constants to a state_dict; raise MappingError if it has no layers."""
+    Raise MappingError if it has no layers.
+    """
     model = onnx.read_model(checkpoint.files[0])
     reader = _OnnxLayerFinder(checkpoint.tree, model)
     layers = reader.layers()
@@ -132,7 +128,7 @@ def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
             )
         choices.append(_make_choice(layer, name))
     used = {move.source for move in moves}
-    rest = _sort_unused(checkpoint.tree, reader, used)
+    kept, zeros, lost, notes = _sort_unused(checkpoint.tree, reader, used)
     consumed = tuple(
         path for path, leaf in checkpoint.tree.tensors() if leaf.role == "other" and path not in used
     )
@@ -140,17 +136,17 @@ def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
         tuple(moves),
         containers={(): Container("OrderedDict")},
         assumed=tuple(assumed),
-        consumed=tuple(path for path in (*consumed, *rest.zeros) if path not in rest.lost),
-        notes=(*rest.notes, *_note_arithmetic(model, layers)),
+        consumed=tuple(path for path in (*consumed, *zeros) if path not in lost),
+        notes=(*notes, *_note_arithmetic(model, layers)),
         labels=labels,
-        kept=rest.kept,
+        kept=kept,
     )
-    return OnnxStateDictPlan(plan, tuple(choice for choice in choices if choice.kind))
+    return plan, tuple(choice for choice in choices if choice.kind)
 
 
 def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
     """Return the state_dict of a model's layers as a checkpoint."""
-    plan = plan_state_dict(checkpoint).plan
+    plan, _ = plan_state_dict(checkpoint)
     notes = (*checkpoint.notes, *plan.assumed, *plan.notes)
     tree = with_orders(apply_plan(checkpoint.tree, plan), checkpoint, sources=map_weight_constants(plan))
     return replace(checkpoint, format="pytorch", tree=tree, notes=notes)
@@ -158,7 +154,7 @@ def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
 
 def list_unread_constants(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     """Return the names of constants that no layer reads: those that may be weights, and the others."""
-    plan, tree = plan_state_dict(checkpoint).plan, checkpoint.tree
+    (plan, _), tree = plan_state_dict(checkpoint), checkpoint.tree
     used, other = {move.source for move in plan.moves}, {*plan.consumed, *plan.kept}
     names = [(path, tree.names[path]) for path, _ in tree.tensors() if path not in used]
     lost = [name for path, name in names if path not in other]
@@ -431,17 +427,10 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
 # Constants outside layers.
 
 
-class _UnusedConstants(NamedTuple):
-    """Constants outside layers: kept in the sidecar, unneeded zeros, lost ones, and notes."""
-
-    kept: tuple[Path, ...]
-    zeros: tuple[Path, ...]
-    lost: frozenset[Path]
-    notes: tuple[str, ...]
-
-
-def _sort_unused(tree: Tree, reader: _OnnxLayerFinder, used: set[Path]) -> _UnusedConstants:
-    """Sort the constants that belong to no layer."""
+def _sort_unused(
+    tree: Tree, reader: _OnnxLayerFinder, used: set[Path]
+) -> tuple[tuple[Path, ...], tuple[Path, ...], frozenset[Path], tuple[str, ...]]:
+    """Sort constants of no layer: kept in the sidecar, unneeded zeros, lost ones; the last are notes."""
     kept: list[Path] = []
     lost: list[str] = []
     zeros: list[Path] = []
@@ -466,7 +455,7 @@ def _sort_unused(tree: Tree, reader: _OnnxLayerFinder, used: set[Path]) -> _Unus
         notes.append(f"not converted: {abbreviate_list(reader.refused, 4)}")
     if lost:
         notes.append(f"constants not used by a supported layer: {abbreviate_list(lost, 4)}")
-    return _UnusedConstants(tuple(kept), tuple(zeros), frozenset(gone), tuple(notes))
+    return tuple(kept), tuple(zeros), frozenset(gone), tuple(notes)
 
 
 def _note_arithmetic(model: OnnxModel, layers: Sequence[_OnnxLayer]) -> Iterator[str]:

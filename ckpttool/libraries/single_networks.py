@@ -111,13 +111,6 @@ class _CandidateNetwork(NamedTuple):
         return "/".join(self.name) or "the whole file"
 
 
-class _LayerChain(NamedTuple):
-    """Layers in order of use, and a sentence on the evidence for the order."""
-
-    layers: tuple[ComponentLayer, ...]
-    assumed: tuple[str, ...] = ()
-
-
 def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> RecognizedAgent | None:
     """Return the policy that is the whole checkpoint, None if it has no dense layer.
 
@@ -348,21 +341,19 @@ def _bind_by_names(
         binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
         bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
-    chain = _order_dense_layers(layers, file)
+    chain, evidence = _order_dense_layers(layers, file)
     try:
-        _require_sequential(chain.layers, file)
+        _require_sequential(chain, file)
     except UnsupportedError:
         # Numbers from Keras count no activation that is an argument of a layer.
-        if not _has_recorded_activations(chain.layers, file):
+        if not _has_recorded_activations(chain, file):
             raise
-    _require_no_branches(chain.layers, file)
+    _require_no_branches(chain, file)
     facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
-    more = _list_gaps(chain.layers)
-    binding = _make_agent(
-        chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title
-    )
-    bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain.layers)
-    return _add_statistics(bounded, normalisers, chain.layers, where)
+    more = _list_gaps(chain)
+    binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
+    bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain)
+    return _add_statistics(bounded, normalisers, chain, where)
 
 
 def _has_one_output(network: _CandidateNetwork) -> bool:
@@ -816,8 +807,10 @@ _RECORDED_ORDER = (
 )
 
 
-def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerChain:
-    """Return the dense layers as the only chain that sizes, and then numbers in names, allow."""
+def _order_dense_layers(
+    layers: Sequence[ComponentLayer], file: str
+) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
+    """Return the dense layers as the only chain that sizes, and then numbers in names, allow, and why."""
     dense = [module for module in layers if _is_dense(module)]
     by_size = _find_chains(dense, {})
     if not by_size:
@@ -851,7 +844,7 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
     assumed = (sentence,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
     placed, more = _insert_norms(list(chain), norms, file)
-    return _LayerChain(placed, (*assumed, *more))
+    return placed, (*assumed, *more)
 
 
 def _describe_layer(module: ComponentLayer) -> str:

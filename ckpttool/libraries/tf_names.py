@@ -844,10 +844,10 @@ def record_objects(tree: Tree, plan: Plan) -> dict[str, Any] | None:
     if any(move.rule != KEEP for move in plan.moves):
         return None  # the variables differ from those of the objects
     with contextlib.suppress(CkpttoolError):
-        found = tf_object_graph.plan_graph(tree)
-        graph = tf_object_graph.encode_graph(found.graph)
+        objects, stored = tf_object_graph.plan_graph(tree)
+        graph = tf_object_graph.encode_graph(objects)
         if len(graph) <= _MOST_BYTES:
-            keys = {_name(move.target): found.keys[move.source] for move in plan.moves}
+            keys = {_name(move.target): stored[move.source] for move in plan.moves}
             return {"graph": base64.b64encode(graph).decode(), "keys": keys, "read": is_object_graph(tree)}
     return None
 

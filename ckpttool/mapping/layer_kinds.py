@@ -98,7 +98,8 @@ Reading = Callable[[Group, LayerFacts], LayerMapping]
 class LayerKind:
     """One way in which a framework stores one kind of layer.
 
-    Without `reading`, the weights' own rules are used. Writing is the inverse of reading tensors of the
+    Without `reading`, the weights' own rules are used; it may return rows of optional tensors that the layer
+    does not have. Writing is the inverse of reading tensors of the
     `shapes` that a canonical layer has in the framework, unless `writing` does more; `multiplier` is the
     canonical kernel whose last axis is the number in the facts for that. `also` is a condition besides
     names and ranks. `form` names the variant if a framework has several; "" is the one that is
@@ -161,11 +162,9 @@ class LayerKind:
 
     def read(self, group: Group, facts: LayerFacts = NO_FACTS) -> LayerMapping:
         """Return the mapping from stored tensors to canonical ones; raise MappingError if there is none."""
-        if self.reading is not None:
-            return self.reading(group, facts)
-        return LayerMapping(
-            tuple(TensorMapping(w.name, w.canonical, w.to_canonical) for w in self.weights if w.name in group)
-        )
+        weights = (TensorMapping(w.name, w.canonical, w.to_canonical) for w in self.weights)
+        mapping = LayerMapping(tuple(weights)) if self.reading is None else self.reading(group, facts)
+        return mapping._replace(rows=tuple(row for row in mapping.rows if row.stored in group))
 
     def write(self, canonical: Group, facts: LayerFacts = NO_FACTS) -> LayerMapping:
         """Return the mapping from canonical tensors to stored ones; raise MappingError if there is none."""
@@ -238,18 +237,11 @@ def _merge_heads(name: str, shape: Shape) -> Rule:
 def _read_keras(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
     rows = []
     for name in _ALL:
-        rows.append(
-            TensorMapping(
-                f"{name}/kernel", f"{name}_kernel", _merge_heads(name, group[f"{name}/kernel"].shape)
-            )
-        )
+        heads = _merge_heads(name, group[f"{name}/kernel"].shape)
+        rows.append(TensorMapping(f"{name}/kernel", f"{name}_kernel", heads))
         if (bias := group.get(f"{name}/bias")) is not None:
-            flat: Rule = Reshape((bias.size,))
-            rows.append(
-                TensorMapping(
-                    f"{name}/bias", f"{name}_bias", chain_rules(flat) if name != _OUT else chain_rules()
-                )
-            )
+            flat = chain_rules(*(() if name == _OUT else (Reshape((bias.size,)),)))
+            rows.append(TensorMapping(f"{name}/bias", f"{name}_bias", flat))
     return LayerMapping(tuple(rows))
 
 
@@ -289,11 +281,9 @@ def _read_torch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
             rows.append(TensorMapping("in_proj_weight", f"{name}_kernel", chain_rules(cut, TRANSPOSE)))
         else:
             rows.append(TensorMapping(f"{name[0]}_proj_weight", f"{name}_kernel", TRANSPOSE))
-        if "in_proj_bias" in group:
-            rows.append(TensorMapping("in_proj_bias", f"{name}_bias", cut))
+        rows.append(TensorMapping("in_proj_bias", f"{name}_bias", cut))
     rows.append(TensorMapping("out_proj/weight", "output_kernel", TRANSPOSE))
-    if "out_proj/bias" in group:
-        rows.append(TensorMapping("out_proj/bias", "output_bias"))
+    rows.append(TensorMapping("out_proj/bias", "output_bias"))
     return LayerMapping(tuple(rows))
 
 
@@ -390,16 +380,12 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:
         width = group[f"{joined}/weight"].shape[axis] // 3
         rows = []
         for number, name in enumerate(PROJECTIONS):
-            start, end = number * width, (number + 1) * width
-            cut = AxisSlice(axis, start, end, 3 * width)
-            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", chain_rules(cut, turned)))
-            if f"{joined}/bias" in group:
-                rows.append(
-                    TensorMapping(f"{joined}/bias", f"{name}_bias", AxisSlice(0, start, end, 3 * width))
-                )
+            bounds = (number * width, (number + 1) * width, 3 * width)
+            kernel = chain_rules(AxisSlice(axis, *bounds), turned)
+            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", kernel))
+            rows.append(TensorMapping(f"{joined}/bias", f"{name}_bias", AxisSlice(0, *bounds)))
         rows.append(TensorMapping(f"{out}/weight", "output_kernel", turned))
-        if f"{out}/bias" in group:
-            rows.append(TensorMapping(f"{out}/bias", "output_bias"))
+        rows.append(TensorMapping(f"{out}/bias", "output_bias"))
         return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
 
     def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
@@ -464,11 +450,12 @@ KINDS: tuple[LayerKind, ...] = (
 # sonnet/src/conv.py; torch/nn/modules/conv.py.
 
 
-def _bias_spec(name: str = "bias") -> WeightSpec:
-    return WeightSpec(name, "bias", 1, optional=True)
+def _matrix(rank: int, kernel: str, bias: str = "bias", rule: Rule = KEEP) -> tuple[WeightSpec, ...]:
+    """Return a kernel and its bias, which a layer may lack."""
+    return WeightSpec(kernel, "kernel", rank, rule), WeightSpec(bias, "bias", 1, optional=True)
 
 
-_BIAS = _bias_spec()
+_BIAS = WeightSpec("bias", "bias", 1, optional=True)
 
 
 def kernel_permutation(dimensions: int) -> Permute:
@@ -479,24 +466,10 @@ def kernel_permutation(dimensions: int) -> Permute:
 def _convolution_kinds(dimensions: int) -> tuple[LayerKind, ...]:
     rank = dimensions + 2
     spelled = (("", "kernel", "bias"), ("sonnet", "w", "b"), ("slim", "weights", "biases"))
-    rows = (
-        LayerKind(
-            "convolution",
-            "tensorflow",
-            (WeightSpec(k, "kernel", rank), WeightSpec(b, "bias", 1, optional=True)),
-            form,
-            _has_bias,
-        )
-        for form, k, b in spelled
-    )
+    weights = _matrix(rank, "weight", rule=kernel_permutation(dimensions))
     return (
-        *rows,
-        LayerKind(
-            "convolution",
-            "torch",
-            (WeightSpec("weight", "kernel", rank, kernel_permutation(dimensions)), _BIAS),
-            also=_has_torch_bias,
-        ),
+        *(LayerKind("convolution", "tensorflow", _matrix(rank, k, b), f, _has_bias) for f, k, b in spelled),
+        LayerKind("convolution", "torch", weights, also=_has_torch_bias),
         # Keras's transposed convolutions have no groups.
         LayerKind(
             "grouped_transposed_convolution",
@@ -551,8 +524,9 @@ def _depthwise_rule(channels: int, multiplier: int, space: Shape) -> Rule:
 def _read_torch_depthwise(group: Group, facts: LayerFacts) -> LayerMapping:
     weight = group["weight"]
     rule, assumed = depthwise_kernel_rule(weight, facts)
-    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
-    return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
+    return LayerMapping(
+        (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias")), assumed=assumed
+    )
 
 
 def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[str, ...]]:
@@ -582,9 +556,7 @@ def _depthwise_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape
 def _depthwise_kinds(dimensions: int) -> tuple[LayerKind, ...]:
     rank = dimensions + 2
     return tuple(
-        LayerKind(
-            "depthwise", "tensorflow", (WeightSpec(name, "kernel", rank), _BIAS), form, _has_multiplied_bias
-        )
+        LayerKind("depthwise", "tensorflow", _matrix(rank, name), form, _has_multiplied_bias)
         for form, name in (("", "kernel"), ("tf_keras", "depthwise_kernel"))
     )
 
@@ -596,20 +568,15 @@ def _numbered_bias_fits(group: Group) -> bool:
 
 # Numbered variables in a Keras file (keras/src/layers/convolutional/base_depthwise_conv.py, build).
 NUMBERED_DEPTHWISE = tuple(
-    LayerKind(
-        "depthwise",
-        "tensorflow",
-        (WeightSpec("vars/0", "kernel", dimensions + 2), WeightSpec("vars/1", "bias", 1, optional=True)),
-        also=_numbered_bias_fits,
-    )
-    for dimensions in (1, 2)
+    LayerKind("depthwise", "tensorflow", _matrix(rank, "vars/0", "vars/1"), also=_numbered_bias_fits)
+    for rank in (3, 4)
 )
 
 _TORCH_DEPTHWISE = tuple(
     LayerKind(
         "depthwise",
         "torch",
-        (WeightSpec("weight", "kernel", dimensions + 2), _BIAS),
+        _matrix(dimensions + 2, "weight"),
         also=_is_depthwise,
         reading=_read_torch_depthwise,
         shapes=_depthwise_shapes,
@@ -627,7 +594,7 @@ def _read_two_convolutions(group: Group, facts: LayerFacts) -> LayerMapping:
         TensorMapping("pointwise/weight", "pointwise_kernel", pointwise),
         TensorMapping("pointwise/bias", "bias"),
     )
-    return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
+    return LayerMapping(rows, assumed=assumed)
 
 
 def _separable_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
@@ -705,8 +672,7 @@ def _read_dense(group: Group, facts: LayerFacts) -> LayerMapping:
         outputs, inputs = weight.shape
         there = channels_first_rule(_check_flatten_shape(facts.flatten, inputs), outputs)
         rule = there.inverse(TRANSPOSE.leaf(weight))
-    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
-    return LayerMapping(tuple(row for row in rows if row.stored in group))
+    return LayerMapping((TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias")))
 
 
 def _dense_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
@@ -726,8 +692,7 @@ _KERNEL_BIASED, _WEIGHT_BIASED = partial(_fits_bias, 1), partial(_fits_bias, 0)
 def _transposed_kind(name: str, bias: str, framework: str, form: str) -> LayerKind:
     """Return a dense layer whose matrix has the orientation of the other framework."""
     rule, also = (TRANSPOSE, _WEIGHT_BIASED) if form == OUT_IN else (KEEP, _KERNEL_BIASED)
-    weights = (WeightSpec(name, "kernel", 2, rule), WeightSpec(bias, "bias", 1, optional=True))
-    return LayerKind("dense", framework, weights, form, also, opt_in=True)
+    return LayerKind("dense", framework, _matrix(2, name, bias, rule), form, also, opt_in=True)
 
 
 def _row_bias_kind() -> LayerKind:
@@ -758,11 +723,8 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
     turned: Rule = TRANSPOSE if framework == "torch" else KEEP
 
     def read(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
-        rows = (
-            TensorMapping(name, "kernel", chain_rules(Reshape(matrix(group[name].shape)), turned)),
-            TensorMapping("bias", "bias"),
-        )
-        return LayerMapping(tuple(row for row in rows if row.stored in group))
+        rule = chain_rules(Reshape(matrix(group[name].shape)), turned)
+        return LayerMapping((TensorMapping(name, "kernel", rule), TensorMapping("bias", "bias")))
 
     def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         inputs, outputs = canonical["kernel"].shape
@@ -775,39 +737,28 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
         outputs = shape[0] if framework == "torch" else shape[-1]
         return spatial == ones and ("bias" not in group or group["bias"].shape == (outputs,))
 
-    return LayerKind(
-        "dense",
-        framework,
-        (WeightSpec(name, "kernel", rank), _DENSE_BIAS),
-        POINTWISE,
-        fits,
-        read,
-        shapes=shapes,
-        opt_in=True,
-    )
+    weights = _matrix(rank, name)
+    return LayerKind("dense", framework, weights, POINTWISE, fits, read, shapes=shapes, opt_in=True)
 
 
 POINTWISE = "pointwise"
 _MATRICES = (("weight", "torch"), ("kernel", "tensorflow"))
-_DENSE_BIAS = WeightSpec("bias", "bias", 1, optional=True)
 # Matrices of user-defined layers: [in, out] in PyTorch (x @ W, as in GPT-2's Conv1D), [out, in] in Keras.
 IN_OUT, OUT_IN = "in_out", "out_in"
 ROW_BIAS = "row_bias"
 DENSE_TORCH = LayerKind(
     "dense",
     "torch",
-    (WeightSpec("weight", "kernel", 2, TRANSPOSE), _DENSE_BIAS),
+    _matrix(2, "weight", rule=TRANSPOSE),
     also=_WEIGHT_BIASED,
     reading=_read_dense,
     shapes=_dense_shapes,
 )
 
 
-def _computed_weight_kind(
-    framework: str, why: str, *names: tuple[str, int], optional: tuple[str, ...] = ("bias",)
-) -> LayerKind:
+def _computed_weight_kind(framework: str, why: str, *names: tuple[str, int]) -> LayerKind:
     """Return a layer whose weight is computed from other tensors, which is not supported."""
-    weights = tuple(WeightSpec(name, "", rank, optional=name in optional) for name, rank in names)
+    weights = tuple(WeightSpec(name, "", rank, optional=name == "bias") for name, rank in names)
     return LayerKind("computed_weight", framework, weights, refused=why)
 
 
@@ -854,21 +805,9 @@ _COMPUTED = (
     ),
 )
 DENSE_KINDS: tuple[LayerKind, ...] = (
-    LayerKind("dense", "tensorflow", (WeightSpec("kernel", "kernel", 2), _DENSE_BIAS), also=_KERNEL_BIASED),
-    LayerKind(
-        "dense",
-        "tensorflow",
-        (WeightSpec("w", "kernel", 2), WeightSpec("b", "bias", 1, optional=True)),
-        "sonnet",
-        _KERNEL_BIASED,
-    ),
-    LayerKind(
-        "dense",
-        "tensorflow",
-        (WeightSpec("weights", "kernel", 2), WeightSpec("biases", "bias", 1, optional=True)),
-        "slim",
-        _KERNEL_BIASED,
-    ),
+    LayerKind("dense", "tensorflow", _matrix(2, "kernel"), also=_KERNEL_BIASED),
+    LayerKind("dense", "tensorflow", _matrix(2, "w", "b"), "sonnet", _KERNEL_BIASED),
+    LayerKind("dense", "tensorflow", _matrix(2, "weights", "biases"), "slim", _KERNEL_BIASED),
     # A program's own names: without a bias there is no evidence against an embedding.
     LayerKind(
         "dense",
@@ -937,7 +876,7 @@ def _write_batch(canonical: Group, facts: LayerFacts) -> LayerMapping:  # noqa: 
 
 def _read_batch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
     names = {"weight": "scale", "bias": "offset", "running_mean": "mean", "running_var": "variance"}
-    rows = tuple(TensorMapping(stored, name) for stored, name in names.items() if stored in group)
+    rows = tuple(TensorMapping(stored, name) for stored, name in names.items())
     return LayerMapping(rows, left=tuple(name for name in group if name not in names))
 
 
@@ -1023,12 +962,7 @@ def _has_both(group: Group) -> bool:
 AXES = "axes"
 NORM_KINDS: tuple[LayerKind, ...] = (
     LayerKind("layer_norm", "tensorflow", _norm_weights("gamma", "beta")),
-    LayerKind(
-        "layer_norm",
-        "tensorflow",
-        (WeightSpec("scale", "scale", 1), WeightSpec("offset", "offset", 1)),
-        "sonnet",
-    ),
+    LayerKind("layer_norm", "tensorflow", tuple(WeightSpec(n, n, 1) for n in _PAIR), "sonnet"),
     LayerKind("layer_norm", "torch", _norm_weights("weight", "bias"), also=_has_weight, writing=_write_pair),
     *_image_norm_kinds(2)[:2],
     *_image_norm_kinds(3),
@@ -1042,14 +976,8 @@ NORM_KINDS: tuple[LayerKind, ...] = (
     LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, opt_in=True),
     LayerKind("layer_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, opt_in=True),
     *(
-        LayerKind(
-            "prelu",
-            "tensorflow",
-            (WeightSpec("alpha", "alpha", rank),),
-            reading=_read_alpha,
-            shapes=_alpha_shapes,
-        )
-        for rank in (1, 2, 3, 4)
+        LayerKind("prelu", "tensorflow", (alpha,), reading=_read_alpha, shapes=_alpha_shapes)
+        for alpha in (WeightSpec("alpha", "alpha", rank) for rank in (1, 2, 3, 4))
     ),
     LayerKind("prelu", "torch", (WeightSpec("weight", "alpha", 1),)),
 )
@@ -1088,15 +1016,7 @@ class _CellForm(NamedTuple):
             *(WeightSpec(name, canonical, 2) for name, canonical in zip(self.names, KERNELS, strict=False)),
             *(WeightSpec(name, BIASES[0], rank, optional=self.biases != "long") for name in self.names[2:]),
         )
-        return LayerKind(
-            self.kind,
-            self.framework,
-            weights,
-            self.form,
-            also=self.fits,
-            reading=self.read,
-            writing=self.write,
-        )
+        return LayerKind(self.kind, self.framework, weights, self.form, self.fits, self.read, self.write)
 
     def fits(self, group: Group) -> bool:
         """Return whether the shapes are those of a cell: gates times units, with biases of that length."""
