@@ -1161,7 +1161,7 @@ class _Statements:
             rows, axis = (-1, -1) if layer.last else (layer.quantiles, 1)
             grouped = self._grouped(x, number, rows, layer.quantiles if layer.last else -1)
             return self._template("mean", grouped, axis=axis)
-        if isinstance(layer, AtomMean):
+        if isinstance(layer, AtomMean) and not layer.limit:
             support = self._constant(number, "support", layer.support)
             weights = self._template("softmax", self._grouped(x, number, -1, layer.support.size))
             return self._template("sum", _Expression(f"{weights.text} * {support}", compound=True))

@@ -294,7 +294,19 @@ def _is_plain_mapping(value: object) -> bool:
 
 
 Scores = Literal[
-    "values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms", "value_first", "bernoulli"
+    "values",
+    "quantiles",
+    "quantiles_last",
+    "atoms",
+    "dueling",
+    "dueling_quantiles",
+    "dueling_atoms",
+    "dueling_limited_atoms",
+    "branches",
+    "mean",
+    "mean_quantiles",
+    "value_first",
+    "bernoulli",
 ]
 """What discrete actions are chosen by (libraries/schema.py, Choices)."""
 

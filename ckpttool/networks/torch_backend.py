@@ -671,7 +671,12 @@ def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
     support = put(layer.support[..., None, :])
-    return lambda x: (x.unflatten(-1, (-1, support.shape[-1])).softmax(-1) * support).sum(-1)
+
+    def atom_mean(x: torch.Tensor) -> torch.Tensor:
+        weights = x.unflatten(-1, (-1, support.shape[-1])).softmax(-1)
+        return ((weights.clamp(min=layer.limit) if layer.limit else weights) * support).sum(-1)
+
+    return atom_mean
 
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
