@@ -791,3 +791,15 @@ def test_several_q_functions_without_their_configuration_are_refused(tmp_path: P
     with pytest.raises(UnsupportedError) as caught:
         load_agent(str(alone), "CartPole-v1", facts=AgentFacts(activations=("tanh",)))
     assert "several" in str(caught.value.found)
+
+
+def test_code_of_branches_is_refused(tmp_path: Path) -> None:
+    bdq(tmp_path / "policy.pth")
+    with pytest.raises(UnsupportedError):
+        convert(
+            str(tmp_path / "policy.pth"),
+            str(tmp_path / "out.pt"),
+            to="torch",
+            code="-",
+            facts=AgentFacts(activations=("elu",)),
+        )

@@ -1172,7 +1172,7 @@ class _Statements:
         choices = self.writer.settings.choices
         if choices is not None and choices.scores == "bernoulli":
             return self.values[self.nodes[number].inputs[0]]
-        if number in self.joined.values():
+        if number in self.joined.values() and not self.part.part.members:
             return self._dueling(number, layer)
         raise self.writer.refuse("a constant matrix", self.part.part.title)
 

@@ -55,7 +55,8 @@ class Sidecar:
 
     `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
     `action_low` and `action_high` are per dimension, `choices` are discrete actions
-    (libraries/schema.py, Choices); `observation_space` has the `library` of the space in training, and in
+    (libraries/schema.py, Choices), `distribution` is how training drew actions (ActionDistribution there);
+    `observation_space` has the `library` of the space in training, and in
     `parts` the `low` and `high` of each input; `head` turns the policy's last layer into an action;
     `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and with several
     inputs the sizes of the normalised ones by name in `parts`;
@@ -80,6 +81,7 @@ class Sidecar:
     action_low: Sequence[float] | None = None
     action_high: Sequence[float] | None = None
     choices: Mapping[str, Any] | None = None
+    distribution: Mapping[str, Any] | None = None
     observation_space: Mapping[str, Any] | None = None
     head: str | None = None
     activations: Sequence[str] | None = None
@@ -135,7 +137,7 @@ class Sidecar:
 
 
 # Facts that a sidecar lists only where they are known.
-_OMITTED = ("choices", "observation_space", "verification")
+_OMITTED = ("choices", "distribution", "observation_space", "verification")
 
 
 def _json_form(value: Any) -> Any:
@@ -330,6 +332,22 @@ def _is_choices(value: object) -> bool:
     )
 
 
+_DISTRIBUTION = {
+    "kind": ("categorical", "gaussian", "gsde"),
+    "limited": ("clip", "tanh", "sigmoid"),
+    "place": ("mean", "action", "unit"),
+}
+
+
+def _is_distribution(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {*_DISTRIBUTION, "limits", "assumed"}:
+        return False
+    limits = value["limits"]
+    ordered = limits is None or (_is_numbers(limits) and len(limits) == 2 and limits[0] < limits[1])
+    known = all(value[name] in allowed for name, allowed in _DISTRIBUTION.items())
+    return ordered and known and isinstance(value["assumed"], str)
+
+
 def _is_space(value: object) -> bool:
     parts = value.get("parts") if isinstance(value, dict) and isinstance(value.get("library"), str) else None
     return isinstance(parts, dict) and all(
@@ -367,6 +385,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "action_low": _is_numbers,
     "action_high": _is_numbers,
     "choices": _is_choices,
+    "distribution": _is_distribution,
     "observation_space": _is_space,
     "head": lambda v: isinstance(v, str),
     "activations": _is_texts,

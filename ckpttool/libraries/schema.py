@@ -388,6 +388,10 @@ class ActionDistribution(NamedTuple):
     place: Literal["mean", "action", "unit"] = "mean"
     assumed: str = ""
 
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return self._replace(limits=list(self.limits) if self.limits else None)._asdict()  # type: ignore[arg-type]
+
 
 CATEGORICAL, GAUSSIAN = ActionDistribution("categorical"), ActionDistribution("gaussian")
 LIMITED_GAUSSIAN = GAUSSIAN._replace(limits=(-20.0, 2.0))
@@ -517,6 +521,14 @@ def make_binary_choices(count: int) -> Choices:
 def known_choices(known: Sidecar) -> Choices | None:
     """Return the known discrete actions, None for continuous ones."""
     return None if known.choices is None else Choices.read(known.choices)
+
+
+def known_distribution(known: Sidecar, facts: AgentMetadata) -> ActionDistribution | None:
+    """Return how training drew actions: as a conversion recorded it, or else as the library draws them."""
+    if known.distribution is None:
+        return facts.distribution
+    limits = known.distribution["limits"]
+    return ActionDistribution(**{**known.distribution, "limits": tuple(limits) if limits else None})
 
 
 def _shorten_bound(numbers: Sequence[float]) -> list[float | None]:

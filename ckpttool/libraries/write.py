@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import dtypes
@@ -30,6 +30,7 @@ from ckpttool.mapping.layers import SPELLING
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
+    AxisSlice,
     Cast,
     ConcatPart,
     Label,
@@ -218,7 +219,8 @@ class NetworkRow(NamedTuple):
 
     `outputs` are the extents of two axes of its outputs ([quantiles, actions]) that the library has in the
     other order. `span` are the positions of the layers that the row names, if other rows name the rest:
-    layers before it, where another network has equal ones (`trunk`), are not written again.
+    layers before it, where another network has equal ones (`trunk`), are not written again. The last layer
+    is a list of layers with so many outputs each, if there are `parts`.
     """
 
     place: str
@@ -227,6 +229,7 @@ class NetworkRow(NamedTuple):
     outputs: tuple[int, int] | None = None
     span: slice = slice(None)
     trunk: bool = False
+    parts: tuple[int, ...] = ()
 
 
 class SingleTensorRow(NamedTuple):
@@ -544,7 +547,13 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                     rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
                 if row.outputs is not None and position == len(part.layers) - 1:
                     rule = compose_rules(_swap_outputs(agent[source], row.outputs), rule)
-                yield Move(source, writing.path(row.entry, name, weight.name), rule)
+                if not row.parts or position < len(part.layers) - 1:
+                    yield Move(source, writing.path(row.entry, name, weight.name), rule)
+                    continue
+                ends = list(accumulate(row.parts, initial=0))
+                for number, (start, stop) in enumerate(pairwise(ends)):
+                    cut = compose_rules(AxisSlice(weight.rank - 1, start, stop, ends[-1]), rule)
+                    yield Move(source, writing.path(row.entry, f"{name}.{number}", weight.name), cut)
             elif not weight.optional:
                 raise UnsupportedError(
                     "the layer cannot be written without this tensor", path=display(source)
