@@ -27,7 +27,7 @@ from ckpttool.mapping import (
     merge_parts,
     slice_rule,
 )
-from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, compose_rules
+from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.golden_texts import Golden
 from tests.trees import leaf
 
@@ -140,14 +140,15 @@ def test_only_unfinished_leaves_are_merged() -> None:
 
 def test_the_place_of_a_part_comes_after_permutations() -> None:
     """So that the parts of a layer in one library become those in another one."""
-    stored = compose_rules(TRANSPOSE, ConcatPart(1, 0, 2, 5))
-    assert compose_rules(stored, TRANSPOSE) == ConcatPart(0, 0, 2, 5)
-    assert compose_rules(ConcatPart(0, 0, 2, 5), AxisSlice(0, 0, 2, 5)) == KEEP
-    first = Plan((Move(A, W, stored), Move(B, W, compose_rules(TRANSPOSE, ConcatPart(1, 2, 5, 5)))))
+    parts = {A: ConcatPart(1, 0, 2, 5), B: ConcatPart(1, 2, 5, 5)}
+    first = Plan(tuple(Move(source, W, Chain((TRANSPOSE, part))) for source, part in parts.items()))
     tree = Tree({A: leaf(np.arange(6, dtype=np.float32).reshape(2, 3)), B: leaf(np.ones((3, 3), np.float32))})
-    joined = apply_plan(tree, compose_plans(first, Plan((Move(W, W, TRANSPOSE),))))[W]
-    np.testing.assert_array_equal(joined.array(), np.concatenate([tree[A].array(), tree[B].array()]))
-    second = compose_plans(first, Plan((Move(W, A, compose_rules(AxisSlice(1, 0, 2, 5), TRANSPOSE)),)))
-    assert [(move.source, move.rule) for move in second.moves] == [(A, KEEP)]
+    joined = compose_plans(first, Plan((Move(W, W, TRANSPOSE),)))
+    assert [move.rule for move in joined.moves] == [part._replace(axis=0) for part in parts.values()]
+    whole = np.concatenate([tree[A].array(), tree[B].array()])
+    np.testing.assert_array_equal(apply_plan(tree, joined)[W].array(), whole)
+    cut = compose_plans(first, Plan((Move(W, A, Chain((AxisSlice(1, 0, 2, 5), TRANSPOSE))),)))
+    assert [(move.source, move.rule) for move in cut.moves] == [(A, KEEP)]
+    alone = compose_plans(first, Plan((Move(W, W, BlockOrder(0, (2, 1, 0))),)))
     with pytest.raises(MappingError):
-        apply_plan(tree, compose_plans(first, Plan((Move(W, W, Cast("float64")),))))[W].array()
+        apply_plan(tree, alone)[W].array()
