@@ -650,12 +650,15 @@ def test_the_hint_of_a_clipped_policy_is_a_command_that_works(tmp_path: Path) ->
     assert "--head clip" in str(caught.value.hint)
 
 
-def test_several_choices_are_those_of_skrls_multicategorical_model(tmp_path: Path) -> None:
+def test_several_choices_are_written_as_each_library_has_them(tmp_path: Path) -> None:
     space = instance(sb3_files.MULTI_DISCRETE, nvec=np.array([2, 3]), start=np.array([0, 0]), _shape=(2,))
     source = save_choices(tmp_path / "a.zip", space, 5)
     assert convert(source, str(tmp_path / "b.pt"), to="skrl").written
+    assert convert(source, str(tmp_path / "d.pt"), to="rl_games", allow_missing=True).written
+    rl_games = torch.load(tmp_path / "d.pt", weights_only=True)["model"]
+    assert [len(rl_games[f"a2c_network.logits.{number}.bias"]) for number in range(2)] == [2, 3]
     with pytest.raises(UnsupportedError) as caught:
-        convert(source, str(tmp_path / "c.pt"), to="rl_games")
+        convert(source, str(tmp_path / "c.pt"), to="tianshou")
     assert caught.value.found == "MultiDiscrete([2, 3])"
 
 

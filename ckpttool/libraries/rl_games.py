@@ -110,7 +110,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         binding = binding.choosing(tree)
         binding = replace(binding, facts=binding.facts._replace(distribution=CATEGORICAL))
     if heads:
-        moves = [(move.source, move.target, move.rule) for move in binding.moves.moves]
+        moves = tuple((move.source, move.target, move.rule) for move in binding.moves.moves)
         joined = tuple(Move(*each) for each in _join_heads(moves, heads, tree))
         choices = make_choices([stop - start for _, start, stop in heads[::2]], single=False)
         facts = binding.facts.read(f"{_MODEL}/logits", choices=choices)
@@ -143,7 +143,7 @@ def _list_heads(tree: Tree) -> list[tuple[Path, int, int]]:
     return found
 
 
-_Weights = Sequence[tuple[Path, Path, Rule]]
+_Weights = tuple[tuple[Path, Path, Rule], ...]
 
 
 def _join_heads(weights: _Weights, heads: Sequence[tuple[Path, int, int]], tree: Tree) -> _Weights:

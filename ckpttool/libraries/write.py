@@ -547,13 +547,13 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                     rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
                 if row.outputs is not None and position == len(part.layers) - 1:
                     rule = compose_rules(_swap_outputs(agent[source], row.outputs), rule)
-                if not row.parts or position < len(part.layers) - 1:
+                if not row.parts or position != len(part.layers) - 1:
                     yield Move(source, writing.path(row.entry, name, weight.name), rule)
                     continue
                 ends = list(accumulate(row.parts, initial=0))
-                for number, (start, stop) in enumerate(pairwise(ends)):
+                for choice, (start, stop) in enumerate(pairwise(ends)):
                     cut = compose_rules(AxisSlice(weight.rank - 1, start, stop, ends[-1]), rule)
-                    yield Move(source, writing.path(row.entry, f"{name}.{number}", weight.name), cut)
+                    yield Move(source, writing.path(row.entry, f"{name}.{choice}", weight.name), cut)
             elif not weight.optional:
                 raise UnsupportedError(
                     "the layer cannot be written without this tensor", path=display(source)

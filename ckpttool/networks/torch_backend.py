@@ -671,12 +671,10 @@ def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
     support = put(layer.support[..., None, :])
-
-    def atom_mean(x: torch.Tensor) -> torch.Tensor:
-        weights = x.unflatten(-1, (-1, support.shape[-1])).softmax(-1)
-        return ((weights.clamp(min=layer.limit) if layer.limit else weights) * support).sum(-1)
-
-    return atom_mean
+    shape, limit = (-1, support.shape[-1]), layer.limit
+    if limit:
+        return lambda x: (x.unflatten(-1, shape).softmax(-1).clamp(min=limit) * support).sum(-1)
+    return lambda x: (x.unflatten(-1, shape).softmax(-1) * support).sum(-1)
 
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
