@@ -1,8 +1,10 @@
-"""Predictions of the zoo's agents with every backend, and Stable-Baselines3's: `--document` writes them.
+"""Predictions of agents with every backend, and those of their own libraries: `--document` writes them.
 
-Needs the corpus beside the project, stable_baselines3 and, for ARS, QR-DQN, TQC and TRPO, sb3_contrib; the
-status is 1 if a prediction differs by more than 1e-6 of its scale: the largest output of the last layer, at
-least 1. The observations are normal; if the agent normalises, with its own mean and deviation.
+The zoo's agents need the corpus beside the project, stable_baselines3 and, for ARS, QR-DQN, TQC and TRPO,
+sb3_contrib; the status is 1 if a prediction differs by more than 1e-6 of its scale: the largest output of the
+last layer, at least 1. The observations are normal; if the agent normalises, with its own mean and deviation.
+Of every library in tests/agent_truth that this interpreter, or one of `--python`, can import, one agent with
+random weights is made, and acts on observations some of which are large.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,18 +84,43 @@ def available() -> list[str]:
     return [name for name in BACKENDS if name == "numpy" or importlib.util.find_spec(name) is not None]
 
 
-def compare(file: str, obs: np.ndarray, wanted: np.ndarray) -> Row:
+def compare(title: str, file: str, obs: np.ndarray, wanted: np.ndarray, facts: Any = None) -> Row:
     """Return the differences of an agent's predictions from those of its library."""
     from ckpttool.commands.load_agent import load_agent
 
     found = {}
-    with load_agent(file) as agent:
+    with load_agent(file, facts=facts) as agent:
         actions, scale = agent._action_title(), _scale(agent, obs)
     for backend in available():
-        with load_agent(file, backend=backend) as agent:
+        with load_agent(file, facts=facts, backend=backend) as agent:
             found[backend] = float(np.abs(agent.predict(obs)[0] - wanted).max()) / scale
-    path = Path(file)
-    return Row(f"{path.parent.parent.name} {path.stem}", actions, scale, found)
+    return Row(title, actions, scale, found)
+
+
+def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
+    """Make an agent of every library that an interpreter can import, and yield its differences.
+
+    It is the first one whose recorded verdict is right; bounds are given as a person would give them.
+    """
+    from ckpttool.commands.evidence import AgentFacts
+    from tests.agent_truth import matrix
+    from tests.agent_truth.agents import generators
+
+    recorded = [each for each in matrix.recorded().values() if each.state in (matrix.RIGHT, matrix.ASSUMED)]
+    for library in generators():
+        names = [each.agent for each in recorded if each.library == library]
+        again = library.endswith(("_more", "_models")) or library in ("zoo", "variants")
+        for python in pythons if names and not again else ():
+            command = [python, "-m", "tests.agent_truth.agents", str(folder), library, names[0]]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
+            document = folder / f"{names[0]}.json"
+            case = json.loads(document.read_text()) if document.exists() else {}
+            if done.returncode or case.get("env", "") is not None:  # not installed, or judged by an episode
+                continue
+            low, high = (case[end] for end in ("low", "high"))
+            obs, truth = np.load(folder / "obs.npy"), np.load(document.with_suffix(".npy"))
+            yield compare(names[0], case["file"], obs, truth, AgentFacts(action_low=low, action_high=high))
+            break
 
 
 def _scale(agent: Any, obs: np.ndarray) -> float:
@@ -106,6 +134,8 @@ def _scale(agent: Any, obs: np.ndarray) -> float:
 def table(rows: Sequence[Row]) -> str:
     """Return the table in Markdown."""
     names = available()
+    if not rows:
+        return "No agents were compared."
     lines = [
         f"| agent | actions | {' | '.join(names)} |",
         f"|---|---|{'---|' * len(names)}",
@@ -120,6 +150,7 @@ def main() -> int:
     """Compare all agents; return 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--document", action="store_true")
+    parser.add_argument("--python", action="append", default=[], help="interpreter that has more libraries")
     arguments = parser.parse_args()
     files = sorted(ZOO.glob("*/*/*.zip"))
     if not files or importlib.util.find_spec("stable_baselines3") is None:
@@ -127,9 +158,13 @@ def main() -> int:
         return 0
     rows = []
     for file, (obs, wanted) in predicted(files).items():
-        rows.append(compare(file, np.asarray(obs, np.float32), np.asarray(wanted)))
+        title = f"{Path(file).parent.parent.name} {Path(file).stem}"
+        rows.append(compare(title, file, np.asarray(obs, np.float32), np.asarray(wanted)))
     print(table(rows))
-    worst = max(max(row.differences.values()) for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        made = list(compare_libraries(Path(folder), [sys.executable, *arguments.python]))
+    print(table(made))
+    worst = max(max(row.differences.values()) for row in (*rows, *made))
     print(f"\n{len(rows)} of {len(files)} agents, {ROWS} observations; largest difference {worst:.1e}")
     if arguments.document:
         head = (
@@ -137,7 +172,11 @@ def main() -> int:
             "relative to the largest output of the last layer, at least 1: `python -m benchmarks.predictions "
             "--document`."
         )
-        DOCUMENT.write_text(f"# Predictions\n\n{head}\n\n{table(rows)}\n")
+        more = (
+            "One agent with random weights of each library, made and asked by the library itself\n"
+            "(`tests/agent_truth`), on 64 observations, with the same measure:"
+        )
+        DOCUMENT.write_text(f"# Predictions\n\n{head}\n\n{table(rows)}\n\n{more}\n\n{table(made)}\n")
     return int(worst > LIMIT)
 
 

@@ -100,13 +100,11 @@ def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
                 math.fsum(x[near * action + step * number] for number in range(quantiles)) / quantiles
                 for action in range(actions)
             ]
-        case AtomMean(support):
+        case AtomMean(support, limit):
             groups = [x[at : at + len(support)] for at in range(0, len(x), len(support))]
             weights = [[math.exp(xi - max(group)) for xi in group] for group in groups]
-            return [
-                math.fsum(w * float(s) for w, s in zip(each, support, strict=True)) / math.fsum(each)
-                for each in weights
-            ]
+            shares = [[max(w / math.fsum(each), limit) for w in each] for each in weights]
+            return [math.fsum(w * float(s) for w, s in zip(each, support, strict=True)) for each in shares]
         case ArgMax(counts, starts):
             ends = np.cumsum(counts).tolist()
             parts = [x[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -194,6 +192,7 @@ CHOICES = {
     "quantiles first": chain(5, dense(5, 12), QuantileMean(3), ArgMax((4,), (1,))),
     "quantiles last": chain(5, dense(5, 12), QuantileMean(4, last=True), ArgMax((3,), (0,))),
     "atoms": chain(5, dense(5, 18), AtomMean(SUPPORT), ArgMax((3,), (-1,))),
+    "limited atoms": chain(5, dense(5, 18), AtomMean(SUPPORT, 0.1), ArgMax((3,), (0,))),
     "several": chain(5, dense(5, 9), ArgMax((2, 4, 3), (0, -2, 5))),
 }
 

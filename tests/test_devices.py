@@ -681,6 +681,7 @@ def rows_of_layers() -> dict[str, Network]:
     choices = {
         "choice": chain(4, dense(4, 9), QuantileMean(3), ArgMax((3,), (1,))),
         "atoms": chain(4, dense(4, 12), AtomMean(np.linspace(-1, 1, 6, dtype=np.float32))),
+        "limited atoms": chain(4, dense(4, 12), AtomMean(np.linspace(-1, 1, 6, dtype=np.float32), 0.1)),
         "deviation": chain(4, ConstantRow(np.linspace(-1, 1, 3, dtype=np.float32)), Exp()),
     }
     return NETWORKS | {"one": chain(4, dense(4, 3)), "wide": WIDE} | choices

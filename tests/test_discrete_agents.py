@@ -103,8 +103,8 @@ def dueling_tianshou(version: str) -> Made:
     return Made(state, scores)
 
 
-def rainbow(*, noisy: bool, version: str = "1.x") -> Made:
-    """Return a C51's Net with dueling_param, whose layers after the trunk may be NoisyLinear."""
+def rainbow(*, noisy: bool, version: str = "1.x", quantiles: bool = False) -> Made:
+    """Return a C51's or QR-DQN's Net with dueling_param, whose layers after the trunk may be NoisyLinear."""
     atoms = 11
     trunk = mlp(1)[:4]
     nets = {"Q": mlp(ACTIONS * atoms, inputs=5), "V": mlp(atoms, inputs=5)}
@@ -125,11 +125,15 @@ def rainbow(*, noisy: bool, version: str = "1.x") -> Made:
             found[f"{layer}.{side}"] = torch.randn(tensor.shape[-1])
         state = found
     support = torch.linspace(-3, 7, atoms)
-    state["policy.support" if version == "2.x" else "support"] = support
+    if quantiles:
+        state["tau_hat"] = torch.linspace(0.05, 0.95, atoms).view(1, -1, 1)
+    else:
+        state["policy.support" if version == "2.x" else "support"] = support
 
     def scores(obs: Any) -> Any:
         q, v = (nets[name](trunk(obs)).view(len(obs), -1, atoms) for name in "QV")
-        return ((q - q.mean(1, keepdim=True) + v).softmax(2) * support).sum(2)
+        found = q - q.mean(1, keepdim=True) + v
+        return found.mean(2) if quantiles else (found.softmax(2) * support).sum(2)
 
     return Made(state, scores)
 
@@ -180,11 +184,11 @@ def spinningup() -> Made:
     return Made(named(pi__logits_net=logits, v__v_net=mlp(1)).state_dict(), logits)
 
 
-def d3rlpy(kind: str, q_function: str = "mean") -> Made:
+def d3rlpy(kind: str, q_function: str = "mean", critics: int = 1) -> Made:
     """Return the entries of a `.d3` file: the modules' states, and the configuration."""
     each = {"mean": 1, "qr": 9}[q_function]
     names = {"discrete_bc": ("imitator",), "discrete_sac": ("policy", "q_funcs__0", "q_funcs__1")}.get(
-        kind, ("q_funcs__0", "targ_q_funcs__0")
+        kind, tuple(f"{net}__{number}" for net in ("q_funcs", "targ_q_funcs") for number in range(critics))
     )
     heads = []
     for _ in names:
@@ -208,7 +212,7 @@ def d3rlpy(kind: str, q_function: str = "mean") -> Made:
     }
 
     def scores(obs: Any) -> Any:
-        found = heads[0]._fc(heads[0]._encoder._layers(obs))
+        found = torch.stack([head._fc(head._encoder._layers(obs)) for head in heads[:critics]]).mean(0)
         return found.view(len(obs), ACTIONS, each).mean(2)
 
     # The configuration states the activations.
@@ -426,6 +430,7 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
     "tianshou-rainbow-1.x": lambda: rainbow(noisy=True),
     "tianshou-rainbow-2.x": lambda: rainbow(noisy=True, version="2.x"),
     "tianshou-dueling-c51": lambda: rainbow(noisy=False),
+    "tianshou-dueling-qr": lambda: rainbow(noisy=False, quantiles=True),
     "skrl-dqn": lambda: skrl("dqn"),
     "skrl-ppo": lambda: skrl("ppo", scaled=True),
     "rl_games": lambda: rl_games(separate=False),
@@ -433,6 +438,8 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
     "spinningup": spinningup,
     "d3rlpy-dqn": lambda: d3rlpy("dqn"),
     "d3rlpy-qr": lambda: d3rlpy("double_dqn", "qr"),
+    "d3rlpy-mean": lambda: d3rlpy("dqn", critics=3),
+    "d3rlpy-mean-qr": lambda: d3rlpy("double_dqn", "qr", critics=2),
     "d3rlpy-cql": lambda: d3rlpy("discrete_cql"),
     "d3rlpy-bc": lambda: d3rlpy("discrete_bc"),
     "d3rlpy-sac": lambda: d3rlpy("discrete_sac"),
@@ -668,7 +675,6 @@ def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> No
     [
         (("preprocess__model__model", "last__model", "embed_model__net"), "IQN"),
         (("preprocess__model__model", "last__model", "embed_model__net", "propose_model__net"), "FQF"),
-        (("common__model", "value__model", "branches__0__model", "branches__1__model"), "BDQ"),
     ],
 )
 def test_other_networks_of_tianshou_are_refused_by_name(
@@ -682,9 +688,118 @@ def test_other_networks_of_tianshou_are_refused_by_name(
     assert reason in str(caught.value.found)
 
 
-def test_dueling_quantiles_are_refused(tmp_path: Path) -> None:
-    state = dict(dueling_tianshou("1.x").saved)
-    torch.save({**state, "tau_hat": torch.linspace(0.05, 0.95, 2).view(1, -1, 1)}, tmp_path / "policy.pth")
+def bdq(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """Write the state of BDQ's BranchingNet (utils/net/common.py); return the function of its values."""
+    trunk, value = mlp(1)[:4], mlp(1, inputs=5)
+    branches = [mlp(4, inputs=5) for _ in range(3)]
+    parts = {"common__model": trunk, "value__model": value}
+    parts |= {f"branches__{number}__model": branch for number, branch in enumerate(branches)}
+    nets = ("policy__model", "model_old__module")
+    torch.save(
+        named(**{f"{n}__{p}": copy.deepcopy(net) for n in nets for p, net in parts.items()}).state_dict(),
+        path,
+    )
+
+    def scores(obs: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            common = trunk(torch.from_numpy(obs))
+            found = torch.stack([branch(common) for branch in branches], 1)
+            return (value(common)[:, None] + found - found.mean(2, keepdim=True)).numpy()
+
+    return scores
+
+
+def test_branches_choose_one_action_each(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    path, facts = tmp_path / "policy.pth", AgentFacts(activations=("elu",))
+    wanted = bdq(path)(rows())
+    for backend in ("numpy", "torch"):
+        found = load_agent(str(path), facts=facts, backend=backend)
+        require_close(found.scores(rows()), wanted.reshape(len(wanted), -1))
+        np.testing.assert_array_equal(found.act(rows()), wanted.argmax(2))
+    assert found.choices is not None
+    assert found.choices.title == "MultiDiscrete([4, 4, 4])"
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(str(path), "CartPole-v1", facts=facts)
+
+
+@pytest.mark.parametrize("to", ["torch", "tianshou", "onnx", pytest.param("tf", marks=pytest.mark.slow)])
+def test_converted_branches_choose_the_same(to: str, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    path, target = tmp_path / "policy.pth", str(tmp_path / ("out.onnx" if to == "onnx" else "out.pt"))
+    target = str(tmp_path / "out") if to == "tf" else target
+    wanted = bdq(path)(rows())
+    facts = AgentFacts(activations=("elu",))
+    assert convert(str(path), target, to=to, facts=facts, allow_missing=to == "tianshou").written
+    np.testing.assert_array_equal(load_agent(target).act(rows()), wanted.argmax(2))
+    if to == "tianshou":
+        first, second = (torch.load(each, weights_only=True) for each in (path, target))
+        assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def tianshou_scores(state: Mapping[str, Any], obs: Any) -> Any:
+    """Return what utils/net/common.py's Net with dueling_param computes from its state, in float64."""
+
+    def run(x: Any, net: str, *, last: bool) -> Any:
+        names = [
+            name.removesuffix(".weight") for name in state if name.startswith(f"{net}.") and "weight" in name
+        ]
+        for name in names:
+            x = x @ state[f"{name}.weight"].double().T + state[f"{name}.bias"].double()
+            x = x if last and name == names[-1] else nn.functional.elu(x)
+        return x
+
+    common = run(obs.double(), "policy.model.model", last=False)
+    advantages = run(common, "policy.model.Q", last=True)
+    return advantages - advantages.mean(1, keepdim=True) + run(common, "policy.model.V", last=True)
+
+
+@pytest.mark.parametrize(
+    ("agent", "trunk"),
+    [
+        ("sb2-dueling", 0),
+        ("tianshou-dueling-1.x", 2),
+        pytest.param("tianshou-dueling-2.x", 2, marks=pytest.mark.slow),
+    ],
+    indirect=["agent"],
+)
+def test_a_dueling_agent_moves_to_tianshou(agent: Case, trunk: int, tmp_path: Path) -> None:
+    """The layers that its streams share are written once; a dueling Net may have none."""
+    target, source = str(tmp_path / "there.pt"), str(agent.path)
+    assert convert(source, target, to="tianshou", facts=agent.facts, allow_missing=True).written
+    state = torch.load(target, weights_only=True)
+    names = {name for name in state if name.startswith("policy.model.model.") and name.endswith("weight")}
+    assert len(names) == trunk
+    own = {name.replace("policy.model", "model_old.module") for name in state if name.startswith("policy.")}
+    assert own == {name for name in state if name.startswith("model_old.")}
+    require_close(tianshou_scores(state, torch.from_numpy(rows())).numpy(), agent.scores(rows()))
+    require_close(load_agent(target).scores(rows()), agent.scores(rows()))
+
+
+@pytest.mark.parametrize("agent", ["tianshou-dueling-1.x"], indirect=True)
+@pytest.mark.parametrize("to", ["sb3", "cleanrl", "skrl"])
+def test_libraries_without_dueling_networks_refuse_them_by_name(agent: Case, to: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        load_agent(str(tmp_path / "policy.pth"))
-    assert "quantiles" in str(caught.value.found)
+        convert(str(agent.path), str(tmp_path / "there"), to=to, facts=agent.facts)
+    assert caught.value.found == "dueling"
+
+
+def test_several_q_functions_without_their_configuration_are_refused(tmp_path: Path) -> None:
+    """Outputs may be values or quantiles, which a lone file does not show."""
+    path, alone = Path(d3rlpy("dqn", critics=2).saved(tmp_path)), tmp_path / "model.pt"
+    alone.write_bytes(pickle.loads(path.read_bytes())["torch"])
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(alone), "CartPole-v1", facts=AgentFacts(activations=("tanh",)))
+    assert "several" in str(caught.value.found)
+
+
+def test_code_of_branches_is_refused(tmp_path: Path) -> None:
+    bdq(tmp_path / "policy.pth")
+    with pytest.raises(UnsupportedError):
+        convert(
+            str(tmp_path / "policy.pth"),
+            str(tmp_path / "out.pt"),
+            to="torch",
+            code="-",
+            facts=AgentFacts(activations=("elu",)),
+        )

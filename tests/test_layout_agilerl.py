@@ -267,7 +267,6 @@ def _old(path: Path) -> str:
             lambda path: write(path / "a.pt", {"actor": Net("QNetwork", 5)}, spaces.MultiDiscrete([3, 2])),
             "MultiDiscrete",
         ),
-        (lambda path: write(path / "a.pt", {"actor": Net("RainbowQNetwork", 3)}, CHOICES), "Rainbow"),
     ],
 )
 def test_other_networks_are_refused_by_name(make: Callable[[Path], str], reason: str, tmp_path: Path) -> None:
@@ -276,7 +275,62 @@ def test_other_networks_are_refused_by_name(make: Callable[[Path], str], reason:
     assert reason in str(caught.value.found)
 
 
-@pytest.mark.parametrize("name", ["DQN", "DDPG", "TD3", "PPO", "PPO-discrete"])
+def rainbow(path: Path) -> tuple[Callable[[Any], Any], str]:
+    """Return networks/custom_modules.py's DuelingDistributionalMLP after an encoder, with noisy layers."""
+    atoms, support = 11, torch.linspace(-3, 7, 11)
+    net, target = (Net("RainbowQNetwork", atoms) for _ in range(2))
+    for each in (net, target):
+        each.head_net.advantage_net = part("advantage", (LATENT, 33, 3 * atoms), each.configs["head_config"])
+
+    def scores(obs: Any) -> Any:
+        latent = net.encoder.model(obs)
+        value = net.head_net.model(latent).view(-1, 1, atoms)
+        advantages = net.head_net.advantage_net(latent).view(-1, 3, atoms)
+        logits = value + advantages - advantages.mean(1, keepdim=True)
+        return (logits.softmax(2).clamp(min=1e-3) * support).sum(2)
+
+    for parameter in [*net.head_net.model[-2].parameters(), *net.head_net.advantage_net[-2].parameters()]:
+        parameter.data *= 4  # so that some probabilities are below the limit
+    entries = {}
+    for name, each in (("actor", net), ("actor_target", target)):
+        found = each.entries(name)
+        state: dict[str, Any] = {}
+        for key, tensor in found[f"{name}_state_dict"].items():
+            noisy = "head_net" in key and "linear" in key
+            state |= (
+                {f"{key}_{end}": tensor for end in ("mu", "sigma", "epsilon")} if noisy else {key: tensor}
+            )
+        entries |= {**found, f"{name}_state_dict": state}
+    saved = {
+        "action_space": CHOICES, "observation_space": SEEN, "agilerl_version": "2.58.0", "support": support,
+        "network_info": {"modules": entries, "optimizers": {}},
+    }  # fmt: skip
+    with importable(*CLASSES.values()):
+        torch.save(saved, path / "rainbow.pt")
+    return scores, str(path / "rainbow.pt")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_probabilities_of_rainbow_are_limited_from_below(backend: str, tmp_path: Path) -> None:
+    scores, path = rainbow(tmp_path)
+    wanted = scores(torch.from_numpy(rows())).detach().numpy()
+    found = load_agent(path, backend=backend)
+    close(found.scores(rows()), wanted)
+    np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+
+
+def test_a_converted_rainbow_acts_the_same(tmp_path: Path) -> None:
+    scores, path = rainbow(tmp_path)
+    for to in ("safetensors", "onnx"):
+        target = str(tmp_path / f"out.{to}")
+        assert convert(path, target, to=to).written
+        close(load_agent(target).scores(rows()), scores(torch.from_numpy(rows())))
+    with pytest.raises(UnsupportedError) as caught:
+        convert(path, str(tmp_path / "tianshou.pt"), to="tianshou")
+    assert caught.value.found == "dueling_limited_atoms"
+
+
+@pytest.mark.parametrize("name", ["DQN", "RainbowDQN", "DDPG", "TD3", "PPO", "PPO-discrete"])
 def test_the_library_acts_the_same(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("agilerl") is None:
         pytest.skip("the library is not installed")

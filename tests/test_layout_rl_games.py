@@ -6,6 +6,8 @@ library's own models are compared by `python -m tests.agent_truth --libraries rl
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from ckpttool import convert
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError
 from ckpttool.networks import numpy_backend, policy_network
@@ -135,3 +138,67 @@ def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: P
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(file).runnable("actor")
     golden(caught.value)
+
+
+COUNTS = (3, 2, 4)
+
+
+def save_actions(path: Path) -> tuple[str, Any]:
+    """Save the file of ModelA2CMultiDiscrete, with Adam's state; return it and what gives the logits."""
+    torch.manual_seed(3)
+    network = nn.Module()
+    for name in ("actor_mlp", "critic_mlp"):
+        setattr(network, name, nn.Sequential(nn.Linear(OBS, 16), nn.ELU(), nn.Linear(16, 8), nn.ELU()))
+    network.value = nn.Linear(8, 1)
+    network.logits = nn.ModuleList(nn.Linear(8, count) for count in COUNTS)
+    state = {f"a2c_network.{name}": tensor.clone() for name, tensor in network.state_dict().items()}
+    twin = copy.deepcopy(network)
+    adam = torch.optim.Adam(twin.parameters(), 1e-3)
+    for parameter in twin.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    adam.step()
+    file = path / "agent.pth"
+    saved = {"model": state, "optimizer": adam.state_dict(), "epoch": 3, "frame": 300, "env_state": None}
+    torch.save(saved, file)
+
+    def logits(obs: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            x = network.actor_mlp(torch.from_numpy(obs))
+            return np.concatenate([head(x).numpy() for head in network.logits], axis=1)
+
+    return str(file), logits
+
+
+def test_each_of_several_actions_has_a_layer(tmp_path: Path) -> None:
+    file, logits = save_actions(tmp_path)
+    obs = observations(OBS)
+    parts = np.split(logits(obs), np.cumsum(COUNTS)[:-1], axis=1)
+    wanted = np.stack([part.argmax(1) for part in parts], axis=1)
+    for backend in ("numpy", "torch"):
+        agent = load_agent(file, facts=GIVEN, backend=backend)
+        same(agent.scores(obs), logits(obs))
+        np.testing.assert_array_equal(agent.act(obs), wanted)
+    assert agent.choices is not None
+    assert agent.choices.title == "MultiDiscrete([3, 2, 4])"
+    target = str(tmp_path / "agent.onnx")
+    assert convert(file, target, to="onnx", facts=GIVEN).written
+    np.testing.assert_array_equal(load_agent(target).act(obs), wanted)
+
+
+def test_several_actions_move_to_another_library_and_back(tmp_path: Path) -> None:
+    """The layers become one, and its moments too; without sidecars the way back gives equal tensors."""
+    file, logits = save_actions(tmp_path)
+    there, back = str(tmp_path / "there.pt"), str(tmp_path / "back.pth")
+    assert convert(file, there, to="skrl", facts=GIVEN).written
+    same(load_agent(there).scores(observations(OBS)), logits(observations(OBS)))
+    joined = torch.load(there, weights_only=True)["policy"]["net_container.4.weight"]
+    assert joined.shape == (sum(COUNTS), 8)
+    choices = Path(f"{there}.ckpttool.json").read_text()
+    assert json.loads(choices)["choices"]["counts"] == list(COUNTS)
+    assert convert(there, back, to="rl_games").written
+    first, second = (torch.load(each, weights_only=False) for each in (file, back))
+    assert {*first["model"]} == {*second["model"]}
+    for name, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][name]), name
+    for number, moments in first["optimizer"]["state"].items():
+        assert torch.equal(moments["exp_avg"], second["optimizer"]["state"][number]["exp_avg"]), number

@@ -650,12 +650,15 @@ def test_the_hint_of_a_clipped_policy_is_a_command_that_works(tmp_path: Path) ->
     assert "--head clip" in str(caught.value.hint)
 
 
-def test_several_choices_are_those_of_skrls_multicategorical_model(tmp_path: Path) -> None:
+def test_several_choices_are_written_as_each_library_has_them(tmp_path: Path) -> None:
     space = instance(sb3_files.MULTI_DISCRETE, nvec=np.array([2, 3]), start=np.array([0, 0]), _shape=(2,))
     source = save_choices(tmp_path / "a.zip", space, 5)
     assert convert(source, str(tmp_path / "b.pt"), to="skrl").written
+    assert convert(source, str(tmp_path / "d.pt"), to="rl_games", allow_missing=True).written
+    rl_games = torch.load(tmp_path / "d.pt", weights_only=True)["model"]
+    assert [len(rl_games[f"a2c_network.logits.{number}.bias"]) for number in range(2)] == [2, 3]
     with pytest.raises(UnsupportedError) as caught:
-        convert(source, str(tmp_path / "c.pt"), to="rl_games")
+        convert(source, str(tmp_path / "c.pt"), to="tianshou")
     assert caught.value.found == "MultiDiscrete([2, 3])"
 
 
@@ -739,3 +742,34 @@ def test_rl_games_normalises_as_skrl_did(tmp_path: Path) -> None:
     with torch.no_grad():
         found = load_with_rl_games(PPO, there)(10 * rows())
     np.testing.assert_allclose(found, expected_scores(path), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [PPO, pytest.param(CONTINUOUS, marks=pytest.mark.slow)])
+def test_a_moved_agent_draws_the_same_actions(kind: str, tmp_path: Path) -> None:
+    """Also where the files of the library do not state how it draws them."""
+    path, obs = save(tmp_path, kind, "sb3"), np.repeat(rows()[:2], 50, axis=0)
+    agent = load_agent(path)
+    agent.seed(3)
+    wanted = agent.act(obs, deterministic=False)
+    assert len(np.unique(wanted[:50].round(6), axis=0)) > 1
+    for library in ("cleanrl", "tianshou", "skrl", "rl_games", "torch"):
+        there, facts = str(tmp_path / f"{library}{SUFFIX.get(library, '.pt')}"), facts_of(kind, library)
+        convert(path, there, to=library, facts=facts, allow_missing=True, sync=False)
+        moved = load_agent(there, facts=facts)
+        moved.seed(3)
+        drawn = moved.act(obs, deterministic=False)
+        # Programs of skrl clip the action.
+        np.testing.assert_allclose(drawn if kind == PPO else drawn.clip(-1, 1), wanted, atol=1e-6)
+        path = there
+    if kind == PPO:
+        (tmp_path / "tianshou.pt.ckpttool.json").unlink()
+        with pytest.raises(UnsupportedError):
+            load_agent(str(tmp_path / "tianshou.pt"), facts=facts).act(obs, deterministic=False)
+
+
+def test_the_hint_counts_actions_not_their_quantiles(tmp_path: Path) -> None:
+    from ckpttool.commands.evaluate import evaluate
+
+    with pytest.raises(UsageError) as caught:
+        evaluate(save(tmp_path, QRDQN, "sb3"))
+    assert str(caught.value.hint).endswith("--env CartPole-v1")

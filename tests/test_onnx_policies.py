@@ -380,6 +380,7 @@ CHOICES = {
     "quantiles": ((QuantileMean(7),), ArgMax((3,), (0,))),
     "quantiles_last": ((QuantileMean(7, last=True),), ArgMax((3,), (0,))),
     "atoms": ((AtomMean(np.float32([-1, 0.5, 2, 4, 8, 9, 11])),), ArgMax((3,), (0,))),
+    "limited atoms": ((AtomMean(np.float32([-1, 0.5, 2, 4, 8, 9, 11]), 0.1),), ArgMax((3,), (0,))),
 }
 
 

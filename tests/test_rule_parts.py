@@ -136,3 +136,19 @@ def test_only_unfinished_leaves_are_merged() -> None:
         False,
         KEEP,
     )
+
+
+def test_the_place_of_a_part_comes_after_permutations() -> None:
+    """So that the parts of a layer in one library become those in another one."""
+    parts = {A: ConcatPart(1, 0, 2, 5), B: ConcatPart(1, 2, 5, 5)}
+    first = Plan(tuple(Move(source, W, Chain((TRANSPOSE, part))) for source, part in parts.items()))
+    tree = Tree({A: leaf(np.arange(6, dtype=np.float32).reshape(2, 3)), B: leaf(np.ones((3, 3), np.float32))})
+    joined = compose_plans(first, Plan((Move(W, W, TRANSPOSE),)))
+    assert [move.rule for move in joined.moves] == [part._replace(axis=0) for part in parts.values()]
+    whole = np.concatenate([tree[A].array(), tree[B].array()])
+    np.testing.assert_array_equal(apply_plan(tree, joined)[W].array(), whole)
+    cut = compose_plans(first, Plan((Move(W, A, Chain((AxisSlice(1, 0, 2, 5), TRANSPOSE))),)))
+    assert [(move.source, move.rule) for move in cut.moves] == [(A, KEEP)]
+    alone = compose_plans(first, Plan((Move(W, W, BlockOrder(0, (2, 1, 0))),)))
+    with pytest.raises(MappingError):
+        apply_plan(tree, alone)[W].array()

@@ -17,6 +17,7 @@ import ckpttool
 from ckpttool.commands.inspect import Topic, schema_names
 from ckpttool.commands.stats import By
 from ckpttool.core import Role, UsageError, checkpoint, dtypes, errors
+from ckpttool.core.sidecar import Scores
 from ckpttool.mapping.solver import CONFIDENCE
 from tests import schemas
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
@@ -174,6 +175,8 @@ def test_the_words_are_those_of_the_program() -> None:
     assert shared("kind") == {each.kind for each in kinds}
     assert shared("role") == set(get_args(Role))
     assert set(stored("common")["$defs"]["finding"]["properties"]["topic"]["enum"]) == set(get_args(Topic))
+    scores = stored("sidecar")["properties"]["choices"]["properties"]["scores"]
+    assert set(scores["enum"]) == set(get_args(Scores))
     inspect = stored("inspect")["$defs"]
     assert set(inspect["verdict"]["enum"]) == set(checkpoint.VERDICTS)
     assert set(inspect["totals"]["properties"]["roles"]["properties"]) == shared("role")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ckpttool.core import FormatError, sidecar
 
+DRAWN = {"kind": "gaussian", "limits": [-20.0, 2.0], "limited": "clip", "place": "mean", "assumed": ""}
 WHOLE: dict[str, Any] = {
     "schema": 1,
     "tool": "ckpttool 0.1.0",
@@ -21,6 +22,7 @@ WHOLE: dict[str, Any] = {
     "obs_dim": 3,
     "action_low": [-2.0],
     "action_high": [2.0],
+    "distribution": DRAWN,
     "head": "tanh",
     "activations": ["relu"],
     "epsilon": {"adam": 1e-7},
@@ -77,6 +79,10 @@ def test_keys_that_are_not_known_are_left_alone(tmp_path: Path) -> None:
         {"obs_norm": {"mean": [0.0], "var": [1.0], "clip": "a"}},
         {"obs_norm": {"mean": [0.0, 1.0], "var": [1.0]}},
         {"action_low": [3.0]},
+        {"distribution": "gaussian"},
+        {"distribution": {"kind": "gaussian"}},
+        {"distribution": {**DRAWN, "kind": "uniform"}},
+        {"distribution": {**DRAWN, "limits": [2.0, -20.0]}},
         {"action_high": [1e308]},
         {"provenance": []},
         {"residue": {}},

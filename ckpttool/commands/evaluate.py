@@ -587,6 +587,8 @@ def environment_hint(agent: Agent, command: Sequence[str], obs_dim: int | None, 
     bound = max(known.action_high) if known.action_high and known.is_read("action_high") else None
     choices = schema.known_choices(known)
     discrete = known.head == "argmax" and (choices is None or choices.single)
+    if choices is not None:  # an action may have several outputs: quantiles or atoms
+        action_dim = sum(choices.counts)
     found = environments.candidate_environments(words, obs_dim or 0, action_dim, bound, discrete=discrete)
     sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
     if not found:
@@ -760,10 +762,10 @@ def read_sampling(
 ) -> tuple[NetworkSettings, Sampler]:
     """Return the settings of the network whose actions are drawn, and how; raise UnsupportedError if none is.
 
-    How a library draws actions is a fact of its table (`AgentMetadata.distribution`).
+    How a library draws actions is a fact of its table (`AgentMetadata.distribution`), which conversions keep.
     """
     file, choices = agent.checkpoint.path, settings.choices
-    drawn = agent.binding.facts.distribution
+    drawn = schema.known_distribution(agent.known, agent.binding.facts)
     if how.epsilon is not None:
         if choices is None:
             raise UnsupportedError(
@@ -815,7 +817,7 @@ def _encoding_entries(agent: Agent, spec: EnvSpec) -> Iterator[LedgerEntry]:
 
 def sampling_entries(agent: Agent, how: Protocol) -> Iterator[LedgerEntry]:
     """Yield an entry for what is assumed about drawn actions."""
-    drawn = agent.binding.facts.distribution
+    drawn = schema.known_distribution(agent.known, agent.binding.facts)
     if how.stochastic and drawn is not None and drawn.assumed:
         yield LedgerEntry("assumed", "action map", drawn.assumed)
 

@@ -48,7 +48,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.source import File
 from ckpttool.core.text import format_count
-from ckpttool.core.tree import Leaf, Path, display
+from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.evaluation import environments
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.libraries import schema
@@ -93,10 +93,9 @@ def build_export_report(
 
 def _layer_places(part: AgentNetwork) -> tuple[Path, ...]:
     """Return the canonical path of every layer."""
-    chains = [part] if part.state_value is None else [part, part.state_value]
     return tuple(
         schema.canonical_weight_path(chain, position, "kernel")[:-1]
-        for chain in chains
+        for chain in part.chains
         for position in range(len(chain.layers))
     )
 
@@ -111,16 +110,20 @@ def _is_folded_leaf(target: Path, agent: Agent, part: AgentNetwork, facts: Sidec
     return size is not None and (part.component not in VALUES or layer_widths(agent.tree, part)[0] == size)
 
 
-def name_nodes(network: Network, part: AgentNetwork) -> list[str]:
+def name_nodes(network: Network, part: AgentNetwork, agent: Tree) -> list[str]:
     """Return a name for each node: its layer's canonical path, or its position before or after the layers."""
     if part.program is not None:
         return [f"graph/{n}" for n in range(len(network.nodes))]
     dense = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
     constant = [n for n in dense if getattr(network.nodes[n].layer, "constant", False)]
     layers = [n for n in dense if n not in constant]
-    # The first layers that the streams of a dueling network share are those of its advantages.
-    places, own = [*map(display, _layer_places(part))], len(part.layers)
-    del places[own : own + len(places) - len(layers)]
+    # The first layers that other chains share are those of the network itself.
+    places = [
+        display(schema.canonical_weight_path(chain, position, "kernel")[:-1])
+        for chain in part.chains
+        for shared in [0 if chain is part else schema.count_shared_layers(agent, part, chain)]
+        for position in range(shared, len(chain.layers))
+    ]
     names = dict(zip(layers, places, strict=True))
     if part.state_value is not None:
         names |= dict.fromkeys(constant, "dueling")
@@ -291,7 +294,7 @@ def export(
     network = build_part_network(agent, part, wiring)
     made = _receipt(agent, title, network, facts, done.report)
     acting = network if wiring.choices is None or not part.acts else policy_network(agent.tree, part, wiring)
-    model = _encode_model(acting, part, made)
+    model = _encode_model(acting, part, agent.tree, made)
     parity, engine = _compare_outputs(agent, title, network, model)
     notes = (*done.report.notes, f"the exported model was run with {engine}")
     done = replace(done, report=replace(done.report, notes=notes), parity=(parity,))
@@ -321,13 +324,14 @@ def _require_library() -> None:
         )
 
 
-def _encode_model(network: Network, part: AgentNetwork, made: Sidecar) -> bytes:
+def _encode_model(network: Network, part: AgentNetwork, agent: Tree, made: Sidecar) -> bytes:
     from ckpttool.networks import onnx_export
 
     output = "action" if part.acts else "value"
     discrete = any(isinstance(node.layer, ArgMax) for node in network.nodes)
     scores = ("q_values" if part.chooses else "logits") if discrete else None
-    return onnx_export.encode_model(network, name_nodes(network, part), output, build_metadata(made), scores)
+    names = name_nodes(network, part, agent)
+    return onnx_export.encode_model(network, names, output, build_metadata(made), scores)
 
 
 def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -> tuple[Parity, str]:

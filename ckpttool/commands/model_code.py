@@ -1161,7 +1161,7 @@ class _Statements:
             rows, axis = (-1, -1) if layer.last else (layer.quantiles, 1)
             grouped = self._grouped(x, number, rows, layer.quantiles if layer.last else -1)
             return self._template("mean", grouped, axis=axis)
-        if isinstance(layer, AtomMean):
+        if isinstance(layer, AtomMean) and not layer.limit:
             support = self._constant(number, "support", layer.support)
             weights = self._template("softmax", self._grouped(x, number, -1, layer.support.size))
             return self._template("sum", _Expression(f"{weights.text} * {support}", compound=True))
@@ -1172,7 +1172,7 @@ class _Statements:
         choices = self.writer.settings.choices
         if choices is not None and choices.scores == "bernoulli":
             return self.values[self.nodes[number].inputs[0]]
-        if number in self.joined.values():
+        if number in self.joined.values() and not self.part.part.members:
             return self._dueling(number, layer)
         raise self.writer.refuse("a constant matrix", self.part.part.title)
 

@@ -31,7 +31,6 @@ from ckpttool.core.tree import Tree
 from ckpttool.libraries import recognize, schema, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
-    CRITICS,
     NO_LAYOUT,
     VALUES,
     AgentNetwork,
@@ -218,8 +217,10 @@ def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettin
 
     A policy of discrete actions ends with their scores: equal choices do not show that they are equal.
     """
-    chooses = settings.choices is not None and not any(each.acts for each in agent.binding.parts)
-    if part.acts or (chooses and part.component in CRITICS):
+    if settings.choices is not None and not any(each.acts for each in agent.binding.parts):
+        joined = agent.binding.with_q_policies(settings.choices.scores).parts
+        part = next((each for each in joined if each.title == part.title), part)
+    if part.acts:
         return policy_network(agent.tree, part, settings.scores)
     if part.component in VALUES:
         return value_network(agent.tree, part, settings)

@@ -991,6 +991,7 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
         },
         observation_space=known.observation_space,
         choices=schema.known_choices(known) or layer_facts.choices,
+        distribution=schema.known_distribution(known, layer_facts),
         norm=restore.known_statistics(known) or layer_facts.norm,
         epsilon=known.norm_epsilon(layer_facts.epsilon),
     )

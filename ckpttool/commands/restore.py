@@ -51,7 +51,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
 )
 from ckpttool.mapping.layers import propose_options
-from ckpttool.mapping.rules import MoveList, ToValue
+from ckpttool.mapping.rules import MoveList, ToValue, merge_parts
 from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
@@ -460,6 +460,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         else None,
         **_file_bounds(facts, agent, policy),
         "choices": None if facts.choices is None else facts.choices.document(),
+        "distribution": None if facts.distribution is None else facts.distribution.document(),
         "observation_space": facts.observation_space,
         "obs_norm": _statistics_fact(facts.norm or _canonical_statistics(agent)),
     }
@@ -483,6 +484,8 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
     # Facts without a default were read from the weights.
     if name == "env":
         return f"read from {facts.origins.get('wrappers', 'the settings')}"
+    if name == "distribution":
+        return habit
     if name not in ("head", "activations", "network_activations", "epsilon"):
         return _WEIGHTS
     left_open = any(each.decides and each.what == _TOPIC_OF[name] for each in facts.lacks)
@@ -608,8 +611,9 @@ def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
         and (getattr(recorded, name) is None or recorded.is_assumed(name))
         and not (getattr(recorded, name) is not None and read.is_assumed(name))
     }
-    if recorded.obs_dim is None and read.obs_dim is not None:
-        better["obs_dim"] = read.obs_dim
+    for name in ("obs_dim", "distribution"):
+        if getattr(recorded, name) is None and getattr(read, name) is not None:
+            better[name] = getattr(read, name)
     provenance = {**recorded.provenance, **{name: read.provenance.get(name, "given") for name in better}}
     return replace(recorded, **better, provenance=provenance)
 
@@ -1128,13 +1132,16 @@ def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
 def canonical_tree(tree: Tree, moves: MoveList) -> Tree:
     """Return the canonical agent: every bound leaf under its canonical path, unread.
 
-    Several leaves with one target are a repeated number (an update count per parameter); raise
+    Several leaves with one target are its parts, or a repeated number (an update count per parameter); raise
     MappingError if the numbers differ.
     """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for move in moves.moves:
         leaf = move.rule.leaf(tree[move.source])
-        if move.target in leaves:
+        whole = merge_parts(leaves[move.target], leaf) if move.target in leaves else None
+        if whole is not None:
+            leaves[move.target] = whole
+        elif move.target in leaves:
             _require_equal(leaves[move.target], leaf, display(move.target), tree.names[move.source])
         else:
             leaves[move.target] = (

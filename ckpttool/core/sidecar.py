@@ -55,7 +55,8 @@ class Sidecar:
 
     `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
     `action_low` and `action_high` are per dimension, `choices` are discrete actions
-    (libraries/schema.py, Choices); `observation_space` has the `library` of the space in training, and in
+    (libraries/schema.py, Choices), `distribution` is how training drew actions (ActionDistribution there);
+    `observation_space` has the `library` of the space in training, and in
     `parts` the `low` and `high` of each input; `head` turns the policy's last layer into an action;
     `activations` follow the hidden layers, and `network_activations` those of networks (by component) with
     other ones than the policy; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and with several
@@ -81,6 +82,7 @@ class Sidecar:
     action_low: Sequence[float] | None = None
     action_high: Sequence[float] | None = None
     choices: Mapping[str, Any] | None = None
+    distribution: Mapping[str, Any] | None = None
     observation_space: Mapping[str, Any] | None = None
     head: str | None = None
     activations: Sequence[str] | None = None
@@ -137,7 +139,7 @@ class Sidecar:
 
 
 # Facts that a sidecar lists only where they are known.
-_OMITTED = ("choices", "network_activations", "observation_space", "verification")
+_OMITTED = ("choices", "distribution", "network_activations", "observation_space", "verification")
 
 
 def _json_form(value: Any) -> Any:
@@ -296,7 +298,19 @@ def _is_plain_mapping(value: object) -> bool:
 
 
 Scores = Literal[
-    "values", "quantiles", "quantiles_last", "atoms", "dueling", "dueling_atoms", "value_first", "bernoulli"
+    "values",
+    "quantiles",
+    "quantiles_last",
+    "atoms",
+    "dueling",
+    "dueling_quantiles",
+    "dueling_atoms",
+    "dueling_limited_atoms",
+    "branches",
+    "mean",
+    "mean_quantiles",
+    "value_first",
+    "bernoulli",
 ]
 """What discrete actions are chosen by (libraries/schema.py, Choices)."""
 
@@ -318,6 +332,22 @@ def _is_choices(value: object) -> bool:
         and value["scores"].endswith("atoms") == bool(value["support"])
         and (value["single"] is False or (value["single"] is True and len(counts) == 1))
     )
+
+
+_DISTRIBUTION = {
+    "kind": ("categorical", "gaussian", "gsde"),
+    "limited": ("clip", "tanh", "sigmoid"),
+    "place": ("mean", "action", "unit"),
+}
+
+
+def _is_distribution(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {*_DISTRIBUTION, "limits", "assumed"}:
+        return False
+    limits = value["limits"]
+    ordered = limits is None or (_is_numbers(limits) and len(limits) == 2 and limits[0] < limits[1])
+    known = all(value[name] in allowed for name, allowed in _DISTRIBUTION.items())
+    return ordered and known and isinstance(value["assumed"], str)
 
 
 def _is_space(value: object) -> bool:
@@ -357,6 +387,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "action_low": _is_numbers,
     "action_high": _is_numbers,
     "choices": _is_choices,
+    "distribution": _is_distribution,
     "observation_space": _is_space,
     "head": lambda v: isinstance(v, str),
     "activations": _is_texts,

@@ -8,8 +8,10 @@ agilerl/algorithms (`get_action`): DQN takes the largest value, DDPG and TD3 map
 bounds (`rescale_action`; before 2.4 otherwise), PPO outside training clips a sample of the distribution
 to the bounds, or maps its tanh to them (`squash_output`). It always draws: its mean, or its most probable
 action, is played. agilerl/wrappers/agent.py (`RSNorm`: epsilon inside the root). Discrete actions count
-from 0, whatever the space's `start` is. Rainbow limits the probabilities of its atoms from below
-(agilerl/networks/custom_modules.py, `DuelingDistributionalMLP`), which no network here does.
+from 0, whatever the space's `start` is. Rainbow (agilerl/networks/custom_modules.py,
+`DuelingDistributionalMLP`: `model` gives the state's value, `advantage_net` the advantages) has noisy layers
+(agilerl/modules/custom_components.py, which act by their means in evaluation), and limits the probabilities
+of its atoms from below.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import sb3, schema
 from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer, from_torch
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.recognize import LayoutTable, bind, bind_means
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.mapping.rules import Fill, constant_tensor
 
 TABLE = LayoutTable(
     name="agilerl",
     statistics="in the file (RSNorm)",
-    title="AgileRL's DQN, CQN, DDPG, TD3, PPO: network_info with modules and optimizers",
+    title="AgileRL's DQN, CQN, Rainbow, DDPG, TD3, PPO: network_info with modules and optimizers",
     framework="torch",
     components={},
     optimizers={},
     counters={},
     facts=AgentMetadata(head="", hidden="relu", epsilon=1e-5),
-    seen="written by AgileRL 2.4.3 and 2.58.0: DQN, DDPG, TD3, PPO",
+    seen="written by AgileRL 2.4.3 and 2.58.0: DQN, DDPG, TD3, PPO; Rainbow by 2.58.0",
 )
 
 _INFO = "network_info"
@@ -63,6 +65,8 @@ _LAYER = re.compile(r"\w+_(linear_layer_(\d+|output)|layer_norm_\d+)")
 _LAST_NORM = re.compile(r"(.*_)linear_layer_output\.bias")
 _STATISTICS = "wrapper_attrs/obs_rms"
 _SPACES = ("observation_space", "action_space")
+_MEANS = {"weight_mu": "weight", "bias_mu": "bias"}
+_NOISE = frozenset(f"{name}_{kind}" for name in ("weight", "bias") for kind in ("sigma", "epsilon"))
 _DATA = attr("data")  # the place of the spaces in a file of Stable-Baselines3, whose reader reads them
 
 
@@ -76,11 +80,22 @@ class _StoredNetwork(NamedTuple):
     @property
     def parts(self) -> tuple[str, str]:
         """The names of the encoder's and the head's layers in the state_dict."""
-        return "encoder/model", "head_net/_wrapped/model" if self.kind == _STOCHASTIC else "head_net/model"
+        heads = {_STOCHASTIC: "head_net/_wrapped/model", _RAINBOW: "head_net/advantage_net"}
+        return "encoder/model", heads.get(self.kind, "head_net/model")
+
+    @property
+    def chains(self) -> dict[str, tuple[str, str]]:
+        """The parts of every chain of layers, by the chain's place in the canonical agent."""
+        value = {self.role.replace("q1", "q2"): (self.parts[0], "head_net/model")}
+        return {self.role: self.parts, **(value if self.kind == _RAINBOW else {})}
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a checkpoint with the classes of AgileRL's own networks."""
+    return bind_means(tree, _MEANS, _NOISE, _bind_networks)
+
+
+def _bind_networks(tree: Tree) -> RecognizedAgent | None:
     values = {tree.names[path]: leaf.value for path, leaf in tree.plain()}
     networks = list(_list_networks(values))
     policy = next((each for each in networks if each.name == "actor"), None)
@@ -132,8 +147,9 @@ def _make_table(
         return from_torch(replace(found, weights=weights))
 
     components = {
-        "+".join(f"{_MODULES}/{each.name}_state_dict/{part}" for part in each.parts): each.role
+        "+".join(f"{_MODULES}/{each.name}_state_dict/{part}" for part in parts): role
         for each in networks
+        for role, parts in each.chains.items()
     }
     own = {n: ours for n, ours in _OF_OPTIMIZERS.items() if f"{_OPTIMIZERS}/{n}_cls" in values}
     if any(each.role == "value" for each in networks):
@@ -231,9 +247,13 @@ def _add_action_map(
     if policy.kind == _Q and choices is not None and choices.single:
         facts = facts.read("action_space", head="argmax", choices=choices)
         return replace(binding, facts=facts).with_q_policies()
-    refused = "Rainbow's limited probabilities of atoms" if policy.kind == _RAINBOW else f"actions in {kind}"
+    support = schema.read_numbers(tree.get((key("support"),)))
+    if policy.kind == _RAINBOW and choices is not None and choices.single and support:
+        choices = choices._replace(scores="dueling_limited_atoms", support=support)
+        facts = facts.read("action_space", head="argmax", choices=choices)
+        return replace(binding, facts=facts).with_q_policies(choices.scores)
     binding = replace(binding, facts=facts._replace(head="argmax")).with_q_policies()
-    return binding.refused(policy.role.partition("/")[0], refused)
+    return binding.refused(policy.role.partition("/")[0], f"actions in {kind}")
 
 
 def _add_statistics(binding: RecognizedAgent, values: Mapping[str, object], tree: Tree) -> RecognizedAgent:
@@ -256,7 +276,8 @@ def _refuse_other_layers(
     """Return the binding in which networks with modules of other encoders are refused by their names."""
     for each in networks:
         component = each.role.partition("/")[0]
-        start, parts = f"{_MODULES}/{each.name}_state_dict/", each.parts
+        start = f"{_MODULES}/{each.name}_state_dict/"
+        parts = {part for parts in each.chains.values() for part in parts}
         names = {tree.names[path] for path, _ in tree.tensors()}
         names |= {display(alias.path) for found in tree.aliases.values() for alias in found}
         strange = []

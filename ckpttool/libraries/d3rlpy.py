@@ -113,8 +113,11 @@ def _add_choices(
     scores = _SCORES.get(stated)
     if not isinstance(size, int) or not 0 < size < 1 << 16 or scores is None:
         return binding.refused(acting.component, DISCRETE_CHOICE)
+    if acting.chooses and count_critics(binding) > 1:
+        scores = "mean" if scores == "values" else "mean_quantiles"
     choices = Choices((size,), (0,), scores)
-    return replace(binding, facts=binding.facts.read(where, head="argmax", choices=choices))
+    binding = replace(binding, facts=binding.facts.read(where, head="argmax", choices=choices))
+    return binding.with_q_policies(scores)
 
 
 def _add_bounds(facts: AgentMetadata, configuration: ConfigValues, size: object, where: str) -> AgentMetadata:
@@ -486,7 +489,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     if configuration and critics and found.discrete() != _is_discrete(configuration):
         return None  # networks of another algorithm than the configuration's
     if found.discrete():
-        binding = _refuse_combined(binding.choosing(tree), found)
+        binding = _refuse_combined(binding.choosing(tree), found, configuration)
     else:
         binding = binding.noted(*list_distribution_notes(binding, tree))
     binding = replace(
@@ -497,14 +500,16 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     return add_config_metadata(binding, configuration, "config") if configuration else binding
 
 
-def _refuse_combined(binding: RecognizedAgent, found: _D3rlpyNaming) -> RecognizedAgent:
-    """Refuse Q-functions that do not choose alone."""
+def _refuse_combined(
+    binding: RecognizedAgent, found: _D3rlpyNaming, configuration: ConfigValues
+) -> RecognizedAgent:
+    """Refuse Q-functions that do not choose alone; a configuration shows what several ones output."""
     if not any(part.chooses for part in binding.parts):
         return binding
     if found.has(f"{found.mark}imitator"):
         return binding.refused("critic", "an imitator that limits the choice of actions (BCQ)")
-    if sum(part.component == "critic" for part in binding.parts) > 1:
-        return binding.refused("critic", "the mean of several Q-functions")
+    if not configuration and sum(part.component == "critic" for part in binding.parts) > 1:
+        return binding.refused("critic", "the mean of several Q-functions, without the configuration")
     return binding
 
 

@@ -126,6 +126,7 @@ class GroupedValues(NamedTuple):
     sizes: tuple[int, int]
     stage: str = "grouped"
     support: ProgramConstant | None = None
+    limit: float = 0.0
 
 
 class Comparison(NamedTuple):
@@ -568,6 +569,13 @@ def _probabilities(_b: ProgramBuilder, node: OperatorNode, group: Any) -> Any:
     )
 
 
+def _limit_probabilities(_b: ProgramBuilder, _node: OperatorNode, one: Any, two: Any) -> Any:
+    group, limit = (one, two) if isinstance(one, GroupedValues) else (two, one)
+    fits = isinstance(group, GroupedValues) and group.stage == "probabilities" and not group.limit
+    positive = isinstance(limit, ProgramConstant) and limit.number > 0
+    return group._replace(limit=limit.number) if fits and positive else None
+
+
 def _expected_value(b: ProgramBuilder, node: OperatorNode, group: Any, axes: Any = None) -> Any:
     fits = (
         isinstance(group, GroupedValues) and group.stage == "weighted" and _axes(node, axes) in ((-1,), (2,))
@@ -575,7 +583,9 @@ def _expected_value(b: ProgramBuilder, node: OperatorNode, group: Any, axes: Any
     if not fits or node.attributes.get("keepdims", 1):
         return None
     support = group.support.array.reshape(-1).astype("float32")
-    return b.add("atom_mean", group.sizes[:1], group.of, support=support, paths=group.support.paths)
+    return b.add(
+        "atom_mean", group.sizes[:1], group.of, support=support, limit=group.limit, paths=group.support.paths
+    )
 
 
 def _choose(b: ProgramBuilder, _node: OperatorNode, condition: Any, above: Any, below: Any) -> Any:
@@ -607,6 +617,7 @@ _PATTERNS: Mapping[str, _Rule] = {
     "ReduceMean": _mean_of_part,
     "ReduceSum": _expected_value,
     "Softmax": _probabilities,
+    "Max": _limit_probabilities,
     "Sqrt": _replaced("w", "s"),
     "Reciprocal": _replaced("s", "f"),
     "Where": _choose,

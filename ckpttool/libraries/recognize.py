@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import groupby, pairwise
@@ -397,6 +397,39 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
         defaults={name: value for found_state in state for name, value in found_state.defaults.items()},
     )
+
+
+def bind_means(
+    tree: Tree,
+    means: Mapping[str, str],
+    noise: Collection[str],
+    bind_plain: Callable[[Tree], RecognizedAgent | None],
+) -> RecognizedAgent | None:
+    """Bind a state_dict with noisy layers as it acts in evaluation: the means are the layers' weights.
+
+    `means` are the names of the means, with those of a plain layer; tensors called as in `noise` are only
+    consumed. `bind_plain` binds the tree with plain layers, which is the tree itself if none is noisy.
+    """
+    sources: dict[Path, Path] = {}
+    unused: set[Path] = set()
+    for path in filter(None, tree):
+        module, _, name = str(path[-1].value).rpartition(".")
+        if name in noise:
+            unused.add(path)
+        elif name in means:
+            sources[*path[:-1], key(f"{module}.{means[name]}")] = path
+    if not sources:
+        return bind_plain(tree)
+    if sources.keys() & tree.keys():  # two tensors of one name
+        return None
+    places = {path: place for place, path in sources.items()}
+    kept = {places.get(path, path): leaf for path, leaf in tree.items() if path not in unused}
+    binding = bind_plain(Tree(kept, tree.aliases, tree.containers))
+    if binding is None:
+        return None
+    binding = binding.moved(lambda path: sources.get(path, path))
+    binding = binding.noted(f"the noise of {len(sources) // 2} noisy layers was not converted")
+    return replace(binding, consumed=binding.consumed | unused)
 
 
 def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:

@@ -5,9 +5,9 @@ actor_mlp, mu, sigma, value; critic_mlp where `separate` is set), models.py
 (`ModelA2CContinuousLogStd`: observations go through running_mean_std), running_mean_std.py (`(x -
 mean) / sqrt(var + 1e-5)`, clipped to [-5, 5]), players.py (`PpoPlayerContinuous`: mu is clipped to
 [-1, 1] and mapped to the bounds, unless clip_actions is off; `PpoPlayerDiscrete`: a deterministic
-one takes the largest of `logits`). The activation is in the training
-settings, which the programs of Isaac Gym and Isaac Lab store beside the folder `nn`: config.yaml,
-params/agent.yaml.
+one takes the largest of `logits`, which are a list of layers for several actions). The activation is in
+the training settings, which the programs of Isaac Gym and Isaac Lab store beside the folder `nn`:
+config.yaml, params/agent.yaml.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dataclasses import replace
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS
 from ckpttool.core.sidecar import NO_STATISTICS
-from ckpttool.core.tree import Tree, ValueLeaf, key
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.libraries import schema
+from ckpttool.libraries.optimizers_read import from_torch
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     CATEGORICAL,
@@ -30,6 +31,7 @@ from ckpttool.libraries.schema import (
     AgentMetadata,
     ObservationNormalizer,
     RecognizedAgent,
+    make_choices,
 )
 from ckpttool.libraries.write import (
     LayerNames,
@@ -41,7 +43,7 @@ from ckpttool.libraries.write import (
     plan_torch_file,
     require_activation,
 )
-from ckpttool.mapping.rules import Plan, Settings
+from ckpttool.mapping.rules import ConcatPart, Move, Plan, Rule, Settings, compose_rules
 
 _MODEL = "model/a2c_network"
 # Inside the model; before 1.5, beside it.
@@ -70,7 +72,7 @@ TABLE = LayoutTable(
     ),
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
-    seen="models built by rl_games 1.6.5: A2C with one network and with two, also discrete",
+    seen="models built by rl_games 1.6.5: A2C with one network or two; one or more discrete actions",
 )
 # network_builder.py, NetworkBuilder.BaseNetwork.__init__; the supported ones.
 _ACTIVATIONS = {
@@ -82,15 +84,19 @@ _ACTIVATIONS = {
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a model with a `mu` or `logits` head; others are only listed."""
     names = set(tree.names.values())
-    last = next((each for each in ("mu", "logits") if f"{_MODEL}/{each}/weight" in names), None)
+    last = next((n for n in ("mu", "logits", "logits/0") if f"{_MODEL}/{n}/weight" in names), None)
     if last is None:
         return None
+    heads = _list_heads(tree) if last == "logits/0" else []
     spread = f"+{_MODEL}/sigma" if f"{_MODEL}/sigma/weight" in names else ""
     trunk = f"{_MODEL}/actor_mlp"
     own = f"{_MODEL}/critic_mlp" if f"{_MODEL}/critic_mlp/0/weight" in names else trunk
     table = replace(
         TABLE,
         components={f"{trunk}+{_MODEL}/{last}{spread}": "actor", f"{own}+{_MODEL}/value": "value"},
+        optimizer=lambda stored: from_torch(
+            replace(stored, weights=_join_heads(stored.weights, heads, tree))
+        ),
     )
     seen = next((each for each in _NORMALIZERS if f"{each}/running_mean" in names), None)
     if seen is not None:
@@ -99,10 +105,16 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     binding = bind(tree, table)
     if binding is None or not any(part.acts for part in binding.parts):
         return None
-    if last == "logits":
-        # models.py, ModelA2C: CategoricalMasked(logits=logits).
+    if last != "mu":
+        # models.py, ModelA2C: CategoricalMasked(logits=logits); ModelA2CMultiDiscrete: one for each action.
         binding = binding.choosing(tree)
         binding = replace(binding, facts=binding.facts._replace(distribution=CATEGORICAL))
+    if heads:
+        moves = tuple((move.source, move.target, move.rule) for move in binding.moves.moves)
+        joined = tuple(Move(*each) for each in _join_heads(moves, heads, tree))
+        choices = make_choices([stop - start for _, start, stop in heads[::2]], single=False)
+        facts = binding.facts.read(f"{_MODEL}/logits", choices=choices)
+        binding = replace(binding, moves=replace(binding.moves, moves=joined), facts=facts)
     for module, what in (("rnn", "a recurrent memory"), ("actor_cnn", "convolutions")):
         if any(each.startswith((f"{_MODEL}/{module}/", f"{_MODEL}/a_{module}/")) for each in names):
             binding = binding.refused("actor", what)
@@ -116,6 +128,37 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         facts = facts.lacking(DICT_UNKNOWN)
     empty = {path for path, leaf in tree.plain() if tree.names[path] == "env_state" and leaf.value is None}
     return replace(binding, facts=facts, consumed=binding.consumed | empty)
+
+
+def _list_heads(tree: Tree) -> list[tuple[Path, int, int]]:
+    """Return the paths of the weight and the bias of every action's layer, with the places of its outputs."""
+    paths = {name: path for path, name in tree.names.items()}
+    found: list[tuple[Path, int, int]] = []
+    while weight := paths.get(f"{_MODEL}/logits/{len(found) // 2}/weight"):
+        leaf, bias = tree[weight], paths.get(f"{_MODEL}/logits/{len(found) // 2}/bias")
+        if not isinstance(leaf, Leaf) or bias is None:
+            return []
+        start = found[-1][2] if found else 0
+        found += [(path, start, start + leaf.shape[0]) for path in (weight, bias)]
+    return found
+
+
+_Weights = tuple[tuple[Path, Path, Rule], ...]
+
+
+def _join_heads(weights: _Weights, heads: Sequence[tuple[Path, int, int]], tree: Tree) -> _Weights:
+    """Return the tensors with those of all actions' layers in place of the first one's, in file order."""
+    found = []
+    for source, target, rule in weights:
+        if source not in [path for path, _, _ in heads[:2]]:
+            found.append((source, target, rule))
+            continue
+        bias = source == heads[1][0]
+        for path, start, stop in heads[bias::2]:
+            place = ConcatPart(0 if bias else 1, start, stop, heads[-1][2])
+            found.append((path, target, compose_rules(rule, place)))
+    order = {path: number for number, path in enumerate(tree)}
+    return tuple(sorted(found, key=lambda each: order[each[0]]))
 
 
 def companions(location: str) -> Sequence[str]:
@@ -189,16 +232,18 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 _SAVED = key("model")
 
 
-def _network_row(place: str, trunk: str, last: str) -> NetworkRow:
-    return NetworkRow(place, (_SAVED,), LayerNames(f"a2c_network.{trunk}.{{s}}", f"a2c_network.{last}"))
+def _network_row(place: str, trunk: str, last: str, parts: tuple[int, ...] = ()) -> NetworkRow:
+    names = LayerNames(f"a2c_network.{trunk}.{{s}}", f"a2c_network.{last}")
+    return NetworkRow(place, (_SAVED,), names, parts=parts)
 
 
 def _make_table(binding: RecognizedAgent) -> WritingTable:
     discrete = binding.facts.head == "argmax"
-    last = "logits" if discrete else "mu"
+    last, choices = "logits" if discrete else "mu", binding.facts.choices
+    several = choices.counts if choices is not None and not choices.single else ()
     places = {ours: (_SAVED, key(f"running_mean_std.{theirs}")) for theirs, ours in _STATISTICS.items()}
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = [
-        _network_row("actor", "actor_mlp", last),
+        _network_row("actor", "actor_mlp", last, several),
         _network_row("value", "critic_mlp", "value"),
         StatisticsRow(places, "float64", epsilon=1e-5, clip=5.0, counter="float64"),
     ]
@@ -212,6 +257,7 @@ def _make_table(binding: RecognizedAgent) -> WritingTable:
         counters={ours: (key(theirs),) for theirs, ours in TABLE.counters.items()},
         joint=(key("optimizer"),),
         needs=("actor", "value"),
+        spaces=frozenset(("several",)),
         constants={
             **{(key(name),): ValueLeaf(0) for name in TABLE.counters},
             (key("env_state"),): ValueLeaf(None),

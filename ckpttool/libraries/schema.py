@@ -250,9 +250,11 @@ class AgentNetwork(NamedTuple):
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not affect the
     action. A policy with a `program` computes that instead of layers. A Q-network that `chooses` gives a
     value for every discrete action: it is the policy of its agent. A dueling one gives advantages, which
-    become values with its `state_value`, another chain on the observations. `streams` are the inputs that a
-    Q-function encodes separately, each with its number of layers: these come first, in that order. Their
-    joined outputs go through the other layers, which may receive them again after the output before them.
+    become values with its `state_value`, another chain on the observations. `members` are the other
+    networks of a policy of several: what is computed from them is in `Choices.scores`. `streams` are the
+    inputs that a Q-function encodes separately, each with its number of layers: these come first, in that
+    order. Their joined outputs go through the other layers, which may receive them again after the output
+    before them.
     """
 
     component: str
@@ -263,11 +265,17 @@ class AgentNetwork(NamedTuple):
     chooses: bool = False
     state_value: AgentNetwork | None = None
     streams: Streams = ()
+    members: tuple[AgentNetwork, ...] = ()
 
     @property
     def starts(self) -> tuple[int, ...]:
         """The positions of the layers that receive the inputs."""
         return tuple(accumulate((count for _, count in self.streams[:-1]), initial=0))
+
+    @property
+    def chains(self) -> tuple[AgentNetwork, ...]:
+        """All chains of layers that the network's output is computed from, its own first."""
+        return (self, *self.members, *([self.state_value] if self.state_value is not None else []))
 
     @property
     def prefix(self) -> Path:
@@ -319,15 +327,22 @@ class ObservationNormalizer(NamedTuple):
     parts: Mapping[str, int] = MappingProxyType({})
 
 
+PROBABILITY_LIMIT = 1e-3
+"""Least probability of an atom in AgileRL's Rainbow (agilerl/networks/custom_modules.py)."""
+
+
 class Choices(NamedTuple):
     """Discrete actions: each of the `counts` choices is a number from `starts[i]` on, of the best score.
 
     `scores` states what the network's outputs are: one value per action ("values": Q-values or logits), or
     quantiles of it ("quantiles" with those of one number together, "quantiles_last" with those of one
-    action), or logits of the probabilities of the values `support` ("atoms"). "dueling" are advantages, and
-    "dueling_atoms" logits of them, which need the state's value; "value_first" are the state's value, then
-    the advantages. "bernoulli" has one logit for each choice of 0 or 1. `single` is false where an action is
-    an array (MultiDiscrete, MultiBinary).
+    action), or logits of the probabilities of the values `support` ("atoms"). "dueling" are advantages,
+    "dueling_quantiles" quantiles (those of one action together) and "dueling_atoms" logits of them, which
+    need the state's value; probabilities of "dueling_limited_atoms" are at least PROBABILITY_LIMIT.
+    "branches" are advantages by one network for each choice, with one state value; "mean" and
+    "mean_quantiles" are the values by several networks, whose mean counts. "value_first" are the state's
+    value, then the advantages. "bernoulli" has one logit for each choice of 0 or 1. `single` is false where
+    an action is an array (MultiDiscrete, MultiBinary).
     """
 
     counts: tuple[int, ...]
@@ -335,6 +350,11 @@ class Choices(NamedTuple):
     scores: Scores = "values"
     support: tuple[float, ...] = ()
     single: bool = True
+
+    @property
+    def of_several(self) -> bool:
+        """Return whether several networks give the scores."""
+        return self.scores.startswith(("dueling", "branches", "mean"))
 
     @property
     def title(self) -> str:
@@ -350,11 +370,7 @@ class Choices(NamedTuple):
         actions = len(self.counts) if self.scores == "bernoulli" else sum(self.counts)
         actions += self.scores == "value_first"
         number, rest = divmod(width, actions)
-        if (
-            rest
-            or number == 0
-            or (self.scores in ("values", "dueling", "value_first", "bernoulli") and number > 1)
-        ):
+        if rest or number == 0 or (number > 1 and not self.scores.endswith(("atoms", "quantiles", "last"))):
             raise ValueError(f"{width} outputs for {actions} actions")
         return number
 
@@ -385,6 +401,10 @@ class ActionDistribution(NamedTuple):
     limited: Literal["clip", "tanh", "sigmoid"] = "clip"
     place: Literal["mean", "action", "unit"] = "mean"
     assumed: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return self._replace(limits=list(self.limits) if self.limits else None)._asdict()  # type: ignore[arg-type]
 
 
 CATEGORICAL, GAUSSIAN = ActionDistribution("categorical"), ActionDistribution("gaussian")
@@ -521,6 +541,14 @@ def make_binary_choices(count: int) -> Choices:
 def known_choices(known: Sidecar) -> Choices | None:
     """Return the known discrete actions, None for continuous ones."""
     return None if known.choices is None else Choices.read(known.choices)
+
+
+def known_distribution(known: Sidecar, facts: AgentMetadata) -> ActionDistribution | None:
+    """Return how training drew actions: as a conversion recorded it, or else as the library draws them."""
+    if known.distribution is None:
+        return facts.distribution
+    limits = known.distribution["limits"]
+    return ActionDistribution(**{**known.distribution, "limits": tuple(limits) if limits else None})
 
 
 def _shorten_bound(numbers: Sequence[float]) -> list[float | None]:
@@ -692,20 +720,22 @@ class RecognizedAgent:
     def with_q_policies(self, scores: Scores = "values") -> RecognizedAgent:
         """Return the binding of an agent with discrete actions: without an actor its critics choose them.
 
-        The second critic of a dueling network is the state value.
+        Of several networks that one policy consists of, the first one chooses. The second critic of a dueling
+        network, or the last of one with branches, is the state value.
         """
-        if any(part.acts for part in self.parts):
+        if any(part.acts and (scores == "values" or not part.chooses) for part in self.parts):
             return self
-        values = (
-            {part.component: part for part in self.parts if part.head == "q2"}
-            if scores.startswith("dueling")
-            else {}
-        )
+        ordered = sorted(self.parts, key=lambda part: (len(part.title), part.title))
         parts = []
         for part in self.parts:
-            value = values.get(part.component)
-            chooses = part.component in CRITICS and part is not value
-            parts.append(part._replace(chooses=chooses, state_value=value if chooses else None))
+            first, *others = (each for each in ordered if each.component == part.component)
+            several = Choices((), (), scores).of_several
+            chooses = part.component in CRITICS and (part is first or not several)
+            valued = chooses and bool(others) and several and not scores.startswith("mean")
+            value = others.pop(-1 if scores == "branches" else 0) if valued else None
+            joined = chooses and scores.startswith(("mean", "branches"))
+            members = tuple(others) if joined else ()
+            parts.append(part._replace(chooses=chooses, state_value=value, members=members))
         return replace(self, parts=tuple(parts))
 
     def choosing(
@@ -727,13 +757,17 @@ class RecognizedAgent:
         if scores == "values":
             return binding
         acting = next(part for part in binding.parts if part.acts)
-        kernel = canonical_weight_path(acting, len(acting.layers) - 1, "kernel")
-        last = next(move for move in binding.moves.moves if move.target == kernel)
-        leaf = last.rule.leaf(tree[last.source])
-        width = leaf.shape[-1] if isinstance(leaf, Leaf) else 0
-        if not outputs or not width or width % outputs:
-            return binding.refused(acting.component, f"{width} outputs for actions of {outputs} {scores}")
-        choices = Choices((width // outputs,), (0,), scores, tuple(support))
+        counts = []
+        for part in (acting, *(acting.members if scores == "branches" else ())):
+            kernel = canonical_weight_path(part, len(part.layers) - 1, "kernel")
+            last = next(move for move in binding.moves.moves if move.target == kernel)
+            leaf = last.rule.leaf(tree[last.source])
+            width = leaf.shape[-1] if isinstance(leaf, Leaf) else 0
+            if not outputs or not width or width % outputs:
+                return binding.refused(acting.component, f"{width} outputs for actions of {outputs} {scores}")
+            counts.append(width // outputs)
+        single = scores != "branches"
+        choices = Choices(tuple(counts), (0,) * len(counts), scores, tuple(support), single=single)
         return replace(binding, facts=facts.read(where, choices=choices))
 
     def refused(self, component: str, *reasons: str) -> RecognizedAgent:
@@ -803,6 +837,30 @@ def canonical_weight_path(part: AgentNetwork, position: int | str, name: str) ->
     """Return the canonical path of a tensor of the layer at a position, or of a named branch."""
     step = index(position) if isinstance(position, int) else attr(position)
     return (*part.prefix, step, attr(name))
+
+
+def read_layer_arrays(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:
+    """Return the tensors of the layer at a position of the canonical agent by their names, float32."""
+    found = {}
+    for name in ("kernel", "bias", "scale", "offset"):
+        leaf = agent.get(canonical_weight_path(part, position, name))
+        if isinstance(leaf, Leaf):
+            found[name] = leaf.array().astype("f4")
+    return found
+
+
+def count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) -> int:
+    """Return how many of the first layers of two networks on one input are equal, with their activations."""
+    pairs = zip(part.layers, other.layers, part.activation_numbers, other.activation_numbers, strict=False)
+    for position, (layer, twin, activation, its_activation) in enumerate(pairs):
+        tensors, its_tensors = (read_layer_arrays(agent, each, position) for each in (part, other))
+        if (
+            (layer.kind, activation) != (twin.kind, its_activation)
+            or tensors.keys() != its_tensors.keys()
+            or not all(np.array_equal(tensors[name], its_tensors[name]) for name in tensors)
+        ):
+            return position
+    return min(len(part.layers), len(other.layers))
 
 
 def canonical_slot_path(optimizer: str, name: str, weight_path: Path) -> Path:

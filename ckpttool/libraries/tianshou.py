@@ -13,8 +13,9 @@ the order policy, critic, critic2.
 Q-networks of discrete actions (policy/modelfree/{dqn,c51,qrdqn}.py): a Net with as many outputs as
 actions, or with as many for each action as `support` or `tau_hat` have entries, which lie together. C51's
 examples end with a softmax over the atoms. Rainbow's noisy layers (utils/net/discrete.py, NoisyLinear) have
-their means `mu_W` and `mu_bias` in evaluation. IQN samples fractions in evaluation too, FQF has a network
-for them, and BDQ (utils/net/common.py, BranchingNet) a network for each of several actions.
+their means `mu_W` and `mu_bias` in evaluation. BDQ (utils/net/common.py, BranchingNet) has a network for
+each of several actions, and one for the state's value. IQN samples fractions in evaluation too, and FQF has
+a network for them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.core.dtypes import np
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, bind, list_display_names, read_pickled_module
+from ckpttool.libraries.recognize import (
+    LayoutTable,
+    bind,
+    bind_means,
+    list_display_names,
+    read_pickled_module,
+)
 from ckpttool.libraries.schema import (
     NORMALIZER,
     AgentMetadata,
@@ -57,7 +65,7 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 TABLE = LayoutTable(
     name="tianshou",
     statistics="obs_rms in the checkpoint",
-    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and relatives; DQN, C51, QR-DQN, Rainbow)",
+    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and relatives; DQN, C51, QR-DQN, Rainbow, BDQ)",
     framework="torch",
     components={
         "policy/actor": "actor",
@@ -84,7 +92,7 @@ TABLE = LayoutTable(
     ),
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1"
-    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0)",
+    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0, BDQ by 2.0.1)",
     branches=_SIGMA,
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
@@ -129,7 +137,8 @@ _Q_NETWORKS = replace(
     optimizers={"_optimizers/0": "critic_optimizer"},
     facts=AgentMetadata(head="argmax", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["tianshou q"]),
     branches={},
-    tensors={},
+    # A parameter in 2.x, which the optimizer lists.
+    tensors=dict.fromkeys(("policy/support", "support"), "critic/q_support"),
 )
 _STREAM = re.compile(r"(?:^|/)model/[QV]/")
 _MEANS = {"mu_W": "weight", "mu_bias": "bias"}
@@ -138,11 +147,12 @@ _NOISE = frozenset(("sigma_W", "sigma_bias", "eps_p", "eps_q"))
 _OTHER = {
     "propose_model": ("FQF's proposed fractions", "model/preprocess/model/model"),
     "embed_model": ("IQN's fractions, which it samples in evaluation too", "model/preprocess/model/model"),
-    "branches": ("branches of BDQ", "model/common/model"),
 }
 # The parameter whose entries are one action's outputs, with what these are.
 QUANTILES: Scores = "quantiles_last"
 _DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": QUANTILES}
+_STREAMS: tuple[Scores, ...] = ("dueling", "dueling_atoms", "dueling_quantiles")
+_DUELING_DISTRIBUTIONS: Mapping[Scores, Scores] = {"atoms": "dueling_atoms", QUANTILES: "dueling_quantiles"}
 # A dueling Net has further layers for the advantages (q1) and for the state's value.
 _DUELING = replace(
     _Q_NETWORKS,
@@ -152,6 +162,15 @@ _DUELING = replace(
         for module, head in (("Q", "q1"), ("V", "q2"))
     },
 )
+
+_BRANCH = re.compile(r"((?:policy/model|model|model_old/module|model_old)/)branches/(\d+)/model/0/weight")
+# A dueling Net without common hidden layers is two streams.
+_DUELING_ALONE = replace(
+    _Q_NETWORKS,
+    components={net.partition("+")[2]: ours for net, ours in _DUELING.components.items()},
+)
+_ONLINE = tuple(f"{top}model/{net}/" for top in ("", "policy/") for net in ("model", "Q"))
+_OLD = tuple(f"model_old/{top}{net}/" for top in ("", "module/") for net in ("model", "Q"))
 
 # A state_dict key: the same networks as separate dicts have another layout.
 _ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
@@ -197,30 +216,31 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 
 def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     """Bind a Q-network as it is in evaluation: the means of noisy layers are its weights."""
-    sources: dict[Path, Path] = {}
-    noise: set[Path] = set()
-    for path in filter(None, tree):
-        module, _, name = str(path[-1].value).rpartition(".")
-        if name in _NOISE:
-            noise.add(path)
-        elif name in _MEANS:
-            sources[*path[:-1], key(f"{module}.{_MEANS[name]}")] = path
-    if not sources:
-        return _bind_values(tree) or _refuse_other_network(tree)
-    if sources.keys() & tree.keys():  # two tensors of one name
-        return None
-    places = {path: place for place, path in sources.items()}
-    kept = {places.get(path, path): leaf for path, leaf in tree.items() if path not in noise}
-    binding = _bind_values(Tree(kept))
-    if binding is None:
-        return None
-    binding = binding.moved(lambda path: sources.get(path, path))
-    binding = binding.noted(f"the noise of {len(sources) // 2} noisy layers was not converted")
-    return replace(binding, consumed=binding.consumed | noise)
+    return bind_means(
+        tree, _MEANS, _NOISE, lambda each: _bind_values(each) or _bind_branches(each) or _refuse_other(each)
+    )
 
 
-def _refuse_other_network(tree: Tree) -> RecognizedAgent | None:
-    """Return a binding that names the network of IQN, FQF or BDQ, which cannot be run."""
+def _bind_branches(tree: Tree) -> RecognizedAgent | None:
+    """Bind the network of BDQ, which has a branch for each action, and its target."""
+    found = [match for name in tree.names.values() if (match := _BRANCH.fullmatch(name))]
+    components = {}
+    for net, number in (match.groups() for match in found):
+        critic = "critic_target" if net.startswith("model_old") else "critic"
+        branches = sum(match[1] == net for match in found)
+        components[f"{net}common+{net}branches/{number}"] = f"{critic}/q{int(number) + 1}"
+        components[f"{net}common+{net}value"] = f"{critic}/q{branches + 1}"
+    if {part.partition("/")[0] for part in components.values()} != {"critic", "critic_target"}:
+        return None
+    binding = bind(tree, replace(_Q_NETWORKS, components=components))
+    titles = set() if binding is None else {part.title for part in binding.parts}
+    if binding is None or not {*components.values()} <= titles:
+        return None
+    return _add_statistics(binding.choosing(tree, "branches", where="model.branches"), tree)
+
+
+def _refuse_other(tree: Tree) -> RecognizedAgent | None:
+    """Return a binding that names the network of IQN or FQF, which cannot be run."""
     modules = {step for name in tree.names.values() for step in name.split("/")}
     if "model_old" not in modules:
         return None
@@ -236,12 +256,13 @@ def _bind_values(tree: Tree) -> RecognizedAgent | None:
     """Bind the Q-network of DQN, C51, QR-DQN or Rainbow, and its target."""
     names = {name: path for path, name in tree.names.items()}
     every = tuple(list_display_names(tree))
-    if not any(name.startswith(f"{target}/") for name in every for target in _TARGETS):
+    if not any(name.startswith(_OLD) for name in every):
         return None
-    if not any(name.startswith(("model/model/", "policy/model/model/")) for name in every):
+    if not any(name.startswith(_ONLINE) for name in every):
         return None
     streams = any(_STREAM.search(name) for name in names)
-    binding = bind(tree, _DUELING if streams else _Q_NETWORKS)
+    tables = (_DUELING, _DUELING_ALONE) if streams else (_Q_NETWORKS,)
+    binding = next((each for table in tables if (each := bind(tree, table)) is not None), None)
     dueling = binding is not None and {"critic/q1", "critic/q2"} <= {part.title for part in binding.parts}
     if streams and not dueling:
         binding = bind(tree, _Q_NETWORKS)
@@ -252,22 +273,15 @@ def _bind_values(tree: Tree) -> RecognizedAgent | None:
     for parameter, scores in _DISTRIBUTIONS.items():
         name = next((name for name in (parameter, f"policy/{parameter}") if name in names), None)
         leaf = None if name is None else tree[names[name]]
-        if name is not None and dueling and scores != "atoms":
-            return binding.choosing(tree).refused("critic", "a dueling network of quantiles")
         if name is not None and isinstance(leaf, Leaf):
             support = read_numbers(leaf) if scores == "atoms" else ()
-            binding = binding.choosing(tree, "dueling_atoms" if dueling else scores, support, leaf.size, name)
-            return _add_statistics(_place_parameter(binding, names[name], scores), tree)
+            kind = _DUELING_DISTRIBUTIONS[scores] if dueling else scores
+            binding = binding.choosing(tree, kind, support, leaf.size, name)
+            if scores != "atoms":  # the quantiles follow from their number
+                binding = replace(binding, consumed=binding.consumed | {names[name]})
+            return _add_statistics(binding, tree)
     binding = binding.choosing(tree, "dueling", where="model.V") if dueling else binding.choosing(tree)
     return _add_statistics(binding, tree)
-
-
-def _place_parameter(binding: RecognizedAgent, path: Path, scores: Scores) -> RecognizedAgent:
-    """Return the binding with the atoms' values moved; the quantiles' follow from their number."""
-    if scores != "atoms":
-        return replace(binding, consumed=binding.consumed | {path})
-    move = Move(path, (attr("critic"), attr("q_support")), KEEP)
-    return replace(binding, moves=replace(binding.moves, moves=(*binding.moves.moves, move)))
 
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -439,7 +453,7 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         constants[key("tau_hat"),] = _make_midpoints(quantiles.number)
     if choices is not None and choices.support:
         rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),)))
-    rows += [
+    rows += _list_joined_rows(binding, agent) or [
         NetworkRow(place, (), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
         for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
         for pattern in (f"{net}.model.model.{{s}}",)
@@ -454,9 +468,42 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         values=False,
         constants=constants,
         containers=_STATES,
-        scores=("values", "atoms", "quantiles", QUANTILES),
+        scores=("values", "atoms", "quantiles", QUANTILES, "branches", *_STREAMS),
+        spaces=frozenset(("several",))
+        if choices is not None and choices.scores == "branches"
+        else frozenset(),
         notes=("create C51's Net with softmax=True",) if choices is not None and choices.support else (),
     )
+
+
+def _list_joined_rows(binding: RecognizedAgent, agent: Tree) -> list[NetworkRow]:
+    """Return the rows of a dueling Net, or of a BranchingNet; none for one chain of layers.
+
+    The layers that all chains share come first. A Net may have none; a BranchingNet has at least one.
+    """
+    choices = binding.facts.choices
+    acting = [part for part in binding.parts if part.chooses and part.state_value is not None]
+    if not acting or choices is None:
+        return []
+    pairs = [(part, chain) for part in acting for chain in part.chains[1:]]
+    shared = min(
+        min(schema.count_shared_layers(agent, *pair), *(len(chain.layers) - 1 for chain in pair))
+        for pair in pairs
+    )
+    branches = choices.scores == "branches"
+    if branches and not shared:
+        raise UnsupportedError("the branches of Tianshou's BranchingNet have a layer in common")
+    streams = [*(f"branches.{n}" for n in range(len(choices.counts))), "value"] if branches else ["Q", "V"]
+    rows = []
+    for place, net in (("critic", "policy.model"), ("critic_target", "model_old.module")):
+        if shared:
+            trunk = f"{net}.{'common' if branches else 'model'}.model.{{s}}"
+            rows.append(NetworkRow(f"{place}/q1", (), LayerNames(trunk, trunk), span=slice(0, shared)))
+        for number, stream in enumerate(streams, 1):
+            pattern, own = f"{net}.{stream}.model.{{s}}", slice(shared, None)
+            names = LayerNames(pattern, pattern)
+            rows.append(NetworkRow(f"{place}/q{number}", (), names, span=own, trunk=number > 1))
+    return rows
 
 
 def _make_midpoints(number: int) -> Leaf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 from ckpttool.core import dtypes
@@ -30,6 +30,7 @@ from ckpttool.mapping.layers import SPELLING
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
+    AxisSlice,
     Cast,
     ConcatPart,
     Label,
@@ -217,13 +218,18 @@ class NetworkRow(NamedTuple):
     """One canonical network ("critic/q1"), the entry for its tensors, and its layers' names.
 
     `outputs` are the extents of two axes of its outputs ([quantiles, actions]) that the library has in the
-    other order.
+    other order. `span` are the positions of the layers that the row names, if other rows name the rest:
+    layers before it, where another network has equal ones (`trunk`), are not written again. The last layer
+    is a list of layers with so many outputs each, if there are `parts`.
     """
 
     place: str
     entry: Path
     names: LayerNames
     outputs: tuple[int, int] | None = None
+    span: slice = slice(None)
+    trunk: bool = False
+    parts: tuple[int, ...] = ()
 
 
 class SingleTensorRow(NamedTuple):
@@ -336,6 +342,7 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
             f"{writing.library} cannot save an agent without {' and '.join(absent)}",
             found=", ".join(sorted(titles)),
         )
+    _require_choices(writing, binding)
     held = writing.held.keys()
     heads = {title.partition("/")[0] for title in held if "/" in title}
     many = sorted(title for title in titles - held if title.partition("/")[0] in heads)
@@ -343,7 +350,6 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         raise UnsupportedError(f"{writing.library} supports fewer Q-functions", found=", ".join(many))
     if writing.values:
         _require_values(writing, binding, agent)
-    _require_choices(writing, binding)
     fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
@@ -533,12 +539,18 @@ def _place_network(
     if part is None:
         return Plan((), missing=(row.place,))
     require_layers(part, row.names, binding, writing)
-    return Plan(tuple(_move_tensors(row, part, agent, writing)), assumed=assumed)
+    repeated: tuple[Path, ...] = ()
+    if row.trunk:
+        before = [(*part.prefix, index(position)) for position in range(len(part.layers))[: row.span.start]]
+        repeated = tuple(path for path in agent if any(path[: len(each)] == each for each in before))
+    return Plan(tuple(_move_tensors(row, part, agent, writing)), assumed=assumed, consumed=repeated)
 
 
 def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: WritingTable) -> Iterator[Move]:
     """Yield a network's tensors, weight before bias, in layer order."""
-    for position, layer, name in iterate_layer_names(part, row.names):
+    own = part._replace(layers=part.layers[row.span])
+    for number, layer, name in iterate_layer_names(own, row.names):
+        position = number + (row.span.start or 0) if isinstance(number, int) else number
         for weight in writing.kinds[layer.kind].weights:
             source = schema.canonical_weight_path(part, position, weight.canonical)
             if source in agent:
@@ -547,7 +559,13 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                     rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
                 if row.outputs is not None and position == len(part.layers) - 1:
                     rule = compose_rules(_swap_outputs(agent[source], row.outputs), rule)
-                yield Move(source, writing.path(row.entry, name, weight.name), rule)
+                if not row.parts or position != len(part.layers) - 1:
+                    yield Move(source, writing.path(row.entry, name, weight.name), rule)
+                    continue
+                ends = list(accumulate(row.parts, initial=0))
+                for choice, (start, stop) in enumerate(pairwise(ends)):
+                    cut = compose_rules(AxisSlice(weight.rank - 1, start, stop, ends[-1]), rule)
+                    yield Move(source, writing.path(row.entry, f"{name}.{choice}", weight.name), cut)
             elif not weight.optional:
                 raise UnsupportedError(
                     "the layer cannot be written without this tensor", path=display(source)
@@ -757,13 +775,13 @@ class QuantileOutputs(NamedTuple):
 def find_quantiles(binding: RecognizedAgent, agent: Tree, order: Scores) -> QuantileOutputs | None:
     """Return the quantiles that a Q-network outputs, None for another; `order` is the library's."""
     choices = binding.facts.choices
-    if choices is None or choices.scores not in ("quantiles", "quantiles_last"):
+    if choices is None or choices.scores not in ("quantiles", "quantiles_last", "dueling_quantiles"):
         return None
     acting = next(part for part in binding.parts if part.acts)
     number = choices.values_per_action(list_kernel_shapes(acting, agent)[-1][-1])
     actions = sum(choices.counts)
     axes = (number, actions) if choices.scores == "quantiles" else (actions, number)
-    return QuantileOutputs(number, None if choices.scores == order else axes)
+    return QuantileOutputs(number, None if choices.scores in (order, "dueling_quantiles") else axes)
 
 
 def has_value_network(binding: RecognizedAgent) -> bool:

@@ -378,11 +378,19 @@ class Chain:
 
 
 def compose_rules(first: Rule, second: Rule) -> Rule:
-    """Return one rule for two; a permutation and its inverse cancel out."""
+    """Return one rule for two; a permutation and its inverse cancel out, as a part and its slice do.
+
+    A permutation comes before the place of a part in a whole tensor.
+    """
     made = list(rule_steps(first))
     for step in rule_steps(second):
         last = made[-1] if made else None
         if isinstance(last, Permute) and isinstance(step, Permute) and last.inverse_axes == step.axes:
+            made.pop()
+        elif isinstance(last, ConcatPart) and isinstance(step, Permute):
+            moved = last._replace(axis=step.axes.index(last.axis))
+            made = [*rule_steps(compose_rules(chain_rules(*made[:-1]), step)), moved]
+        elif isinstance(last, ConcatPart) and isinstance(step, AxisSlice) and tuple(last) == tuple(step):
             made.pop()
         else:
             made.append(step)
@@ -1014,8 +1022,13 @@ def relocate_sources(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
 def _follow_moves(move: Move, ways: Mapping[Path, list[Move]]) -> list[Move]:
     """Return a plan's targets by the source paths of another plan."""
     found = ways.get(move.source, [])
-    # The parts of one tensor are moved together; of several equal records, the first is used.
-    return found if any(is_part(way.rule) for way in found) and move.rule == KEEP else found[:1]
+    # The parts of one tensor are moved together, or one to its own place; of several equal records, the first
+    # is used.
+    if not any(is_part(way.rule) for way in found):
+        return found[:1]
+    made = [(way, rule_steps(compose_rules(way.rule, move.rule))[:-1]) for way in found]
+    whole = [way for way, steps in made if not any(isinstance(step, ConcatPart | SumTerm) for step in steps)]
+    return whole or found[:1]  # a part that is left alone cannot be read
 
 
 def object_graph_paths(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:

@@ -208,7 +208,7 @@ _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
     "add": lambda _v: Add(),
     "multiply": lambda _v: Multiply(),
     "quantile_mean": lambda v: QuantileMean(v["quantiles"], last=v["last"]),
-    "atom_mean": lambda v: AtomMean(v["support"]),
+    "atom_mean": lambda v: AtomMean(v["support"], v["limit"]),
     "convolution": lambda v: Convolution(v["kernel"], v["bias"], tuple(v["strides"]), v["padding"]),
 }
 
@@ -471,8 +471,11 @@ def policy_network(
     values = [builder.last]
     if part.program is None:
         values = _add_layers(builder, agent, part, wiring, None, norms)
-    if wiring.choices is not None and wiring.choices.scores.startswith("dueling"):
-        _add_state_value(builder, agent, part, wiring, values)
+    several = wiring.choices is not None and wiring.choices.of_several
+    if len(part.chains) > 1 and not several:
+        raise MappingError(f"{part.title} is one of several networks that give the scores of the actions")
+    if several:
+        act_dim = _join_chains(builder, agent, part, wiring, values)
     if wiring.distribution is not None:
         _add_distribution(builder, agent, part, wiring, wiring.distribution)
         return builder.done()
@@ -599,44 +602,40 @@ def _add_deviation(
     return builder.last if stored else builder.add(Exp())
 
 
-def _add_state_value(
+def _join_chains(
     builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, values: Sequence[int]
-) -> None:
-    """Turn advantages into values: plus the state's value, minus their mean.
+) -> int:
+    """Join the outputs of a policy's networks to its last value, and return the width of that.
 
-    `values` are those before and after each of the network's layers: first layers that both streams share are
-    computed once.
+    `values` are those before and after each layer of the first network: first layers that another network
+    shares with it are computed once.
     """
+    outputs, widths = [builder.last], [layer_widths(agent, chain)[1] for chain in part.chains]
+    for chain in part.chains[1:]:
+        shared = schema.count_shared_layers(agent, part, chain)
+        builder.last = values[shared]
+        outputs.append(
+            _add_layers(builder, agent, chain, wiring, None, positions=range(shared, len(chain.layers)))[-1]
+        )
     if part.state_value is None:
-        raise MappingError(f"{part.title} is a dueling network without a state value")
-    advantages, width = builder.last, layer_widths(agent, part)[1]
-    shared = _count_shared_layers(agent, part, part.state_value)
-    builder.last = values[shared]
-    own = range(shared, len(part.state_value.layers))
-    _add_layers(builder, agent, part.state_value, wiring, None, positions=own)
-    builder.add(Concat(), advantages, builder.last)
+        if len({*widths}) > 1 or part.members == ():
+            raise MappingError(f"{part.title} is one of several networks, whose outputs have no mean")
+        builder.add(Add(), *outputs)
+        share = np.full(1, 1 / len(outputs), np.float32)
+        builder.add(Affine(share, np.zeros_like(share)))
+        return widths[0]
     # One value per action, or one for each of its atoms, whose means over the actions are separate.
-    number = layer_widths(agent, part.state_value)[1]
-    actions, rest = divmod(width, number)
-    if rest:
-        raise MappingError(f"{part.title} has {width} advantages for a state value of {number}")
-    centred = np.kron(np.eye(actions) - 1 / actions, np.eye(number))
-    value = np.kron(np.ones((1, actions)), np.eye(number))
+    *widths, number = widths
+    builder.add(Concat(), *outputs)
+    if any(width % number for width in widths):
+        raise MappingError(f"{part.title} has {widths} advantages for a state value of {number}")
+    centred = np.zeros((sum(widths), sum(widths)))
+    for width, start in zip(widths, np.cumsum([0, *widths]), strict=False):
+        actions, span = width // number, slice(start, start + width)
+        centred[span, span] = np.kron(np.eye(actions) - 1 / actions, np.eye(number))
+    value = np.tile(np.eye(number), sum(widths) // number)
     builder.add(Dense(np.concatenate([centred, value]).astype(np.float32), constant=True))
-
-
-def _count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) -> int:
-    """Return how many of the first layers of two networks on one input are equal, with their activations."""
-    pairs = zip(part.layers, other.layers, part.activation_numbers, other.activation_numbers, strict=False)
-    for position, (layer, twin, activation, its_activation) in enumerate(pairs):
-        tensors, its_tensors = (_read_tensors(agent, each, position) for each in (part, other))
-        if (
-            (layer.kind, activation) != (twin.kind, its_activation)
-            or tensors.keys() != its_tensors.keys()
-            or not all(np.array_equal(tensors[name], its_tensors[name]) for name in tensors)
-        ):
-            return position
-    return min(len(part.layers), len(other.layers))
+    return len(centred)
 
 
 def _constant(kernel: np.ndarray) -> Dense:
@@ -667,8 +666,12 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
     support = np.asarray(choices.support, np.float32)
     scored: dict[str, Callable[[], Layer]] = {
         "quantiles": lambda: QuantileMean(number),
-        "quantiles_last": lambda: QuantileMean(number, last=True),
+        **dict.fromkeys(
+            ("quantiles_last", "dueling_quantiles", "mean_quantiles"),
+            lambda: QuantileMean(number, last=True),
+        ),
         **dict.fromkeys(("atoms", "dueling_atoms"), lambda: AtomMean(support)),
+        "dueling_limited_atoms": lambda: AtomMean(support, schema.PROBABILITY_LIMIT),
         # The mean of the advantages is subtracted, and the first output added.
         "value_first": lambda: _constant(
             np.concatenate([np.ones((1, width - 1)), np.eye(width - 1) - 1 / (width - 1)])
@@ -729,7 +732,7 @@ def q_network(
         ends.append(builder.last)
         rest += count
     if ends:
-        late = (builder.add(Concat(), *ends), _read_tensors(agent, part, rest)["kernel"].shape[0])
+        late = (builder.add(Concat(), *ends), schema.read_layer_arrays(agent, part, rest)["kernel"].shape[0])
     elif first == obs_dim + act_dim:
         builder.add(Concat(), builder.last, 1)
     _add_layers(builder, agent, part, wiring, late, positions=range(rest, len(part.layers)))
@@ -814,7 +817,7 @@ def _add_layers(
     width: int | None = None
     for position in range(len(part.layers)) if positions is None else positions:
         layer = part.layers[position]
-        tensors = _read_tensors(agent, part, position)
+        tensors = schema.read_layer_arrays(agent, part, position)
         if layer.kind == "dense":
             kernel = tensors["kernel"]
             if width is not None and late is not None and kernel.shape[0] == width + late[1]:
@@ -841,12 +844,3 @@ def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:
             f"unknown activation {name!r}", hint=f"networks with {', '.join(ACTIVATIONS)} can be run"
         )
     return Activation(*known)
-
-
-def _read_tensors(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:
-    found = {}
-    for name in ("kernel", "bias", "scale", "offset"):
-        leaf = agent.get(schema.canonical_weight_path(part, position, name))
-        if isinstance(leaf, Leaf):
-            found[name] = leaf.array().astype(np.float32)
-    return found

@@ -141,10 +141,12 @@ class QuantileMean:
 class AtomMean:
     """Expected value of every action from logits, [batch, actions * atoms] to [batch, actions].
 
-    support [atoms]: the values whose probabilities are the softmax of an action's logits.
+    support [atoms]: the values whose probabilities are the softmax of an action's logits, but at least
+    `limit` (of 0, no limit).
     """
 
     support: np.ndarray
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

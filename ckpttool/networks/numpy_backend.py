@@ -276,12 +276,15 @@ def _quantile_mean(layer: QuantileMean) -> Function:
 
 def _atom_mean(layer: AtomMean) -> Function:
     support = copy_native(layer.support)[..., None, :]
-    atoms = support.shape[-1]
+    atoms, limit = support.shape[-1], support.dtype.type(layer.limit)
 
     def atom_mean(x: np.ndarray) -> np.ndarray:
         logits = x.reshape(*x.shape[:-1], -1, atoms)
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        mean: np.ndarray = (weights * support).sum(axis=-1) / weights.sum(axis=-1)
+        total = weights.sum(axis=-1)
+        if limit:
+            weights, total = np.maximum(weights / total[..., None], limit), 1
+        mean: np.ndarray = (weights * support).sum(axis=-1) / total
         return mean
 
     return atom_mean

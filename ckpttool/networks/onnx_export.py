@@ -347,6 +347,8 @@ def _quantile_mean(graph: _OnnxGraphBuilder, layer: QuantileMean, x: str) -> str
 
 def _atom_mean(graph: _OnnxGraphBuilder, layer: AtomMean, x: str) -> str:
     weights = graph.apply("Softmax", _grouped(graph, x, -1, layer.support.shape[-1]), axis=-1)
+    if layer.limit:
+        weights = graph.apply("Max", weights, graph.constant("limit", np.full(1, layer.limit)))
     weighted = graph.apply("Mul", weights, graph.constant("support", layer.support[..., None, :]))
     return graph.apply("ReduceSum", weighted, graph.integers("axis", -1), keepdims=0)
 

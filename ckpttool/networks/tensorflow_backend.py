@@ -350,7 +350,12 @@ def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
     support = put(layer.support[..., None, :])
     atoms = layer.support.shape[-1]
-    return lambda x: tf.reduce_sum(tf.nn.softmax(_grouped(x, -1, atoms)) * support, -1)
+
+    def atom_mean(x: Tensor) -> Tensor:
+        weights = tf.nn.softmax(_grouped(x, -1, atoms))
+        return tf.reduce_sum((tf.maximum(weights, layer.limit) if layer.limit else weights) * support, -1)
+
+    return atom_mean
 
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:

@@ -671,7 +671,10 @@ def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
     support = put(layer.support[..., None, :])
-    return lambda x: (x.unflatten(-1, (-1, support.shape[-1])).softmax(-1) * support).sum(-1)
+    shape, limit = (-1, support.shape[-1]), layer.limit
+    if limit:
+        return lambda x: (x.unflatten(-1, shape).softmax(-1).clamp(min=limit) * support).sum(-1)
+    return lambda x: (x.unflatten(-1, shape).softmax(-1) * support).sum(-1)
 
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
