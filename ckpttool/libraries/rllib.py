@@ -22,7 +22,7 @@ from ckpttool.core.sidecar import (
     unknown_fact,
 )
 from ckpttool.core.source import Inline
-from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import schema, write
 from ckpttool.libraries.recognize import (
     ENCODERS,
@@ -134,6 +134,8 @@ def _move_critic(part: AgentNetwork, agent: Tree) -> Iterator[Move]:
             layer = f"{module}.net.mlp.{2 * number}"
         for weight in write.TORCH["dense"].weights:
             source = schema.canonical_weight_path(part, position, weight.canonical)
+            if source not in agent:
+                raise UnsupportedError(f"{_WHOSE} requires layers with biases", path=display(source))
             rule = weight.to_canonical.inverse(agent[source])
             yield Move(source, write.make_torch_path((), layer, weight.name), rule)
 
