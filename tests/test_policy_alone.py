@@ -558,7 +558,8 @@ def test_the_code_of_an_archive_goes_before_the_defaults_of_a_layout(
     torch.jit.script(model).save(str(path))
     close(played(path)[0], wanted(model))
     done = convert(str(path), str(tmp_path / "policy"), to="tf")
-    assert done.written and not done.open_entries
+    assert done.written
+    assert not done.open_entries
     assert not [each for each in done.ledger if each.use == "assumed" and each.what == "activation"]
     if isinstance(normalizer, nn.Identity):
         close(played(tmp_path / "policy")[0], wanted(model))

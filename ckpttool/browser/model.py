@@ -6,9 +6,8 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rich.cells import cell_len, chop_cells
 
@@ -31,6 +30,7 @@ from ckpttool.commands.inspect import (
 )
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
 from ckpttool.core import urls
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.source import StreamedArray
 from ckpttool.core.text import clean, compile_glob, describe_error, format_count, format_size, shorten

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rich.cells import cell_len
@@ -31,6 +30,7 @@ from ckpttool.browser.model import (
 from ckpttool.commands import stats
 from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow, describe_module_kind, json_value
 from ckpttool.core.checkpoint import slice_leaf
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import LARGE, Inline, Span, StridedView

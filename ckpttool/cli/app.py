@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from ckpttool import exit_interrupted
 from ckpttool.cli import common
 from ckpttool.cli.common import show_fetch_progress
 from ckpttool.core import limits
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, from_system_error
 from ckpttool.version import __version__
 

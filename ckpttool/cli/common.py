@@ -20,13 +20,11 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
-    NamedTuple,
     TextIO,
     TypeGuard,
     cast,
@@ -36,7 +34,8 @@ from typing import (
 
 import typer
 
-from ckpttool.core import filesystem, sidecar, text, urls
+from ckpttool.core import deferred, filesystem, sidecar, text, urls
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import (
     CkpttoolError,
     LimitError,
@@ -70,8 +69,8 @@ SCHEMA = 1
 # Our own styles carry a random marker that no file can contain: `escape_controls` escapes all other escape
 # characters.
 _MARK = os.urandom(8).hex()
-_STYLE = re.compile(f"\x1b{_MARK}(\\[[0-9;]*m)")
-_REQUESTED = re.compile(r"\x1b(?=\[[0-9;]*m)")
+_STYLE = deferred.compile(f"\x1b{_MARK}(\\[[0-9;]*m)")
+_REQUESTED = deferred.compile(r"\x1b(?=\[[0-9;]*m)")
 
 # Not empty once stdout has failed.
 _FAILED: list[bool] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +22,7 @@ from ckpttool.cli.common import (
     use_checkpoint,
 )
 from ckpttool.core import sidecar
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean
 

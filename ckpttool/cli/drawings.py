@@ -9,10 +9,9 @@ import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.common import ColumnLine
 from ckpttool.cli.tables import list_rows
@@ -21,6 +20,7 @@ from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_m
 from ckpttool.commands.inspect import CheckpointSummary, describe_module_kind
 from ckpttool.commands.outline import architecture_strips
 from ckpttool.core.atomic_write import require_new, write_file
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ from ckpttool.cli.common import (
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
 from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import sidecar, urls
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
 from ckpttool.core.text import clean, format_count
 

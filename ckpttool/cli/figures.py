@@ -13,14 +13,15 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckpttool.cli.common import terminal_width
 from ckpttool.commands.inspect import ANY_UNIT
-from ckpttool.core import search_paths
+from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation.statistics import AGGREGATES, RESAMPLES
@@ -546,7 +547,9 @@ def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
 
 
 # Names of folders that do not identify what was trained.
-_NUMBERED = re.compile(r"(?:seed|run|exp|trial|rep|version)?[-_.]?[0-9]+|ckpts?|checkpoints?|models?", re.I)
+_NUMBERED = deferred.compile(
+    r"(?:seed|run|exp|trial|rep|version)?[-_.]?[0-9]+|ckpts?|checkpoints?|models?", re.I
+)
 
 
 def _run_name(folder: str) -> str:

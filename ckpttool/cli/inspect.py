@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -48,6 +48,7 @@ from ckpttool.commands.inspect import schema as read_schema
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
 from ckpttool.core.checkpoint import allowing
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 

@@ -9,8 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
@@ -55,8 +54,9 @@ from ckpttool.commands.outline import (
     missing_shards,
     outline_layers,
 )
-from ckpttool.core import sidecar, urls
+from ckpttool.core import deferred, sidecar, urls
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
@@ -125,7 +125,7 @@ def _entry_lines(label: str, names: Sequence[str]) -> list[str]:
 
 
 # Sentence about an optimizer default (libraries/optimizers_read.py).
-_DEFAULT = re.compile(
+_DEFAULT = deferred.compile(
     r"(?P<lead>.*: )?(?P<optimizer>\S+) (?P<setting>\S+ = \S+) "
     r"\(default of (?P<whose>[^;()]+); the checkpoint does not hold it\)"
 )

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths, list
 from ckpttool.commands.inspect import natural_sort_key
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import filesystem, urls
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import ChangedError, CkpttoolError, TruncatedError, UsageError
 from ckpttool.core.source import File
 from ckpttool.core.text import format_count

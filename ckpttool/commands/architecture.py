@@ -6,9 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.commands.inspect import is_script
 from ckpttool.commands.outline import (
@@ -21,6 +21,8 @@ from ckpttool.commands.outline import (
     format_extents,
     walk_layers,
 )
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import (
     CkpttoolError,
     UnsupportedError,
@@ -60,7 +62,7 @@ _MOST_LAYERS, _DEEPEST = 20_000, 64
 # No framework supports tensors with more numbers or with more axes.
 _MOST_NUMBERS, _MOST_AXES = 1 << 63, 32
 # Extents of one to nine digits, none of them zero.
-_SHAPE = re.compile(r"[1-9][0-9]{0,8}([,x][1-9][0-9]{0,8}){0,15}")
+_SHAPE = deferred.compile(r"[1-9][0-9]{0,8}([,x][1-9][0-9]{0,8}){0,15}")
 
 
 def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) -> tuple[Architecture, ...]:
@@ -890,7 +892,7 @@ def _keras_activation(cls: str, settings: Mapping[str, Any]) -> str:
 _TORCH_MODULES = "torch.nn.modules."
 _INPUT = "input"
 # A part of a class name that distinguishes copies of a class.
-_MANGLED = re.compile(r"\.___torch_mangle_[0-9]+")
+_MANGLED = deferred.compile(r"\.___torch_mangle_[0-9]+")
 
 
 def _whole_shapes(shapes: Mapping[str, Extents]) -> dict[str, tuple[int, ...]]:

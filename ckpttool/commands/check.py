@@ -12,8 +12,7 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import quote
 
 from ckpttool.commands import folder, inspect, stats
@@ -26,7 +25,7 @@ from ckpttool.commands.inspect import (
     weightless_findings,
 )
 from ckpttool.core import checkpoint as asked
-from ckpttool.core import filesystem, limits, plugins, text, urls
+from ckpttool.core import deferred, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import (
     Progress,
     WorkerThread,
@@ -35,6 +34,7 @@ from ckpttool.core.atomic_write import (
     write_file,
 )
 from ckpttool.core.checkpoint import Checkpoint, CodeReference
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     CkpttoolError,
@@ -74,7 +74,7 @@ _FOREIGN = (
 # Archives: each member is checked separately.
 _ARCHIVES = "tar tbz2 tgz txz zip"
 _PACKED = (".bz2", ".gz", ".lz4", ".lzma", ".xz", ".z", ".zst")
-_SHARD = re.compile(r".+\.data-\d{5}-of-\d{5}", re.DOTALL)
+_SHARD = deferred.compile(r".+\.data-\d{5}-of-\d{5}", re.DOTALL)
 OWN, SHARED, ARCHIVE, FOREIGN = "own", "shared", "archive", "foreign"
 SUFFIXES: Mapping[str, str] = {
     f".{name}": kind

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import IO, Any
 
 from ckpttool.commands import evidence, general_conversion, receipt, restore, save
@@ -52,6 +52,7 @@ from ckpttool.core.atomic_write import (
     write_file,
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ckpttool.commands import evidence, receipt, save
@@ -46,6 +46,7 @@ from ckpttool.core import urls
 from ckpttool.core.activations import UNKNOWN, framework_order
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.tree import ValueLeaf, display

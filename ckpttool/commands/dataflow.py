@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core import urls
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, abbreviate_list, is_system_error
 from ckpttool.core.sidecar import Sidecar, load_sidecar, parse_activation
 from ckpttool.core.source import Shape

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
@@ -38,6 +38,7 @@ from ckpttool.commands.stats import (
 from ckpttool.core import dtypes, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
 from ckpttool.core.sidecar import Sidecar

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ckpttool.core import text, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.core.source import Buffer, Source, iter_pieces
 from ckpttool.core.text import compile_glob, describe_record, no_match_error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.commands import evaluate, evidence, options, restore
@@ -27,6 +26,7 @@ from ckpttool.core import checkpoint as asked
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import (
     ChecksumError,
     CkpttoolError,

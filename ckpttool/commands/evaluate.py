@@ -13,7 +13,6 @@ import platform
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import IO, Any, cast, get_args
 
 import numpy as np
@@ -40,6 +39,7 @@ from ckpttool.core.atomic_write import (
     write_atomically,
     write_file,
 )
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import (
     CkpttoolError,
     EnvironmentMismatchError,

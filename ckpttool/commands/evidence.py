@@ -9,12 +9,13 @@ import re
 import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.core import filesystem, sidecar
+from ckpttool.core import deferred, filesystem, sidecar
 from ckpttool.core import text as documents
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS, ACTIVATIONS
@@ -375,79 +376,79 @@ _NOT_OBSERVED = (
     r"ret|returns?|rews?|rewards?|adv|advantages?|values?|critics?|images?|grads?|actions?|priv\w*"
 )
 VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
-    "reward statistics": re.compile(
+    "reward statistics": deferred.compile(
         r"(ret|returns?|rews?|rewards?|values?)_(rms|norm(aliz\w*|alis\w*)?|mean_std|scal(e|er|ing)|mean|std|var"
         r"|filter)|norm(alize|alise)?_(rew|rewards?|returns?|values?)|popart"
     ),
-    "observation statistics": re.compile(
+    "observation statistics": deferred.compile(
         rf"({_OBSERVED}|ob|o)_?(rms|norm(aliz\w*|alis\w*)?|stat(istic)?s|filter|mean|std|var|variance|scal(e|es|er|ing)"
         rf"|whiten\w*|preprocessor|clip(ping)?|clip_range|shift|offset|cent(er|re)|mu|sigma|loc)"
         rf"|(norm(alize|alise|alizer|aliser)?|clip|scale)_?({_OBSERVED}|ob)"
         r"|(empirical_)?normali[sz](er|ation|e)|running_mean_std|running_(mean|var|variance|std|norm)|obs_filter"
         rf"|{_OBSERVED_LIMITS}"
     ),
-    "action bounds": re.compile(
+    "action bounds": deferred.compile(
         r"max_actions?|min_actions?|act(ion)?_(max|min|limits?|bounds?|scales?|bias|low|high|range)"
         r"|(low|high)_actions?"
     ),
-    "distribution": re.compile(
+    "distribution": deferred.compile(
         r"(action_)?dist(ribution)?(_(type|class|cls|name))?|squash(ed)?(_(output|action|mean|gaussian))?"
         r"|(use_)?tanh_(squash\w*|actions?|outputs?)|use_tanh|bounded"
         r"|((actor|policy|pi|mu|mean)_)?(out(put)?|final|last)_(layer_)?(act|activation|nonlinearity)(_fn)?"
         r"|((action|actor|policy)_)?head(_type)?"
     ),
-    "activation": re.compile(
+    "activation": deferred.compile(
         r"(\w+_)?activ(ation)?s?(_(fn|func|function|name|type|class))?|(\w+_)?non_?lin(earity|earities)?"
         r"|(\w+_)?act(_(fn|func|fun|function|name|type|cls|class|layer))?"
     ),
-    "architecture": re.compile(
+    "architecture": deferred.compile(
         r"use_(layer|batch)_?norm|(layer|batch)_?norm|(use_)?(ln|bn)|(use_)?residual(s|_connections?)?"
         r"|(use_)?skip(_connections?)?|dropout(_rate|_p)?|spectral_norm"
     ),
-    "wrapper": re.compile(
+    "wrapper": deferred.compile(
         r"(env_|gym_)?wrappers?|(env_)?wrapper_class|(n_|num_)?frame_?stacks?|n_stack|num_stack|stack_size"
         r"|action_repeats?|frame_?skip|action_delay"
     ),
-    "custom code": re.compile(
+    "custom code": deferred.compile(
         r"policy_class|features?_extractor(_class)?|custom_(model|policy|network|preprocessor)\w*"
         r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?|_target_|class_path|class_name"
     ),
 }
 # Tensors beside a layer's weights that the layer's output depends on, or that replace the weights.
 _WEIGHTS: Mapping[Topic, re.Pattern[str]] = {
-    "low-rank weights": re.compile(r"lora\w*|dora\w*|lokr_\w+|hada_\w+|ia3_\w+|adapters?(_\w+)?"),
-    "averaged weights": re.compile(
+    "low-rank weights": deferred.compile(r"lora\w*|dora\w*|lokr_\w+|hada_\w+|ia3_\w+|adapters?(_\w+)?"),
+    "averaged weights": deferred.compile(
         r"(\w+_)?(ema|swa|shadow|polyak|averaged)(_\w+)?|ema\w*|exponentialmovingaverage"
     ),
-    "quantisation scales": re.compile(
+    "quantisation scales": deferred.compile(
         r"((\w+_)?(weight|kernel|input|output|act(ivation)?)_(scales?|zero_?points?)(_inv)?)|zero_?points?|qzeros"
         r"|qweight|scb|(nested_)?absmax|(nested_)?quant_(map|state\w*)|g_idx|amax(_history)?|scales"
     ),
-    "running statistics": re.compile(r"(running|moving)_(mean|var|variance|std)"),
+    "running statistics": deferred.compile(r"(running|moving)_(mean|var|variance|std)"),
 }
 # Words in the names of statistics files beside a checkpoint, and of settings files.
-_STATISTICS_WORDS = re.compile(
+_STATISTICS_WORDS = deferred.compile(
     r"(vec_?)?norm(ali[sz](e|er|ation))?|vecnormali[sz]e|\w*rms|stats?|statistics|(z|mean_?std_?)?filter|scal(er|ing)"
     r"|whiten(ing)?|preproc(essor)?|running|mean|std|var|meanstd"
 )
-_NORMALISER_FILE = re.compile(
+_NORMALISER_FILE = deferred.compile(
     r"^(vec_?normalize\w*|(obs_?|observation_?|state_?)?normali[sz]er\w*|(obs|observation|state)_?(rms|norm|stats?"
     r"|statistics|mean_?std|scaler)\w*|running_mean_std\w*|norm(alization)?_?(stats?|params)\w*|rms)\."
 )
-_RUN_PART = re.compile(
+_RUN_PART = deferred.compile(
     r"(best|final|last|latest|check_?points?|ckpts?|models?|policy|policies|weights|saves?|saved|evals?|env(ironment)?s?)"
     r"(_(models?|policy|check_?points?|ckpts?|weights))?"
 )
 # Keras writes the weights of models only as `.weights.h5` (keras/src/saving/saving_api.py).
-_STATISTICS_FILE = re.compile(
+_STATISTICS_FILE = deferred.compile(
     r"(.+)(?<!\.weights)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|safetensors|csv|txt)"
 )
-_SETTINGS_WORDS = re.compile(
+_SETTINGS_WORDS = deferred.compile(
     r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
 )
-_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt|gin)", re.IGNORECASE)
-_NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
-_WORDS = re.compile(r"[^._\-\s]+")
+_SETTINGS_FILE = deferred.compile(r"(.+)\.(ya?ml|json|toml|txt|gin)", re.IGNORECASE)
+_NAMESPACE = deferred.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
+_WORDS = deferred.compile(r"[^._\-\s]+")
 # Functions that are not an ActivationName: a network with one of them computes something else.
 _FOREIGN = frozenset(
     {"celu", "hardsigmoid", "softsign", "prelu", "rrelu"}
@@ -455,27 +456,29 @@ _FOREIGN = frozenset(
     | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
 )
 # A limit or unit of the observations, which a program may contain without using it.
-_LIMIT = re.compile(_OBSERVED_LIMITS)
+_LIMIT = deferred.compile(_OBSERVED_LIMITS)
 # Settings of layers other than the policy's hidden layers.
-_ELSEWHERE = re.compile(
+_ELSEWHERE = deferred.compile(
     r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder|discrim|reward"
 )
 # Names of vectors with one number per observation that are not statistics.
-_OBSERVATION = re.compile(
+_OBSERVATION = deferred.compile(
     r"space|last|next|init|reset|sample|dummy|example|mask|goal|buffer|memory|rollout|replay|dataset|batch|rng|seed"
     r"|optim|target|running_loss|history|log"
 )
 # Names of settings that are also common module names.
-_MODULE = re.compile(r"model|actor|network|policy|agent|(\w+_)?act|(\w+_)?head|ln|bn|skip|residuals?|o_?norm")
+_MODULE = deferred.compile(
+    r"model|actor|network|policy|agent|(\w+_)?act|(\w+_)?head|ln|bn|skip|residuals?|o_?norm"
+)
 _LAYER = frozenset(("weight", "bias", "kernel", "gamma", "beta", "w", "b", "weights", "biases"))
 _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
 # Modules whose classes the layouts recognize; a class of another module is custom code that is not run.
-_LIBRARIES = re.compile(
+_LIBRARIES = deferred.compile(
     "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
 )
 # Words of class names that are plain chains of layers in every library; any other word means custom code.
-_PLAIN_WORDS = re.compile(
+_PLAIN_WORDS = deferred.compile(
     r"actor|critic|policy|net|network|model|agent|module|mlp|mlps|fc|cnn|lstm|gru|rnn|recurrent|multi"
     r"|input|linear|deterministic|squashed|tanh|gaussian|diag|independent|normal|stochastic|probabilistic"
     r"|prob|categorical|fully|connected|feed|forward|dense|vector|default|q|v|qf|vf|twin|double|clipped"
@@ -484,22 +487,22 @@ _PLAIN_WORDS = re.compile(
     r"|off|td3|td|sac|ddpg|dqn|qrdqn|tqc|ppo|a2c|a3c|trpo|ars|npg|redq|droq|crossq|cross|bc|cql|iql|awac"
     r"|fast|main|target|old|new|box|s|d|p|g|r|l|a|c|2|3"
 )
-_HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+_HUMPS = deferred.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # Names of networks that add, gate or attend, in any spelling.
-_JOINED = re.compile(
+_JOINED = deferred.compile(
     r"(^|_)(res(idual|net|_?mlp|_?block)s?|simba|d2rl|gated|transformer|attention|gtrxl|siren)(_|$|\d)"
 )
-_ROLES = re.compile(
+_ROLES = deferred.compile(
     r"(^|_)(actors?|polic(y|ies)|pi|networks?|net|mlp|models?|agents?|extractor|encoder|torso)(_|$)"
 )
-_NO_ROLE = re.compile(
+_NO_ROLE = deferred.compile(
     r"critic|value|optim|env|buffer|logger|wrapper|schedul|noise|replay|runner|trainer|callback"
 )
 _OF_OBSERVATIONS: Topic = "observation statistics"
 _MOST_OPENED, _LARGEST = 40, 1 << 20
 _MOST_NEIGHBOURS = 100
 _SETTLED_NS = 2_000_000_000  # resolution of the times of FAT, the coarsest file system
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = deferred.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # maximum number of entries per topic
 _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
 

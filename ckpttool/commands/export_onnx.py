@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from ckpttool.commands.plan import ConversionResult
 from ckpttool.commands.restore import Agent, restore_agent
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import (
     EnvironmentMismatchError,
     FormatError,

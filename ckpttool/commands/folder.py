@@ -12,14 +12,15 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from ckpttool.commands import inspect, save
 from ckpttool.commands.inspect import CheckpointRow, CheckpointSummary, natural_sort_key, summary
-from ckpttool.core import filesystem, limits, plugins, sidecar, urls
+from ckpttool.core import deferred, filesystem, limits, plugins, sidecar, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import (
     CkpttoolError,
     DeadlineError,
@@ -50,12 +51,12 @@ MAX_NAMES = 20_000
 # Training counters are read from this many of the latest checkpoints.
 COUNTED = 20
 
-_STEP = re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
+_STEP = deferred.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
 # tensorflow/core/util/tensor_bundle/naming.cc; V1 (tensorflow/python/training/saver.py) leaves out `.data`.
-_SHARD = re.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
+_SHARD = deferred.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
 _EVALUATIONS = "evaluations.npz"  # returns: stable_baselines3/common/callbacks.py, EvalCallback
 # How TensorFlow writes the names of all shards of a V1 checkpoint.
-_PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
+_PATTERN = deferred.compile(r"-\?{5}-of-[0-9]{5}\Z")
 
 
 @dataclass(frozen=True, slots=True)

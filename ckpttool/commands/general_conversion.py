@@ -10,7 +10,6 @@ can store them; the rest goes to the sidecar.
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from ckpttool.commands.optimizer_states import (
     path_texts,
     trained_order,
 )
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -63,7 +62,7 @@ _LISTED = frozenset(("Sequential", "Functional", "Model"))
 # Variable names that identify the class of their layer (formats/keras_h5.py).
 _BY_CLASS = frozenset(("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "embeddings"))
 _VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
-_NUMBERED = re.compile(r"layer_with_weights-(\d+)")
+_NUMBERED = deferred.compile(r"layer_with_weights-(\d+)")
 
 
 def to_tensorflow(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ckpttool.commands.inspect import CheckpointSummary, ModuleSummary, TensorRow, user_given_names
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.text import format_count
 
 # Number of boxes in which people can still find their way, and the maximum if a depth is given.

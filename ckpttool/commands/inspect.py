@@ -10,12 +10,13 @@ import shlex
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckpttool.core import checkpoint, limits, plugins, urls
+from ckpttool.core import checkpoint, deferred, limits, plugins, urls
 from ckpttool.core.checkpoint import By, Checkpoint, CodeReference
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -77,7 +78,7 @@ def _call_note(each: CodeReference) -> str:
     return f"unpickling this file would import {each.name}, which can run code; nothing was run"
 
 
-_ALLOWED_NAME = re.compile(r"[^\W\d]\w*(\.[\w<>]+)*")
+_ALLOWED_NAME = deferred.compile(r"[^\W\d]\w*(\.[\w<>]+)*")
 
 
 def read_allowed_names(names: Sequence[str], file: str | None = None) -> frozenset[str]:
@@ -350,9 +351,9 @@ _LARGEST = 2**63
 _FORMS = {"int32": "<i", "int64": "<q", "uint32": "<I", "uint64": "<Q", "float32": "<f", "float64": "<d"}
 _WORD = r"(?:step|iter|itr|ckpt|checkpoint|epoch|model|agent|policy)s?"
 _NUMBERS = (
-    re.compile(r"([0-9]+)[-_]?(?:time)?steps?(?![a-z])", re.IGNORECASE),
-    re.compile(rf"(?<![a-z]){_WORD}[-_=]?([0-9]+)(?![0-9])", re.IGNORECASE),
-    re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*\Z"),
+    deferred.compile(r"([0-9]+)[-_]?(?:time)?steps?(?![a-z])", re.IGNORECASE),
+    deferred.compile(rf"(?<![a-z]){_WORD}[-_=]?([0-9]+)(?![0-9])", re.IGNORECASE),
+    deferred.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*\Z"),
 )
 
 
@@ -547,15 +548,15 @@ def _digits_key(digits: str) -> tuple[int, str]:
 
 # Path steps of Keras's own lists of layers and variables, beside user-given names
 # (keras/src/saving/legacy/saved_model and keras/src/models/functional.py of Keras 2: `_trackable_children`).
-_OWN_LISTS = re.compile(
+_OWN_LISTS = deferred.compile(
     r"(?:^|/)(?:_[^/]*|(?:non_)?(?:trainable_)?variables|regularization_losses|keras_api|layers/[0-9]+"
     r"|layer(?:_with_weights)?-[0-9]+)(?:/|$)"
 )
 Sort = Literal["file", "size", "name"]
 
-_DIGIT = re.compile("[0-9]")
+_DIGIT = deferred.compile("[0-9]")
 _Entry = TypeVar("_Entry", bound="TensorRow | ValueRow | ModuleSummary")
-_NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
+_NUMBERED = deferred.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
 # A configuration may be nested to any depth; the displayed part is limited.
 _DEEPEST_FACT = 6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from ckpttool.commands.network_outputs import (
     require_facts,
 )
 from ckpttool.core import plugins, sidecar
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation.environments import import_gymnasium

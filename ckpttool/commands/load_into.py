@@ -10,9 +10,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.commands import evidence, restore
 from ckpttool.commands import options as layer_options
@@ -45,7 +45,7 @@ from ckpttool.commands.options import (
 )
 from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
-from ckpttool.core import sidecar
+from ckpttool.core import deferred, sidecar
 from ckpttool.core.activations import (
     NO_IMAGE,
     UNKNOWN,
@@ -55,6 +55,7 @@ from ckpttool.core.activations import (
     parse_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import is_widening
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, list_kinds
@@ -1200,10 +1201,10 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
     )
 
 
-_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+_OPTION = deferred.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
 # The hint of an error for a layer of an unknown class: the layer, and its possible kinds.
-_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' to convert it as one(?:, or ((?:\w| )+))?")
-_ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
+_KIND = deferred.compile(r"--kind '([^']*)=([^'=]*)' to convert it as one(?:, or ((?:\w| )+))?")
+_ARGUMENT = deferred.compile(r"(?:flatten|kinds)=\{")
 
 
 def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:

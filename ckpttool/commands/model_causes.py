@@ -7,12 +7,13 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import ACTIVATIONS, SETTINGS, find_family
 from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation

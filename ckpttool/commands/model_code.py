@@ -6,8 +6,8 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ckpttool.commands.options import TARGETS, TargetKind
 from ckpttool.commands.restore import Agent
 from ckpttool.commands.save import is_word, python_literal
 from ckpttool.core import sidecar
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.source import Inline

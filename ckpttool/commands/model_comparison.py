@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -69,6 +69,7 @@ from ckpttool.commands.training_comparison import (
 from ckpttool.core import limits, sandbox, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import CLASSES, CODE, UNKNOWN, Checkpoint, filter_verdict
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import describe_record
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip

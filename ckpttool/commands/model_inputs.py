@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, ValueLeaf

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ckpttool.commands.network_outputs import OWN_ERROR, Parity
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import same_family
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape

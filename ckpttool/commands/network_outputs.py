@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ckpttool.commands.restore import (
 )
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences

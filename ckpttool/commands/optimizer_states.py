@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.commands import options
 from ckpttool.commands.restore import canonical_tree, read_any_sidecar
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.optimizers import (
     ADAM,
@@ -74,7 +76,7 @@ _NETWORKS = attr("networks")  # component of all weights in the canonical tree o
 OPTIMIZER = "optimizer"
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
 # The numbered variables of an object in a Keras file (formats/keras_h5.py).
-_VARS = re.compile(r"/vars/\d+\Z")
+_VARS = deferred.compile(r"/vars/\d+\Z")
 _RATES = frozenset(("_learning_rate", "learning_rate"))
 # Settings in the configuration of a Keras optimizer.
 _CONFIGURED = {"weight_decay", *(name for family in FAMILIES for name in family.settings)}
@@ -84,9 +86,9 @@ _SPARSE = (
 )
 # Edges between a Keras model and its layers: their targets belong to the model itself
 # (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
-_INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
+_INNER = deferred.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
 _AVERAGE = "average"  # slot kind (formats/tf_common.py)
-_SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
+_SECOND_BIAS = deferred.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 
 
 class ConversionUnit(NamedTuple):

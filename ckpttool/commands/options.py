@@ -8,14 +8,15 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts, add_environment
-from ckpttool.core import plugins
+from ckpttool.core import deferred, plugins
 from ckpttool.core.activations import NO_IMAGE, AxisOrder
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.optimizers import ADAMW, FAMILIES, FLAGS, find_family, list_torch_settings
 from ckpttool.core.sidecar import Sidecar
@@ -135,9 +136,9 @@ def _is_average(top: PathStep) -> bool:
 #
 # For a vector beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`.
 
-_SHAPE = re.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
-_PARTS = re.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
-_KIND = re.compile(r"(?P<name>\w+)(?::(?P<number>\d{1,9}))?", re.ASCII)
+_SHAPE = deferred.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
+_PARTS = deferred.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
+_KIND = deferred.compile(r"(?P<name>\w+)(?::(?P<number>\d{1,9}))?", re.ASCII)
 _NO = "no"
 
 

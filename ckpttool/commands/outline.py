@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal
 
 from ckpttool.commands.dataflow import FlowStage, FlowStrip, StageKind
 from ckpttool.commands.inspect import (
@@ -21,8 +20,9 @@ from ckpttool.commands.inspect import (
     read_number,
     skip_wrapping_modules,
 )
-from ckpttool.core import filesystem
+from ckpttool.core import deferred, filesystem
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.kinds import ACTIVATION_CLASSES
 from ckpttool.core.tree import Leaf
 from ckpttool.formats.detect import find_other_shards
@@ -36,7 +36,7 @@ _MANY_VALUES, _FIRST_VALUES = 100, 20
 # Scalars that one listing reads to show their values.
 MOST_SCALARS = 64
 _SCALAR_ROLES = ("counter", "other")
-_DIGITS = re.compile(r"[0-9]+")
+_DIGITS = deferred.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -34,6 +33,7 @@ from ckpttool.commands.evaluate import (
 )
 from ckpttool.core import search_paths
 from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, WorkerError
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.simulators import DEVICE_ENGINE

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ckpttool.commands import options
 from ckpttool.commands.network_outputs import build_part_network
 from ckpttool.commands.restore import Agent, canonical_tree
 from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.optimizers import BUFFER, FLAGS, VELOCITY, OptimizerFamily
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr

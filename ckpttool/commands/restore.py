@@ -10,7 +10,7 @@ import re
 import shlex
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool.commands import evidence
@@ -18,8 +18,9 @@ from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.commands.folder import list_names
 from ckpttool.commands.inspect import format_command
-from ckpttool.core import filesystem, plugins, sidecar, text
+from ckpttool.core import deferred, filesystem, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChecksumError,
@@ -624,7 +625,7 @@ def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
 # common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
 # rllib/utils/checkpoints.py.
 
-_OPTIMIZER = re.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
+_OPTIMIZER = deferred.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
 # Classes of objects without a network, by the last part of their names.
 _CLASSES = {
     "VecNormalize": "observation and reward statistics (VecNormalize)",

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.folder import CheckpointEntry, expand_paths, list_names
 from ckpttool.commands.inspect import Finding, natural_sort_key, step_columns, step_in_name
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
-from ckpttool.core import filesystem, urls
+from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, is_system_error
 from ckpttool.core.source import File, Shape
 from ckpttool.core.text import describe_error, format_count, replace_nonfinite, shorten
@@ -38,7 +39,7 @@ from ckpttool.libraries.schema import RecognizedAgent
 
 # Folders that hold one checkpoint each, by training step: `checkpoint-500/`, `global_step1000/`. Other
 # numbers may count seeds or runs.
-_STEP_FOLDER = re.compile(
+_STEP_FOLDER = deferred.compile(
     r"(?:.*[-_.])?(?:checkpoint|ckpt|(?:global_?)?step|iter|epoch)s?[-_=]?[0-9]+\Z", re.I
 )
 # Trees with more entries are not kept in memory between the search for a run and its reading.
@@ -394,7 +395,7 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
 # Findings of doctor over the checkpoints.
 
 # What differs between sentences about different counts: numbers, and words in singular or plural.
-_NUMBER = re.compile(r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
+_NUMBER = deferred.compile(r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
 
 @dataclass(frozen=True, slots=True)

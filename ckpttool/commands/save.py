@@ -13,9 +13,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 from ckpttool.commands import options as targets
 from ckpttool.commands.digest import (
@@ -28,7 +28,7 @@ from ckpttool.commands.digest import (
     map_tensors,
 )
 from ckpttool.commands.options import TARGETS, TargetKind
-from ckpttool.core import atomic_write, dtypes, plugins, sidecar
+from ckpttool.core import atomic_write, deferred, dtypes, plugins, sidecar
 from ckpttool.core.atomic_write import (
     Output,
     Progress,
@@ -39,6 +39,7 @@ from ckpttool.core.atomic_write import (
     write_atomically,
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -717,7 +718,7 @@ _TRAINED = ("parameter", "buffer")
 # tf.train.Checkpoint creates this variable itself.
 _SAVES = "save_counter"
 # Edges between a Keras model and its layers (keras/src/models, tf_keras): the object above them is a model.
-_EDGE = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
+_EDGE = deferred.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
 _COUNTS = frozenset(("_iterations", "iterations", "iter"))
 _MOST_NAMED = 4  # objects that are arguments of tf.train.Checkpoint
 

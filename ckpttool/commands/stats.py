@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ckpttool.commands.inspect import json_value
 from ckpttool.core import limits, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, keep_freed_memory
 from ckpttool.core.checkpoint import Checkpoint, html_text
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import PIECE_ELEMENTS, Shape, StreamedArray

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import IO, Any, cast
 
 import numpy as np
@@ -47,6 +47,7 @@ from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import (
     ChecksumError,
     CkpttoolError,

@@ -7,8 +7,8 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ckpttool.commands.optimizer_states import (
     KERAS_ARGUMENTS,
     describe_keras_optimizer,
 )
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
 from ckpttool.formats.keras_config import audit_document

@@ -11,7 +11,9 @@ The syntax is Python 3.7's, because the processes of users' models import this m
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple  # noqa: UP035 - as above
+from typing import Any, Dict, List, Optional, Sequence, Tuple  # noqa: UP035 - as above
+
+from ckpttool.core.deferred import NamedTuple
 
 MOST_ENTRIES = 1 << 26
 _UNTRACKED = -1

@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from io import FileIO
-from typing import IO, NamedTuple, Protocol, Self, cast
+from typing import IO, Protocol, Self, cast
 
 from ckpttool.core import filesystem, urls
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.core.source import File

@@ -9,12 +9,12 @@ import sys
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import cached_property
-from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core import dtypes
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import MissingExtraError, NameNotFoundError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import (
@@ -906,6 +906,8 @@ def _html_rows(node: OutlineRow) -> Iterator[str]:
 
 def html_text(text: str) -> str:
     """Return text from a file for HTML: escaped, without control characters, and shortened."""
+    from html import escape  # only notebooks need it
+
     return escape(shorten(clean(text), _MAX_HTML_TEXT))
 
 

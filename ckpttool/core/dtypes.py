@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError
 
 

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from ckpttool.core import limits, urls
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
 
 # For behaviour that differs; missing calls are found by the attributes of `os`.

@@ -5,20 +5,23 @@ The syntax is Python 3.7's, because the processes of users' models import this m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ckpttool.core import deferred
+
 # TensorFlow's names of the functions that a signature calls.
-_FUNCTION = re.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+")
+_FUNCTION = deferred.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+")
 # A variable is read under the name of the operation that uses it: dense/MatMul/ReadVariableOp.
-_READS = re.compile(r"^(.*?)/?[^/]+/ReadVariableOp(?:_\d+)?$")
+_READS = deferred.compile(r"^(.*?)/?[^/]+/ReadVariableOp(?:_\d+)?$")
 # Scopes that layers of Keras open for their own steps.
-_STEPS = re.compile(r"/(?:batchnorm|moments|Tensordot|einsum|while)(?:_\d+)?(?:/.*)?$")
+_STEPS = deferred.compile(r"/(?:batchnorm|moments|Tensordot|einsum|while)(?:_\d+)?(?:/.*)?$")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2")
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMul", "Einsum")
 # Operations that are layers without weights.
-_ALONE = re.compile(r"Relu6?|LeakyRelu|Elu|Selu|Tanh|Sigmoid|Softplus|Softmax|MaxPool.*|AvgPool.*|Reshape")
+_ALONE = deferred.compile(
+    r"Relu6?|LeakyRelu|Elu|Selu|Tanh|Sigmoid|Softplus|Softmax|MaxPool.*|AvgPool.*|Reshape"
+)
 
 
 class GraphOperation:

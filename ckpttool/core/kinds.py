@@ -13,7 +13,9 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
+
+from ckpttool.core.deferred import NamedTuple
 
 # Activations.
 

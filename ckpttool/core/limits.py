@@ -11,9 +11,10 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import LimitError, UsageError
 
 # The user's limits for a process and its child processes: `name=value`, separated by commas.

@@ -15,9 +15,9 @@ legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 
 BUFFER, VELOCITY = "buffer", "velocity"
 

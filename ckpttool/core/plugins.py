@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ckpttool.core import search_paths
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MissingExtraError, UsageError, suggest_choice
 
 if TYPE_CHECKING:

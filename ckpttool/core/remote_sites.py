@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import aiohttp
@@ -29,7 +29,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.helpers import get_env_proxy_for_url
 from fsspec.implementations.http import HTTPFileSystem
 
-from ckpttool.core import filesystem, limits, remote, text, urls
+from ckpttool.core import deferred, filesystem, limits, remote, text, urls
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     ChangedError,
     CkpttoolError,
@@ -342,8 +343,8 @@ def _private_address_error(place: str, error: BaseException) -> UnsupportedError
 
 _GONE, _DENIED = (404, 410), (401, 403, 407)
 _PAGE, _PIECE = 4 << 20, 1 << 20
-_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-_LINK = re.compile(r"<a\s[^>]*?href\s*=\s*[\"']([^\"'<>]*)[\"']", re.IGNORECASE)
+_RANGE = deferred.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_LINK = deferred.compile(r"<a\s[^>]*?href\s*=\s*[\"']([^\"'<>]*)[\"']", re.IGNORECASE)
 
 
 def _require_ok(place: str, answer: aiohttp.ClientResponse) -> None:
@@ -946,7 +947,7 @@ _REASONS = {
     "RevisionNotFound": "no such revision",
 }
 # hf://[TYPE/]USER/NAME[@REVISION][/PATH] (https://huggingface.co/docs/huggingface_hub/guides/hf_file_system).
-_ADDRESS = re.compile(
+_ADDRESS = deferred.compile(
     r"hf://(?:(models|datasets|spaces)/)?([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?",
     re.DOTALL,
 )

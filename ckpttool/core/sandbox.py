@@ -22,7 +22,9 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from ckpttool.core.deferred import NamedTuple
 
 try:
     import ctypes

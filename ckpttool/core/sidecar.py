@@ -7,10 +7,10 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ckpttool.core import atomic_write, filesystem, text
+from ckpttool.core import atomic_write, deferred, filesystem, text
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, ActivationName
 from ckpttool.core.source import File
@@ -25,7 +25,7 @@ SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
 DEFAULT_SLOPE: float = ACTIVATION_KINDS["leaky_relu"].arguments["negative_slope"]
-_SLOPED = re.compile(r"leaky_relu\((-?[\d.]+(?:e[-+]?\d+)?)\)")
+_SLOPED = deferred.compile(r"leaky_relu\((-?[\d.]+(?:e[-+]?\d+)?)\)")
 # Prefixes of a fact's provenance; otherwise it is "given ...".
 _READ, _ASSUMED = "read from", "assumed"
 # A default that is assumed although users of the library write or set the fact: no answer in any target.
@@ -255,7 +255,7 @@ def _is_wrappers(value: object) -> bool:
 # Environment arguments that a file may set: numbers, and lists of numbers.
 _MOST_ARGUMENTS, _MOST_NUMBERS, _DEEPEST = 32, 1_000, 4
 _LARGEST_INTEGER = 1_000_000
-_ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+_ARGUMENT = deferred.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def is_argument(value: object) -> bool:

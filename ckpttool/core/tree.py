@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from ckpttool.core import dtypes, limits
 from ckpttool.core.activations import WeightUse
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.source import (
     LARGE,
     Buffer,

@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import re
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+from ckpttool.core import deferred
+
+_SCHEME = deferred.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ARCHIVES = ("zip://", "tar://")
-_LINK = re.compile(r"::(?=(?:zip|tar)://)")
+_LINK = deferred.compile(r"::(?=(?:zip|tar)://)")
 # Prefix of an archive's first folder, so that its files are in a folder too.
 TOP = "."
 _SIGNED = ("http://", "https://")

@@ -11,11 +11,11 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ckpttool.core import filesystem, limits, urls
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import (
     ChangedError,
     CkpttoolError,

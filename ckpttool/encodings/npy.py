@@ -13,9 +13,10 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from ckpttool.core import limits
+from ckpttool.core import deferred, limits
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import FormatError, TruncatedError
 from ckpttool.core.source import DeflatedSpan, Inline, Shape, Source, Span, Storage, StoragePart, StridedView
 from ckpttool.encodings.archives import ZipArchive
@@ -33,10 +34,10 @@ _TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
 _SPACE = " \t\n\r\f"
 # What a literal may consist of, which the parser of Python reads without deep recursion. The group is atomic:
 # a part is never divided in another way, which would take exponential time.
-_LITERAL = re.compile(
+_LITERAL = deferred.compile(
     rf"(?>{_TEXT}|True|False|None|-?(?:0|[1-9]\d{{0,19}})L?|[][(){{}},:]|[{_SPACE}]+)*", re.ASCII
 )
-_LONG = re.compile(rf"({_TEXT})|(\d)L")
+_LONG = deferred.compile(rf"({_TEXT})|(\d)L")
 _ENTRIES = {"descr", "fortran_order", "shape"}
 # Fixed-width text and bytes: bytes per unit of the width in NumPy's type name.
 _WIDE = {"U": 4, "S": 1, "V": 1}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import re
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from ckpttool.core import limits
+from ckpttool.core import deferred, limits
 from ckpttool.core.checkpoint import CODE, PLAIN, CodeReference, Verdict, dangerous_calls, worse_verdict
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.encodings.pickle_audit import (
     called_target,
@@ -420,8 +420,8 @@ _UNPACK_FLOAT = struct.Struct(">d").unpack_from
 
 # Python's own unpickler accepts more notations (octal and hexadecimal, spaces, underscores), the C one
 # another set.
-_INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)L?")
-_REAL = re.compile(rb"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:inf|nan)")
+_INTEGER = deferred.compile(rb"-?(?:0|[1-9][0-9]*)L?")
+_REAL = deferred.compile(rb"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:inf|nan)")
 
 
 def _put(machine: PickleMachine, number: int) -> None:

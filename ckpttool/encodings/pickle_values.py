@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import math
-import re
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckpttool.core import limits
+from ckpttool.core import deferred, limits
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError, UnsupportedError
 
@@ -373,7 +372,7 @@ _ORDERS = ("<", ">", "=", "|")
 _RANK, _SHOWN, _LONGEST = 64, 40, 16
 _LONG_DOUBLE_CODES = ("f12", "f16", "c24", "c32")  # only on some machines
 # One letter of NumPy's, a size, a time unit.
-_CODE = re.compile(r"[?abBcdDeFfgGhHiIlLmMnNOpPqQSuUV][0-9]{0,9}(?:\[[0-9A-Za-z]{1,8}\])?")
+_CODE = deferred.compile(r"[?abBcdDeFfgGhHiIlLmMnNOpPqQSuUV][0-9]{0,9}(?:\[[0-9A-Za-z]{1,8}\])?")
 
 
 @dataclass(eq=False, slots=True)

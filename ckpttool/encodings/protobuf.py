@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ckpttool.core import source
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
 from ckpttool.core.source import File
 

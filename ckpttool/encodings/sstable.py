@@ -7,9 +7,10 @@ import functools
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import IO, NamedTuple
+from typing import IO
 
 from ckpttool.core import limits, source
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import File
 from ckpttool.encodings import protobuf

@@ -11,11 +11,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ckpttool.core import deferred
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError, suggest_choice
 from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
@@ -193,7 +195,7 @@ def _successor(name: str, version: int, newest: int) -> int:
     return 4 if version <= 4 <= newest and name in _KEPT_BY_V4 else newest
 
 
-_NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
+_NAMED = deferred.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
 
 
 def candidate_environments(

@@ -13,12 +13,12 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from ckpttool.core import search_paths
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import EnvironmentMismatchError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.libraries.schema import Choices
 from ckpttool.networks.network import Observation

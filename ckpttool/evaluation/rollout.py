@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UsageError
 from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector

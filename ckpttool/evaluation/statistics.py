@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 
 # Location and spread of the returns of independent episodes, and the CI of their mean.

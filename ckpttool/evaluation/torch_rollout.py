@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
 
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.evaluation.rollout import (
     ActionLimits,

@@ -9,12 +9,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckpttool.core import search_paths
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError
 from ckpttool.core.text import format_count
 from ckpttool.evaluation.gymnasium_engine import VectorEnv

@@ -18,11 +18,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UnsupportedError, UsageError, suggest_choice
 from ckpttool.evaluation import gymnasium_engine
 from ckpttool.evaluation.gymnasium_engine import (

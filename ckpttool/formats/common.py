@@ -12,11 +12,11 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, get_args
 
-from ckpttool.core import dtypes, filesystem, limits, search_paths
+from ckpttool.core import deferred, dtypes, filesystem, limits, search_paths
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import (
@@ -27,6 +27,7 @@ from ckpttool.core.checkpoint import (
     merge_references,
     relocate_references,
 )
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -344,7 +345,7 @@ def child_paths() -> str:
 ZIP = b"PK\x03\x04"
 MAGIC = 0x1950A86A20F9469CFC6C
 # The magic number as a separate pickle. From protocol 4 on the pickle may be framed.
-STREAM = re.compile(
+STREAM = deferred.compile(
     rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a%b|L%dL?\n" % (re.escape(MAGIC.to_bytes(10, "little")), MAGIC),
     re.DOTALL,
 )
@@ -357,7 +358,7 @@ Owner = Literal["stable_baselines2", "rllib", "pytorch", "pytorch_dcp", "d3rlpy"
 
 # Lib/pickle.py: protocols 2 and above begin with PROTO and their number; unpicklers also accept 0 and 1
 # there.
-_PROTOCOL = re.compile(rb"\x80[\x00-\x05]")
+_PROTOCOL = deferred.compile(rb"\x80[\x00-\x05]")
 # Protocols 0 and 1 begin with the first value: a mark, an empty container, or a class name.
 _OLD = (b"(", b"]", b"}", b")", b"c")
 _SUFFIXES = (".pkl", ".pickle", ".p")
@@ -368,15 +369,15 @@ _OTHERS = (b"BZh", b"\x89HDF\r\n")
 # BINSTRING, BINUNICODE and BINBYTES: the length of the following data, in four bytes.
 _LENGTHY = b"TXB"
 # ray/rllib/utils/checkpoints.py, get_checkpoint_info: file names of version 0.1 and later versions.
-CHECKPOINT = re.compile(r"checkpoint-\d+")
+CHECKPOINT = deferred.compile(r"checkpoint-\d+")
 _STATES = ("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl")
 # torch/serialization.py, _save: the pickle of an unpacked archive, and the files next to it.
 _UNPACKED, _BESIDE = "data.pkl", {"data", "version"}
 # torch/distributed/checkpoint/metadata.py: the pickle begins with the name of its class.
-_DCP = re.compile(rb".{0,16}torch\.distributed\.checkpoint\.metadata.{1,8}Metadata", re.DOTALL)
+_DCP = deferred.compile(rb".{0,16}torch\.distributed\.checkpoint\.metadata.{1,8}Metadata", re.DOTALL)
 # d3rlpy/base.py, dump_learnable: a dict whose first entry is `torch`, in bytes (protocols 3, 4 and above, and
 # as ckpttool writes it, without memoizing the dict).
-_D3 = re.compile(
+_D3 = deferred.compile(
     rb"\x80.(\x95.{8})?\}(\x94|q\0)?\((\x8c\x05|X\x05\0\0\0)torch(\x94|q[\0\x01])(\x95.{8})?[BC\x8e]",
     re.DOTALL,
 )
@@ -384,11 +385,11 @@ _D3 = re.compile(
 JOBLIB = b"joblib.numpy_pickle"
 # Names of both libraries' own classes occur early in the file: SB2 pickles its data before the weights (and
 # each of its agents has an attribute of this name, stable_baselines/common/base_class.py), RLlib its filters.
-_RLLIB = re.compile(rb"ray\.rllib\.")
-_SB2 = re.compile(rb"stable_baselines\.|_vectorize_action")
+_RLLIB = deferred.compile(rb"ray\.rllib\.")
+_SB2 = deferred.compile(rb"stable_baselines\.|_vectorize_action")
 _LOOKED_AT = 1 << 20
 _GROWTH = 16
-_NAME = re.compile(r"[^\W\d][\w.<>]*")
+_NAME = deferred.compile(r"[^\W\d][\w.<>]*")
 
 
 def find_pickle_format(probe: Probe) -> Owner | None:
@@ -895,7 +896,7 @@ def tree_from_json(settings: dict[str, Any], what: str) -> Tree:
 
 # github.com/google/gin-config, docs/index.md: `scope/module.Name.parameter = value`; also used for operative
 # configs.
-_BINDING = re.compile(r"^(?:[\w./-]+/)?([\w.]+)\.(\w+)\s*=\s*\\?\s*(.+)$|^(\w+)\s*=\s*\\?\s*(.+)$")
+_BINDING = deferred.compile(r"^(?:[\w./-]+/)?([\w.]+)\.(\w+)\s*=\s*\\?\s*(.+)$|^(\w+)\s*=\s*\\?\s*(.+)$")
 
 
 def parse_gin(text: str) -> dict[str, Any]:

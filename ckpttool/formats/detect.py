@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool.core import atomic_write, dtypes, filesystem, limits, plugins, text, urls
+from ckpttool.core import atomic_write, deferred, dtypes, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import (
     CODE,
@@ -27,6 +27,7 @@ from ckpttool.core.checkpoint import (
     relocate_references,
     unsafe_references,
 )
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     CkpttoolError,
     NotACheckpointError,
@@ -52,7 +53,7 @@ _RUNS = (("pyt_save", "model.pt"), ("tf1_save",))
 _SUGGESTIONS = 5
 _LOOKED_AT = 200
 # Shard names in transformers and accelerate.
-_SHARD = re.compile(
+_SHARD = deferred.compile(
     r"(?P<stem>.+-)(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.(safetensors|bin|pt|pth))"
 )
 _MOST_SHARDS = 10_000
@@ -349,7 +350,7 @@ def _latest_first(locations: list[str]) -> list[str]:
 
 
 # A drive or a network share, or backslashes instead of slashes.
-_WINDOWS_PATH = re.compile(r"(?P<drive>[A-Za-z]):[\\/]|\\\\[^\\]+\\|[^/\\]+\\[^/]+\Z")
+_WINDOWS_PATH = deferred.compile(r"(?P<drive>[A-Za-z]):[\\/]|\\\\[^\\]+\\|[^/\\]+\\[^/]+\Z")
 
 
 def _explain_windows_path(path: str) -> str | None:
@@ -494,7 +495,7 @@ _OTHERS = (
 )
 # llama.cpp and whisper.cpp; flatbuffers of TensorFlow Lite, PyTorch Mobile, ExecuTorch and ONNX Runtime.
 _MODEL_STARTS = (_GGUF, *_GGML)
-_MODEL_IDENTIFIER = re.compile(rb".{4}(?:TFL3|PTMF|ET[0-9]{2}|ORTM)", re.DOTALL)
+_MODEL_IDENTIFIER = deferred.compile(rb".{4}(?:TFL3|PTMF|ET[0-9]{2}|ORTM)", re.DOTALL)
 # Text files commonly found next to checkpoints, by suffix.
 _TEXTS = {
     **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
@@ -705,22 +706,22 @@ _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 # flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
 MODELS = (
     ForeignModel(
-        re.compile(rb".{4}PTMF", re.DOTALL),
+        deferred.compile(rb".{4}PTMF", re.DOTALL),
         "a PyTorch Mobile model (flatbuffer), which is for inference only",
         "use the TorchScript file or the checkpoint that it was converted from",
     ),
     ForeignModel(
-        re.compile(rb".{4}ET\d\d", re.DOTALL),
+        deferred.compile(rb".{4}ET\d\d", re.DOTALL),
         "an ExecuTorch program, which is for inference only",
         "use the checkpoint that it was converted from",
     ),
     ForeignModel(
-        re.compile(rb".{4}TFL3", re.DOTALL),
+        deferred.compile(rb".{4}TFL3", re.DOTALL),
         "a TensorFlow Lite model, which is for inference only",
         "use the checkpoint, SavedModel or Keras file that it was converted from",
     ),
     ForeignModel(
-        re.compile(
+        deferred.compile(
             rb"\x0a%b\x0a%b[\w./>\-]+\x12[\x01-\x7f][A-Z_][\w>]*[\x0a\x12\x1a\x22\x2a]" % (_LENGTH, _LENGTH)
         ),
         "a TensorFlow graph (GraphDef; any weights are stored as constants), not a checkpoint",
@@ -728,29 +729,29 @@ MODELS = (
         graph=True,
     ),
     ForeignModel(
-        re.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
+        deferred.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
         "a TensorFlow graph without its checkpoint (MetaGraphDef, the content of a Saver's .meta file)",
         "point to the prefix of the matching .index and .data files",
         graph=True,
     ),
     ForeignModel(
-        re.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
+        deferred.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
         "the graph of a SavedModel with a different file name",
         "rename it to saved_model.pb, next to its variables folder, and point to the folder of both",
         graph=True,
     ),
     ForeignModel(
-        re.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
+        deferred.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
         "a Core ML model, which is for inference only",
         "use the checkpoint that it was converted from",
     ),
     ForeignModel(
-        re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
+        deferred.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
         "a Caffe model, which is not supported",
         "load it with Caffe and save its arrays with numpy.savez",
     ),
     ForeignModel(
-        re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
+        deferred.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
         "msgpack parameters as written by Flax (JAX; also CleanRL's JAX scripts), which are not supported",
         "load it with flax.serialization and save its arrays with numpy.savez",
     ),
@@ -762,17 +763,17 @@ MODELS = (
 # torch/package/package_exporter.py (`_finalize_zip`).
 ARCHIVES = (
     ForeignArchive(
-        re.compile(r"[^/]+/archive_format|serialized_exported_program\.(json|pt)"),
+        deferred.compile(r"[^/]+/archive_format|serialized_exported_program\.(json|pt)"),
         "a torch.export program (.pt2), which is for inference only",
         "load it with torch.export.load and save the state_dict of the result",
     ),
     ForeignArchive(
-        re.compile(r"[^/]+/model\.json"),
+        deferred.compile(r"[^/]+/model\.json"),
         "a TorchScript file of PyTorch 1.0 or 1.1",
         "load it in that PyTorch version and save its state_dict",
     ),
     ForeignArchive(
-        re.compile(r"[^/]+/\.data/(extern_modules|python_version)"),
+        deferred.compile(r"[^/]+/\.data/(extern_modules|python_version)"),
         "a torch.package archive, whose pickles have user-defined names",
         "save the state_dict of the object that it contains",
     ),
@@ -803,14 +804,14 @@ _HEAD, _PIECE = 512, 4096
 _SMALL = 16 << 10
 _ZIP, _NPY, _TAR = b"PK\x03\x04", b"\x93NUMPY", b"ustar"
 # torch.save storages: raw numbers, which no loader unpickles (torch/serialization.py, _save).
-_STORAGE = re.compile(r"(?:[^/]+/)?(?:data|constants)/\d+")
+_STORAGE = deferred.compile(r"(?:[^/]+/)?(?:data|constants)/\d+")
 # TorchScript's code, which the format reports (torch_zip.audit_script).
-_COMPILED = re.compile(r"[^/]+/code/.+\.py")
+_COMPILED = deferred.compile(r"[^/]+/code/.+\.py")
 # The member that makes an archive TorchScript.
-_CONSTANTS = re.compile(r"[^/]+/constants\.pkl")
+_CONSTANTS = deferred.compile(r"[^/]+/constants\.pkl")
 # Programs and libraries by name. torch/_inductor/package (the payload of AOTInductor is compiled code);
 # torch/package/package_importer.py (the modules that its pickles import from outside).
-_PROGRAM = re.compile(
+_PROGRAM = deferred.compile(
     r"(?:.*/)?(?:[^/]+\.(?:so(?:\.[0-9.]+)?|dll|dylib|pyd|exe|pyc|pyo|pyw?|pyz|sh|bash|zsh|bat|cmd|ps1|cubin|o)"
     r"|data/aotinductor/.+|\.data/extern_modules)",
     re.IGNORECASE | re.DOTALL,

@@ -14,11 +14,12 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
-from typing import IO, Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChecksumError,

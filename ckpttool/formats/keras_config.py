@@ -10,10 +10,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from functools import cache
 from itertools import combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckpttool.core import deferred
 from ckpttool.core import text as documents
 from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merge_references
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Role
@@ -74,8 +76,10 @@ _REQUIRED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "ResidualWrapper": {"residual_fn": (None,)},
 }
 # TensorFlow's modules that define the functions which users pass as activations.
-_TF_FUNCTIONS = re.compile(r"tensorflow\.python\.ops\.(gen_)?(array|clip|math|nn|special_math)(_ops|_impl)")
-_TF_TYPES = re.compile(r"tensorflow\.python\.(framework|ops\.ragged)\.\w+")
+_TF_FUNCTIONS = deferred.compile(
+    r"tensorflow\.python\.ops\.(gen_)?(array|clip|math|nn|special_math)(_ops|_impl)"
+)
+_TF_TYPES = deferred.compile(r"tensorflow\.python\.(framework|ops\.ragged)\.\w+")
 # HDF5 attributes that Keras reads as configurations (keras/src/legacy/saving/legacy_h5_format.py).
 ATTRIBUTES = ("model_config", "training_config")
 
@@ -435,7 +439,7 @@ def snake_case(name: str) -> str:
 
 
 _KNOWN = {snake_case(name): name for name in (*VARIABLES, *CELLS, *sorted(ATTENTION), *_OTHER_CLASSES)}
-_NUMBERED = re.compile(r"(.+?)(?:_(\d+))?", re.DOTALL)
+_NUMBERED = deferred.compile(r"(.+?)(?:_(\d+))?", re.DOTALL)
 
 
 def split_number(name: str) -> tuple[str, int]:

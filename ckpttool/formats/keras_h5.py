@@ -7,10 +7,11 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
-from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.optimizers import FAMILIES
@@ -647,7 +648,7 @@ ARCHIVE_TITLE = "Keras 3 model (.keras)"
 CONFIG, METADATA = "config.json", "metadata.json"
 WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
 # The first member's name in a local header (30 bytes), for archives with a damaged or missing end.
-_FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
+_FIRST = deferred.compile(rb"(metadata|config)\.json", re.ASCII)
 
 
 def archive_claims(probe: Probe) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from ckpttool.core import text
+from ckpttool.core import deferred, text
 from ckpttool.core.checkpoint import CodeReference
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.optimizers import ADAM, FAMILIES, SGD, find_class
 from ckpttool.core.source import File, Shape
@@ -411,7 +412,7 @@ LAYERS = ("layers", "_layer_checkpoint_dependencies")
 METRICS = "metrics"
 UNPLACED = 1 << 30
 # Layers, and operations as layers, that may reorder the axes of an image.
-_REORDERS = re.compile(r"(?:permute|transpose|swapaxes|moveaxis|lambda|einsum)(?:_\d+)?", re.ASCII)
+_REORDERS = deferred.compile(r"(?:permute|transpose|swapaxes|moveaxis|lambda|einsum)(?:_\d+)?", re.ASCII)
 _MATRIX = 2
 
 
@@ -996,8 +997,8 @@ def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path])
 # over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without
 # amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
 
-_UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
-_NUMBERED = re.compile(r"(?:.*/)?([a-z_]+)_(\d+)(:0)?", re.DOTALL)
+_UNNAMED = deferred.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
+_NUMBERED = deferred.compile(r"(?:.*/)?([a-z_]+)_(\d+)(:0)?", re.DOTALL)
 _UNNAMED_CLASSES = ("Nadam", *(family.name for family in FAMILIES))
 # The words before the number; SGD calls its momentum `moment`, RMSprop and others theirs `accumulator`.
 _WORDS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
 from ckpttool.core.checkpoint import Checkpoint, Integrity
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
@@ -33,7 +33,7 @@ FRAMEWORK = "numpy"
 MAGIC = b"\x93NUMPY"
 _ARRAY, _ARCHIVE = ".npy", ".npz"
 # The first member's name in a local header, for archives with a damaged or missing end.
-_FIRST = re.compile(rb"[^\0]{0,255}?\.npy", re.ASCII)
+_FIRST = deferred.compile(rb"[^\0]{0,255}?\.npy", re.ASCII)
 
 
 def claims(probe: Probe) -> str | None:
@@ -163,7 +163,7 @@ def _text_value(array: NpyArray) -> str | None:
 
 _INT64 = 1 << 63
 _LONGEST_NAME = (1 << 16) - 1
-_DRIVE = re.compile("^([A-Za-z]):")
+_DRIVE = deferred.compile("^([A-Za-z]):")
 
 
 class _NpzMember(NamedTuple):

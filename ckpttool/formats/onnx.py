@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, CodeReference, merge_references
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
@@ -649,7 +648,7 @@ _IMPORTED = frozenset(
 )
 # onnx/external_data_helper.py, ExternalDataInfo; onnxruntime/core/framework/tensor_external_data_info.h. The
 # helper of older versions sets an attribute for every other entry.
-_ENTRIES = re.compile(r"location|offset|length|checksum|basepath|prepacked_\d+")
+_ENTRIES = deferred.compile(r"location|offset|length|checksum|basepath|prepacked_\d+")
 # onnxruntime/core/framework/tensorprotoutils.h, kTensorProtoMemoryAddressTag: the offset is an address.
 _MEMORY = "/_ORT_MEM_ADDR_/"
 

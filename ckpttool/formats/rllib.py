@@ -7,10 +7,11 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from ckpttool.core import filesystem, limits, text
 from ckpttool.core.checkpoint import Checkpoint, relocate_references
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, display, key

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
-from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core import text as documents
 from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -395,10 +395,10 @@ _SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
 # Files that accelerate's `save_state` (.bin) and transformers' `Trainer` (.pt) write next to the weights.
 # Additional models, optimizers and schedulers of accelerate are numbered: model_1.safetensors,
 # optimizer_1.bin.
-_MODELS = re.compile(r"model(?:_[1-9]\d*)?\.safetensors|pytorch_model(?:_[1-9]\d*)?\.bin")
-_OPTIMIZERS = re.compile(r"(optimizer(?:_[1-9]\d*)?)\.(?:bin|pt)")
-_SCHEDULERS = re.compile(r"(scheduler(?:_[1-9]\d*)?)\.(?:bin|pt)")
-_LEFT = re.compile(
+_MODELS = deferred.compile(r"model(?:_[1-9]\d*)?\.safetensors|pytorch_model(?:_[1-9]\d*)?\.bin")
+_OPTIMIZERS = deferred.compile(r"(optimizer(?:_[1-9]\d*)?)\.(?:bin|pt)")
+_SCHEDULERS = deferred.compile(r"(scheduler(?:_[1-9]\d*)?)\.(?:bin|pt)")
+_LEFT = deferred.compile(
     r"(?:sampler|custom_checkpoint|random_states|rng_state|dl_state_dict).*\.(?:bin|pt|pkl|pth)"
     r"|training_args\.bin|scaler\.pt"
 )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path as Folder
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.checkpoint import (
@@ -25,6 +25,7 @@ from ckpttool.core.checkpoint import (
     merge_references,
     relocate_references,
 )
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zipfile
 from typing import Any
 
+from ckpttool.core import deferred
+
 # zipfile's value for a file without a date, so that the same agent gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
-_ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
+_ADDRESS = deferred.compile(rb" at 0x[0-9a-f]+")
 _BUFFER = 1_000_000  # default in off_policy_algorithm.py
 
 

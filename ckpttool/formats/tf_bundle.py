@@ -9,12 +9,13 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal
 
-from ckpttool.core import dtypes, filesystem, limits, source
+from ckpttool.core import deferred, dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline, Source, Span
 from ckpttool.core.text import format_count
@@ -791,7 +792,7 @@ def _notes(
 # Names of a tree's tensors without an object graph, as in TensorFlow 1.
 
 # tensorflow/python/framework/ops.py, _VALID_OP_NAME_REGEX: valid variable names.
-_LEGAL = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+_LEGAL = deferred.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 # tensorflow/python/training/adam.py: both slots use the optimizer's name, the second one with a number.
 _ADAM = {"m": "Adam", "v": "Adam_1"}
 

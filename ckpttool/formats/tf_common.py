@@ -10,9 +10,10 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from ckpttool.core import filesystem, limits
+from ckpttool.core import deferred, filesystem, limits
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     CkpttoolError,
@@ -38,18 +39,18 @@ NAME = "checkpoint"
 # Possessive repeats (*+, ++) never backtrack, so that no text takes more than linear time.
 _SPACE = rb"(?:[ \t\r\n\f\v]|#[^\n]*+)*+"
 _STRING = rb"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""
-_FIELD = re.compile(
+_FIELD = deferred.compile(
     rb"(?P<name>\w++)%b:%b(?:(?P<text>%b(?:%b%b)*+)|(?P<word>[-+.\w]++))%b[,;]?%b"
     % (_SPACE, _SPACE, _STRING, _SPACE, _STRING, _SPACE, _SPACE),
     re.DOTALL,
 )
-_PART = re.compile(_SPACE + rb"""(["'])(?P<inner>(?:(?!\1)[^\\\n]|\\.)*+)\1""", re.DOTALL)
-_BLANK = re.compile(_SPACE)
-_ESCAPE = re.compile(
+_PART = deferred.compile(_SPACE + rb"""(["'])(?P<inner>(?:(?!\1)[^\\\n]|\\.)*+)\1""", re.DOTALL)
+_BLANK = deferred.compile(_SPACE)
+_ESCAPE = deferred.compile(
     rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
 _LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
-_STARTS = re.compile(_SPACE + rb"(?:all_)?model_checkpoint_paths?%b:" % _SPACE)
+_STARTS = deferred.compile(_SPACE + rb"(?:all_)?model_checkpoint_paths?%b:" % _SPACE)
 
 
 class CheckpointState(NamedTuple):
@@ -277,8 +278,8 @@ def _object_fact(value: Mapping[str, Any]) -> Any:
 # tensorflow/python/checkpoint/checkpoint_management.py (checkpoint_exists, latest_checkpoint) and
 # tensorflow/python/training/saver.py (names of shards).
 
-_V2_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
-_V1_SHARD = re.compile(r"(.+)-(\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
+_V2_SHARD = deferred.compile(r"(.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
+_V1_SHARD = deferred.compile(r"(.+)-(\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
 # Limit on files examined in a folder without a state file.
 _LOOKED_AT = 1000
 
@@ -677,12 +678,12 @@ _KINDS = {
     "adam_v": "v",
 }
 # State of a zero-debiased moving average (moving_averages.py, _zero_debias).
-_HELPER = re.compile(r"(?:biased|local_step)(?:_\d+)?")
-_NUMBERED = re.compile(r"(.+)_([1-9]\d{0,8})", re.DOTALL)
-_POWER = re.compile(r"(?:.*/)?beta1_power(?:_\d+)?", re.DOTALL)
+_HELPER = deferred.compile(r"(?:biased|local_step)(?:_\d+)?")
+_NUMBERED = deferred.compile(r"(.+)_([1-9]\d{0,8})", re.DOTALL)
+_POWER = deferred.compile(r"(?:.*/)?beta1_power(?:_\d+)?", re.DOTALL)
 # Remainder of `part_0` after slot_creator.py removes a partitioned variable's name from a slot's name with a
 # scope before it: `w/art_0/Adam` for part 0 of `w`.
-_CUT_PART = re.compile(r"(?:.*/)?p?a?r?t?_\d+", re.DOTALL)
+_CUT_PART = deferred.compile(r"(?:.*/)?p?a?r?t?_\d+", re.DOTALL)
 # Limit on scopes around an optimizer.
 _DEEPEST = 32
 
@@ -818,12 +819,12 @@ def _slot_kind(tail: str, base: str, number: int, count: int, *, custom_adam: bo
 # Source: protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
 # before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's escapes.
 
-_TOKEN = re.compile(
+_TOKEN = deferred.compile(
     r"""[ \t\r\n,;]+|\#[^\n]*"""
     r"""|(?P<text>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""  # possessive: no backtracking
     r"""|(?P<word>[A-Za-z_0-9.+-]+)|(?P<mark>[{}<>\[\]:])"""
 )
-_TEXT_PROTO_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
+_TEXT_PROTO_ESCAPE = deferred.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
 _ESCAPED_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _OPEN, _CLOSE = "{<", "}>"
 
@@ -914,7 +915,7 @@ _COUNTERS = frozenset(("_iterations", "iterations", "iter", "save_counter", "ste
 # Under these edges are metrics and the state of mixed-precision training.
 _APART = frozenset(("keras_api", "loss_scale"))
 # Adam's own variables in TensorFlow 1 (tensorflow/python/training/adam.py).
-_BETA_POWER = re.compile(r"beta[12]_power(?:_\d+)?")
+_BETA_POWER = deferred.compile(r"beta[12]_power(?:_\d+)?")
 # State of a zero-debiased moving average (tensorflow/python/training/moving_averages.py). Variables that
 # Keras's optimizers store beside their slots (keras/optimizers/optimizer_v2/*.py, _set_hyper).
 _SETTINGS = frozenset(

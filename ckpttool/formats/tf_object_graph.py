@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from ckpttool.core import limits, text
+from ckpttool.core import deferred, limits, text
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import FormatError, UnsupportedError
 from ckpttool.core.optimizers import KERAS_LISTS, RMSPROP_LISTS
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display
@@ -243,7 +241,7 @@ def attribute_path(name: str, suffix: str = "") -> tuple[PathStep, ...]:
 
 OWN, CONTAINER, ODD, PRIVATE, OPTIMIZER, LIST = range(6)
 
-_CONTAINER = re.compile(r"_functional|_operations|_layers|layer-\d+|layer_with_weights-\d+")
+_CONTAINER = deferred.compile(r"_functional|_operations|_layers|layer-\d+|layer_with_weights-\d+")
 _BOOKKEEPING = frozenset(
     ("keras_api", "variables", "trainable_variables", "non_trainable_variables", "regularization_losses")
 )

@@ -6,11 +6,11 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
+from ckpttool.core import deferred
 from ckpttool.core.checkpoint import CODE, CodeReference, merge_references, relocate_references
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import File
 from ckpttool.encodings import protobuf
@@ -309,10 +309,10 @@ CACHE_OPERATIONS = frozenset(("CacheDataset", "CacheDatasetV2"))
 # process (logging_ops.cc), no vocabulary (candidate_sampling_ops.cc), descriptors in the attribute itself
 # (decode_proto_ops.cc).
 ATTRIBUTE_OPERATIONS: Mapping[str, tuple[str, re.Pattern[bytes]]] = {
-    "PrintV2": ("output_stream", re.compile(rb"stdout|stderr|log\((info|warning|error)\)")),
-    "FixedUnigramCandidateSampler": ("vocab_file", re.compile(rb"")),
-    "DecodeProtoV2": ("descriptor_source", re.compile(rb"(local://|bytes://.*)?", re.DOTALL)),
-    "EncodeProto": ("descriptor_source", re.compile(rb"(local://|bytes://.*)?", re.DOTALL)),
+    "PrintV2": ("output_stream", deferred.compile(rb"stdout|stderr|log\((info|warning|error)\)")),
+    "FixedUnigramCandidateSampler": ("vocab_file", deferred.compile(rb"")),
+    "DecodeProtoV2": ("descriptor_source", deferred.compile(rb"(local://|bytes://.*)?", re.DOTALL)),
+    "EncodeProto": ("descriptor_source", deferred.compile(rb"(local://|bytes://.*)?", re.DOTALL)),
 }
 
 _UNKNOWN = "not a known pure operation"
@@ -321,11 +321,11 @@ _CALLS = frozenset((b"PartitionedCall", b"StatefulPartitionedCall"))
 _PURE = frozenset(name.encode() for name in PURE_OPERATIONS | OLDER_OPERATIONS)
 _CALLERS = frozenset(name.encode() for name in CALLING_OPERATIONS)
 _DEPTH = 4  # graphs within graphs
-_OPERATION_NAME = re.compile(rb"[A-Za-z_][\w.>/\\-]*")
+_OPERATION_NAME = deferred.compile(rb"[A-Za-z_][\w.>/\\-]*")
 # tensorflow/python/checkpoint/functional_saver.py and tensorflow/python/training/saver.py: the functions, the
 # part of a path that they append, and the path unless a loader feeds another one.
-_TRACED = re.compile(rb"__inference__traced_(save|restore)_\d+")
-_SUFFIX = re.compile(rb"_temp(_[0-9a-f]{32})?/part|\.part")
+_TRACED = deferred.compile(rb"__inference__traced_(save|restore)_\d+")
+_SUFFIX = deferred.compile(rb"_temp(_[0-9a-f]{32})?/part|\.part")
 _DEFAULTS = frozenset((b"", b"model"))
 _TEXT = 7  # types.proto, DT_STRING
 

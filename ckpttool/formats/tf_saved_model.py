@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from ckpttool.core import filesystem, limits, text
 from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, abbreviate_list
 from ckpttool.core.source import File
 from ckpttool.core.text import format_count

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ckpttool.core import dtypes, limits
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.tree import Path
 from ckpttool.encodings import protobuf

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import (
     Checkpoint,
     CodeReference,
@@ -18,6 +17,7 @@ from ckpttool.core.checkpoint import (
     merge_references,
     relocate_references,
 )
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, abbreviate_list
 from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Source
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, index, key
@@ -39,7 +39,7 @@ WRITES = False
 FRAMEWORK = "torch"
 
 # filesystem.py, _get_metadata_path: one for all ranks, or one for each rank saved without collectives.
-_METADATA = re.compile(r"(__\d+)?\.metadata")
+_METADATA = deferred.compile(r"(__\d+)?\.metadata")
 _SHARD = ".distcp"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.text import format_count

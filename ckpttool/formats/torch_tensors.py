@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ckpttool.core import dtypes, limits
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import FormatError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import (
     Buffer,

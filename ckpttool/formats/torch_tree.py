@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeGuard
+from dataclasses import replace
+from typing import Any, Literal, TypeGuard
 
-from ckpttool.core import dtypes, limits
+from ckpttool.core import deferred, dtypes, limits
 from ckpttool.core.checkpoint import Integrity
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import FormatError, UnsupportedError, abbreviate_list
 from ckpttool.core.tree import (
     Container,
@@ -593,13 +594,13 @@ def _notes(walk: TorchWalk) -> tuple[str, ...]:
 # Source: caffe2/serialize/inline_container.cc (PyTorchStreamReader): the first member's folder is the
 # archive's, and member lookup ignores case (miniz, mz_zip_reader_locate_file).
 
-_PICKLE = re.compile(r"[^/]+/data\.pkl")
+_PICKLE = deferred.compile(r"[^/]+/data\.pkl")
 # Members that torch writes beside the storages, and those of TorchScript; code and extra files are listed
 # separately (torch_zip.py).
-_BESIDE = re.compile(
+_BESIDE = deferred.compile(
     r"data\.pkl|version|byteorder|\.(?:data/(?:version|serialization_id)|format_version|storage_alignment)"
 )
-_SCRIPTED = re.compile(
+_SCRIPTED = deferred.compile(
     r"(?:constants|bytecode|attributes|mobile_debug_handles)\.pkl|(?:code|extra)/.*", re.DOTALL
 )
 _SOURCE = ("code/", "extra/")

@@ -7,11 +7,12 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ckpttool.core import checkpoint, dtypes, filesystem, limits
+from ckpttool.core import checkpoint, deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
 from ckpttool.core.text import format_count
@@ -54,9 +55,9 @@ TITLE = "PyTorch checkpoint (zip, since 1.6)"
 WRITES = True
 FRAMEWORK = "torch"
 
-_PICKLE = re.compile(r"[^/]+/data\.pkl")
+_PICKLE = deferred.compile(r"[^/]+/data\.pkl")
 # The first member's name in a local header, for archives whose end is damaged or missing.
-_FIRST = re.compile(rb"[^/\0]{1,255}/(data\.pkl|data/\d+)", re.ASCII)
+_FIRST = deferred.compile(rb"[^/\0]{1,255}/(data\.pkl|data/\d+)", re.ASCII)
 
 
 def claims(probe: Probe) -> str | None:
@@ -101,7 +102,7 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
 
 _SMALL = 64
-_NUMBER = re.compile(rb"[0-9]{1,9}\n?")
+_NUMBER = deferred.compile(rb"[0-9]{1,9}\n?")
 
 
 class TorchArchive(Protocol):
@@ -551,9 +552,9 @@ def _check_link(path: str, root: str) -> None:
 # Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
 # `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
 
-_CLASS = re.compile(r"class (\w+)\(Module\):")
-_NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
-_QUOTED = re.compile(r'"([^"\\]*)"')
+_CLASS = deferred.compile(r"class (\w+)\(Module\):")
+_NAMES = deferred.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
+_QUOTED = deferred.compile(r'"([^"\\]*)"')
 # Only the first lines of a class are needed, and no real file comes near this limit.
 _FILE, _ALL = 4 << 20, 64 << 20
 # Limit on code whose steps are analysed (libraries/model_steps.py).
@@ -708,7 +709,7 @@ _MEMBERS = tuple(
     f"{network}{end}" for network in ("actor", *_CRITICS) for end in ("", "_target", "_optimizer")
 )
 _SUFFIXES = ("", ".pth", ".pt", ".pkl")
-_ACTOR = re.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
+_ACTOR = deferred.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
 
 
 def set_claims(probe: Probe) -> str | None:

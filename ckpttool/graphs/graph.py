@@ -10,11 +10,11 @@ understand it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.source import Inline, Shape

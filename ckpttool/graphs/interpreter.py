@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ckpttool.core import limits
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import FormatError, UnsupportedError, UsageError
 from ckpttool.graphs.graph import Graph, OperatorNode
 from ckpttool.graphs.operators import CONTROL, compute_node, require_size

@@ -8,10 +8,10 @@ class is not Keras's own records no computation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import MappingError, UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path, Tree, attr

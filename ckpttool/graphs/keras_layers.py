@@ -11,8 +11,10 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
@@ -33,7 +35,7 @@ _END = (1 << 63) - 1
 # Entries of a constant that stands for a scale or an offset that a layer does not have.
 _MOST_FILLED = 1 << 20
 # Settings that do not change what a layer computes at inference.
-_UNUSED = re.compile(
+_UNUSED = deferred.compile(
     r".*_(?:initializer|regularizer|constraint)|name|trainable|dtype|seed|autocast|momentum|synchronized"
     r"|batch_input_shape|batch_shape|input_shape|input_dim|input_length|dropout"
     r"|recurrent_dropout|units|filters|output_dim|unroll|implementation|unit_forget_bias|zero_output_for_mask"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.core import limits
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, attr, key

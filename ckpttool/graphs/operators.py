@@ -10,9 +10,10 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ckpttool.core import limits
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError, UnsupportedError
 from ckpttool.core.source import Shape

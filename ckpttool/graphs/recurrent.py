@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.elementwise import sigmoid

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
 from ckpttool.core import limits
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path

@@ -12,13 +12,13 @@ tensorflow/core/kernels (padding: conv_grad_shape_utils.cc, strided_slice_op), a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ckpttool.core import limits
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.formats import tf_saved_model, tf_saved_model_messages

@@ -15,12 +15,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, attr, index, key
 from ckpttool.graphs.builder import GraphBuilder, body

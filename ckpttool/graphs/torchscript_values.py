@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 
 
 class TensorMemory:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ckpttool.core import deferred
 from ckpttool.core.activations import (
     NO_CALL,
     UNKNOWN,
@@ -21,6 +21,7 @@ from ckpttool.core.activations import (
     framework_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
@@ -357,7 +358,7 @@ def mark_orders_unknown(tree: Tree) -> dict[Path, WeightUse]:
 _SIDES = (28, 32, 64, 84, 96, 224, 48, 16, 8, 10, 128, 256, *range(1, 129))
 _TRIES = 400
 # Operations in code that may reorder an image's axes, and assignments to a part of a tensor.
-_REORDERING_CODE = re.compile(
+_REORDERING_CODE = deferred.compile(
     r"torch\.(?:permute|transpose|movedim|moveaxis|swapaxes|swapdims|einsum|numpy_T|t|flip|rot90|roll|unfold"
     r"|pixel_(?:un)?shuffle|copy_|index_put_|_index_put_impl_)\("
 )

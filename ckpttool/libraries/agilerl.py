@@ -16,11 +16,11 @@ of its atoms from below.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import sb3, schema
@@ -61,8 +61,8 @@ _OF_OPTIMIZERS = {
     "critic_1_optimizer": "critic_optimizer/q1",
     "critic_2_optimizer": "critic_optimizer/q2",
 }
-_LAYER = re.compile(r"\w+_(linear_layer_(\d+|output)|layer_norm_\d+)")
-_LAST_NORM = re.compile(r"(.*_)linear_layer_output\.bias")
+_LAYER = deferred.compile(r"\w+_(linear_layer_(\d+|output)|layer_norm_\d+)")
+_LAST_NORM = deferred.compile(r"(.*_)linear_layer_output\.bias")
 _STATISTICS = "wrapper_attrs/obs_rms"
 _SPACES = ("observation_space", "action_space")
 _MEANS = {"weight_mu": "weight", "bias_mu": "bias"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.sidecar import NO_ACTIVATIONS, OUTPUT_RANGE, LedgerEntry, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
@@ -464,11 +464,11 @@ TABLE = LayoutTable(
 _CRITICS = {"q_funcs": "critic", "targ_q_funcs": "critic_target"}
 _OLD_CRITICS = {"_q_func/_q_funcs": "critic", "_targ_q_func/_q_funcs": "critic_target"}
 _IMITATOR = {"imitator": "actor"}
-_EVIDENCE = re.compile(
+_EVIDENCE = deferred.compile(
     r"(torch/)?(_?)(policy|imitator|q_funcs/0|q_func/_q_funcs/0)/_encoder/(_layers|_fcs|_last_layers|_fc)/"
 )
 # Each Q-function is matched separately: no trained ensemble is larger.
-_NUMBER, _ENSEMBLE = re.compile(r"[0-9]{1,4}"), 50
+_NUMBER, _ENSEMBLE = deferred.compile(r"[0-9]{1,4}"), 50
 # Algorithms whose `policy` depends on more than the observation, or acts in a latent space.
 _DECODERS = ("vae_decoder", "imitator")
 

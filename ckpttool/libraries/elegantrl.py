@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Tree, attr, key
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent, read_numbers
@@ -59,9 +60,9 @@ _SAC = replace(TABLE, components={"actor/net_s+actor/net_a": "actor"}, joined=Tr
 _SOFT = "net_s.0.weight"
 # QNetDuel, QNetTwin and QNetTwinDuel: an encoder, then values or advantages, and the state's value.
 _ENCODED = "net_state.0.weight"
-_STREAMS = re.compile(r"(net_(val|adv)1?)\.0\.weight")
+_STREAMS = deferred.compile(r"(net_(val|adv)1?)\.0\.weight")
 _HEADS = {"val": "q1", "adv": "q2"}
-_SECOND = re.compile(r"net_(val|adv)2\..*")
+_SECOND = deferred.compile(r"net_(val|adv)2\..*")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # what a network is stands in it

@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 _OBSERVATIONS = ("float32", "float64", "uint8", "int8", "int32", "int64")
 # Output names, preferred ones first, and names of outputs that are not the action.
 _ACTS = (
-    re.compile(r"deterministic_continuous_actions?"),
-    re.compile(r"(continuous_)?actions?(_?mean|_?mu)?|acts?|actor|mean(_?actions?)?|mu|policy|pi|a"),
+    deferred.compile(r"deterministic_continuous_actions?"),
+    deferred.compile(r"(continuous_)?actions?(_?mean|_?mu)?|acts?|actor|mean(_?actions?)?|mu|policy|pi|a"),
 )
-_ACTS_NOT = re.compile(
+_ACTS_NOT = deferred.compile(
     r"val|critic|std|sigma|log|prob|entropy|hidden|cell|state|version|memory|shape|^(v|h|c)$|[hc]_?out|q\d*$"
 )
 # Operators before the first layer that keep the number of entries.

@@ -14,9 +14,9 @@ the same action; `avg`, the default, subtracts the mean of the advantages.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Path, Tree, attr, key
 from ckpttool.libraries import schema
 from ckpttool.libraries.recognize import LayoutTable, bind
@@ -51,7 +51,7 @@ _MEMBERS = ("actor", "critic")
 # The order of the inputs of DDPG's critic depends on the user's model.
 NEVER_RUN = frozenset(("critic",))
 SUFFIX = ".h5f"
-_ONE = re.compile(r".*_(actor|critic)\.h5f")
+_ONE = deferred.compile(r".*_(actor|critic)\.h5f")
 _ORDER = "the order in which the model concatenates observation and action"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from ckpttool.core import deferred
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import (
     MappingError,
     abbreviate_list,
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 # Exporters may transpose, rename or concatenate weights, so the operator, not the name, determines a weight's
 # orientation.
 
-_TORCH = re.compile(
+_TORCH = deferred.compile(
     r"(?:(.*)[./])?(weight|bias|running_mean|running_var|(?:weight|bias)_[ih]h_l\d+(?:_reverse)?)"
 )
-_PARTS = re.compile(
+_PARTS = deferred.compile(
     r"(?:(.*?)/)?(?:(?:Cast|BiasAdd|MatMul|Add|Conv2D|batchnorm)(?:_\d+)?/)?(?:ReadVariableOp(?:_\d+)?(?::0)?|kernel|bias)"
 )
 # Operators whose constants are settings and scalar factors, which no state_dict module contains.
@@ -75,7 +76,7 @@ _STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
 _SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
 # Operators on a recurrent layer's tensors in graphs from exporters without constant folding.
 _CUT = frozenset(("Slice", "Concat", "Unsqueeze", "Gather"))
-_CELL = re.compile(r"(.+)[./]((?:weight|bias)_[ih]h_l\d+(?:_reverse)?)")
+_CELL = deferred.compile(r"(.+)[./]((?:weight|bias)_[ih]h_l\d+(?:_reverse)?)")
 
 
 class _OnnxLayerTensor(NamedTuple):

@@ -8,10 +8,10 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpttool.core import dtypes, optimizers
+from ckpttool.core import deferred, dtypes, optimizers
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError, abbreviate_list
 from ckpttool.core.optimizers import ADAGRAD, ADAM, ADAMAX, BUFFER, FAMILIES, SGD, VELOCITY, DefaultSetting
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -86,10 +86,10 @@ POWERS = ("beta1_power", "beta2_power")
 # The defaults of tensorflow/python/training/adam.py, and common values from "Attention Is All You Need" and
 # DCGAN.
 BETAS = ((0.9, 0.999), (0.9, 0.98), (0.5, 0.999))
-_TAIL = re.compile(
+_TAIL = deferred.compile(
     rf"(?:.*/)?({'|'.join(family.tf1 for family in FAMILIES if family.tf1)})(?:_\d+)?", re.DOTALL
 )
-_NUMBERED = re.compile(r"beta1_power(_\d+)?")
+_NUMBERED = deferred.compile(r"beta1_power(_\d+)?")
 
 
 def _tf1_class(leaf: Leaf | ValueLeaf) -> str | None:
@@ -738,8 +738,8 @@ def _values_agree(paths: Sequence[Path | None], tree: Tree) -> bool:
 # (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of torch.nn;
 # submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the numbers.
 
-_RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")
-_NUMBER = re.compile(r"\d+")
+_RECURRENT = deferred.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")
+_NUMBER = deferred.compile(r"\d+")
 
 
 def find_only_order(
@@ -816,7 +816,7 @@ _COMMON = frozenset(
 )
 # Words for copies of a network, which no optimizer trains.
 _COPIES = frozenset(("ema", "swa", "average", "averaged", "target", "targ", "teacher", "old"))
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORD = deferred.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _MOST_TOGETHER = 4  # networks that one optimizer may train, in any order
 
 

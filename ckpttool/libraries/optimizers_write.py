@@ -16,7 +16,6 @@ from ckpttool.core.optimizers import (
     list_torch_settings,
 )
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.formats.tf_object_graph import slot_path
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizers_read import (
     PLACES,
@@ -200,6 +199,8 @@ class KerasOptimizerWriter:
         """Return the path of a variable's moment, which has no edge in Keras 2."""
         spec = self.family.keras_slots[slot]
         if self.form == LEGACY:
+            from ckpttool.formats.tf_object_graph import slot_path  # recognition loads this module too
+
             return slot_path(self.top, spec.keras, target)
         return (*self.top, attr(slot if self.form == SONNET else spec.edge), index(self.numbers[target]))
 

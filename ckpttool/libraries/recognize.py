@@ -6,13 +6,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby, pairwise
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
-from ckpttool.core import plugins
+from ckpttool.core import deferred, plugins
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UsageError
 from ckpttool.core.kinds import ACTIVATION_KINDS, TORCH_ACTIVATIONS
 from ckpttool.core.sidecar import format_activation
@@ -48,10 +49,10 @@ from ckpttool.mapping.rules import (
 # Finds an agent's components, networks and layers in a tree by the names that its library uses.
 
 # Edges that Keras inserts between a model and its layers; users do not name layers like this.
-_PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
+_PRIVATE = deferred.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
 
 # The name that converted files give to Q-functions whose layers share names.
-_QS = re.compile(r"q\d+")
+_QS = deferred.compile(r"q\d+")
 
 
 class NamedLeaf(NamedTuple):
@@ -143,7 +144,7 @@ def group_layers(
     return _sort_layers([ComponentLayer(n, kind, groups[n]) for n, kind in kinds.items() if kind is not None])
 
 
-_NUMBERED = re.compile(r"(\D*)(\d+)")
+_NUMBERED = deferred.compile(r"(\D*)(\d+)")
 
 
 def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
@@ -833,7 +834,7 @@ def _installed_layouts() -> list[plugins.Plugin]:
 
 
 # A layer of TorchRL's modules: root, number, tensor. Their `module` is no prefix of a wrapper.
-MODULE_LAYER = re.compile(r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)")
+MODULE_LAYER = deferred.compile(r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)")
 
 
 def _recognize_unwrapped(tree: Tree, name: str, requested: _Asked) -> RecognizedAgent | None:

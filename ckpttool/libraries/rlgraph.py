@@ -14,10 +14,10 @@ ReLU (rlgraph/tests/configs/sac_agent_for_pendulum.json).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.tree import Tree
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
@@ -44,8 +44,8 @@ _CRITICS = {
 _HIDDEN, _ACTION = "policy/neural-network", "policy/action-adapter-0/action-network"
 # The last layer of each network, and the name pattern of a stack's layers: SCOPE/dense/kernel.
 _LAST = ("action-layer", "value-function-output")
-_KERNEL = re.compile(r"(.+)/([^/]+)/dense/kernel")
-_NUMBER = re.compile(r"(\d+)")
+_KERNEL = deferred.compile(r"(.+)/([^/]+)/dense/kernel")
+_NUMBER = deferred.compile(r"(\d+)")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence

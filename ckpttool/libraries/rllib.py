@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.core import filesystem
+from ckpttool.core import deferred, filesystem
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import (
     NO_BOUNDS,
@@ -564,7 +564,7 @@ TABLE = LayoutTable(
 # PPO's mean is clipped to the bounds, without tanh.
 _CONNECTORS = "env_runner/env_to_module_connector"
 # Connectors that do not change observations of a single agent, and those whose effect shows in the size.
-_NEUTRAL = re.compile(
+_NEUTRAL = deferred.compile(
     "AddObservationsFromEpisodesToBatch|AddStatesFromEpisodesToBatch|AddTimeDimToBatchAndZeroPad"
     "|AgentToModuleMapping|BatchIndividualItems|NumpyToTensor|FlattenObservations|WriteObservationsToEpisodes"
 )

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS
 from ckpttool.core.tree import PathStep, Tree, ValueLeaf, attr, key
 from ckpttool.libraries import schema
@@ -83,12 +83,12 @@ _CRITIC = {
 }
 # Without either, the last layer outputs the standard deviation as well (3.1 and later, optional).
 _DEVIATIONS = frozenset((attr("actor"), attr(name)) for name in ("std", "log_std"))
-_EVIDENCE = re.compile(rf"({_MODEL}/(actor|student)|(actor|student)_state_dict/mlp)/0/weight")
+_EVIDENCE = deferred.compile(rf"({_MODEL}/(actor|student)|(actor|student)_state_dict/mlp)/0/weight")
 # rsl_rl/utils/utils.py, resolve_nn_activation; the supported ones.
 _NAMES = "elu relu lrelu tanh sigmoid gelu swish softplus selu mish identity"
 _ACTIVATIONS = {name: ACTIVATION_SYNONYMS[name] for name in _NAMES.split()}
-_RECURRENT = re.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)/")
-_CNN = re.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/cnns?)/")
+_RECURRENT = deferred.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)/")
+_CNN = deferred.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/cnns?)/")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence

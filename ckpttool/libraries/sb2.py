@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores, unknown_fact
 from ckpttool.core.source import Inline, Shape
@@ -362,13 +362,13 @@ _PLACES = {
 _Q_SCOPES = {("deepq", "model"): "critic", ("deepq", "target_q_func", "model"): "critic_target"}
 _STREAMS = {"action_value": "q1", "state_value": "q2"}
 _WEIGHTS = {"weights": "kernel", "w": "kernel", "biases": "bias", "b": "bias"}
-_ON_POLICY_LAYER = re.compile(r"(shared|pi|vf)(?:_(fc\d+))?")
+_ON_POLICY_LAYER = deferred.compile(r"(shared|pi|vf)(?:_(fc\d+))?")
 # Variables that no action depends on.
-_TRAINING_ONLY = re.compile(
+_TRAINING_ONLY = deferred.compile(
     r"deepq/(eps|param_noise_\w+|perturbed_model/.*|adaptive_model/.*)|model/q/[wb]|oldpi/.*"
 )
-_NUMBERED = re.compile(r"(LayerNorm|fully_connected)(?:_(\d+))?")
-_POLICY = re.compile(r"stable_baselines\.(ddpg|sac|td3)\.policies\.(?:Mlp|FeedForward)Policy")
+_NUMBERED = deferred.compile(r"(LayerNorm|fully_connected)(?:_(\d+))?")
+_POLICY = deferred.compile(r"stable_baselines\.(ddpg|sac|td3)\.policies\.(?:Mlp|FeedForward)Policy")
 # The order in which a policy creates its networks, which files without names follow. A network is its path
 # and the names of its layers after the hidden ones.
 _ORDER: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {

@@ -9,10 +9,11 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckpttool.core import filesystem
+from ckpttool.core import deferred, filesystem
 from ckpttool.core.activations import NO_IMAGE, WeightUse, framework_order
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP
@@ -78,7 +79,7 @@ from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTens
 # as text beside the pickle); stable_baselines3/common/preprocessing.py (`is_image_space`, `preprocess_obs`).
 
 _POLICY, _DATA = key("policy"), attr("data")
-_TEXT = re.compile(r"[-+\w.]+")
+_TEXT = deferred.compile(r"[-+\w.]+")
 # By the last part of a class name in torch.nn or TensorFlow.
 _ACTIVATIONS = {
     **TORCH_ACTIVATIONS,
@@ -343,8 +344,8 @@ _WHOLE_POLICIES = (
     ("q_net.q_net.", "q_net_target.q_net."),
     ("quantile_net.quantile_net.", "quantile_net_target.quantile_net."),
 )
-_SPACE_ARRAY = re.compile(r"(?:.+\.)?_?(observation_space|action_space)\.(.+)")
-_ACTOR_ALONE = re.compile(r"(?:mu|latent_pi)\.\d")
+_SPACE_ARRAY = deferred.compile(r"(?:.+\.)?_?(observation_space|action_space)\.(.+)")
+_ACTOR_ALONE = deferred.compile(r"(?:mu|latent_pi)\.\d")
 
 
 class PolicyAlone(NamedTuple):
@@ -711,8 +712,8 @@ _MEAN_STD = Global("stable_baselines3.common.running_mean_std", "RunningMeanStd"
 _VEC_EPSILON, _VEC_CLIP = 1e-8, 10.0
 _UNLIMITED = 1e30  # stands for VecNormalize without clipping
 _SETTINGS = ("config.yml", "args.yml")
-_STEPS = re.compile(r"(.*)_(\d+_steps)")
-_RUN = re.compile(r"(.+)_\d+")
+_STEPS = deferred.compile(r"(.*)_(\d+_steps)")
+_RUN = deferred.compile(r"(.+)_\d+")
 # Environment arguments that only affect rendering.
 _DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
 _MISSING = unknown_fact(
@@ -1354,16 +1355,18 @@ _PARTS = {"action_net": "actor", "mlp_extractor.policy_net": "actor", "mlp_extra
     "value_net": "value",
     "mlp_extractor.value_net": "value",
 }
-_PART = re.compile(r"(mlp_extractor\.(?:policy|value|shared)_net|action_net|value_net|features_extractor)\.")
-_EXTRACTOR = re.compile(
+_PART = deferred.compile(
+    r"(mlp_extractor\.(?:policy|value|shared)_net|action_net|value_net|features_extractor)\."
+)
+_EXTRACTOR = deferred.compile(
     r"(?:(actor|actor_target|critic|critic_target|q_net|quantile_net|q_net_target|quantile_net_target)\.)?"
     r"(?:pi_)?features_extractor\."
 )
 # sb3_contrib/common/recurrent/policies.py; without a separate LSTM a recurrent value has a layer `critic`.
-_MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
-_ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
-_Q = re.compile(r"(q_net|quantile_net)\.\1\.")
-_VALUE = re.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
+_MEMORY = deferred.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
+_ACTOR = deferred.compile(r"actor\.(?:mu|latent_pi)\.")
+_Q = deferred.compile(r"(q_net|quantile_net)\.\1\.")
+_VALUE = deferred.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
 _OPTIMIZER = key("policy.optimizer")
 _CLIP_MEAN = 2.0
 _EXTRACTOR_CLASS = "features_extractor_class"

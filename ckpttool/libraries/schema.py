@@ -6,11 +6,13 @@ import math
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UsageError
 from ckpttool.core.optimizers import FAMILIES, DefaultSetting
@@ -978,8 +980,8 @@ def _list_wide_critics(binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[s
 # is named `weight_hr_l0`); keras/src/layers/rnn/gru.py (a GRU that resets before the product has one bias,
 # one that resets after it two rows of them).
 
-_TORCH = re.compile(r"((?:.*/)?)((?:weight|bias)_(?:ih|hh))_l(\d+)")
-_KERAS = re.compile(r"(.*)/(kernel|recurrent_kernel|bias)()")
+_TORCH = deferred.compile(r"((?:.*/)?)((?:weight|bias)_(?:ih|hh))_l(\d+)")
+_KERAS = deferred.compile(r"(.*)/(kernel|recurrent_kernel|bias)()")
 _NAMES = {"torch": _TORCH, "tensorflow": _KERAS}
 LSTM, GRU, GRU_BEFORE = "lstm", "gru", "gru_before"
 
@@ -1144,12 +1146,12 @@ _EPSILON, _CLIP = ("epsilon", "eps"), ("clip", "clip_obs", "clip_max", "clip_ran
 # The clipping limit that a wrapper object stores beside the statistics (VecNormalize: obs_rms, clip_obs,
 # epsilon).
 _CLIP_OF_OBSERVATIONS = ("clip_obs", "obs_clip", "clip_observation", "clip_observations", "observation_clip")
-_PAIR = re.compile(rf"(\w+?)_({'|'.join(sorted(_STATISTIC, key=len, reverse=True))})")
-_OBSERVED = re.compile(
+_PAIR = deferred.compile(rf"(\w+?)_({'|'.join(sorted(_STATISTIC, key=len, reverse=True))})")
+_OBSERVED = deferred.compile(
     r"(^|_)(obs|observations?|states?|inputs?|rms|norm|normali[sz](er|ation|e)|running|scaler|filter|stats?"
     r"|statistics|preprocessor|whiten\w*)(_|$)"
 )
-_OTHER = re.compile(
+_OTHER = deferred.compile(
     r"(^|_)(ret|returns?|rews?|rewards?|adv|advantages?|values?|critics?|vf?|qf?|images?|grads?|acts?|actions?"
     r"|priv\w*|next|targets?)(_|$)"
 )

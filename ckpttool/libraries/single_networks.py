@@ -16,10 +16,11 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from ckpttool.core import plugins, urls
+from ckpttool.core import deferred, plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
@@ -52,37 +53,39 @@ from ckpttool.mapping.rules import KEEP, Move, MoveList
 
 _EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
 _MAP = ("action_scale", "action_bias")
-_POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")
-_CRITIC = re.compile(
+_POLICY = deferred.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")
+_CRITIC = deferred.compile(
     r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage|quantile)(_|\d*$)"
 )
 _MOST_NAMED = 8
-_SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
-_DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
-_LIMIT = re.compile(r"max_actions?|action_(max|limit|bound|scale|bias|low|high)|act_limit|action_?bounds")
-_OBSERVED = re.compile(
+_SLOW = deferred.compile(r"target|(^|_)(ema|old|slow)(_|$)")
+_DEVIATION = deferred.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
+_LIMIT = deferred.compile(
+    r"max_actions?|action_(max|limit|bound|scale|bias|low|high)|act_limit|action_?bounds"
+)
+_OBSERVED = deferred.compile(
     r"(^|[_/.])(obs|observations?|states?|inputs?|running|rms|norm|normali[sz]er)([_/.]|$)"
 )
-_TEMPERATURE = re.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
+_TEMPERATURE = deferred.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
 # Words in the names of tensors beside a network: its inputs and outputs, results of training, and tensors
 # that may change inputs or outputs.
-_OBSERVES = re.compile(r"obs|(^|[_/])(act(ion)?s?|inputs?|features?)([_/]|$)")
-_OUTCOME = re.compile(
+_OBSERVES = deferred.compile(r"obs|(^|[_/])(act(ion)?s?|inputs?|features?)([_/]|$)")
+_OUTCOME = deferred.compile(
     r"(^|[_/ ])(loss(es)?|acc(uracy)?\d*|scores?|best|metrics?|rewards?|returns?|kth|lr|grads?)([_/ ]|$)"
 )
-_CHANGES = re.compile(
+_CHANGES = deferred.compile(
     r"norm|rms|filter|whiten|scal|mean|std|var|mu|loc|sigma|bias|offset|shift|bound|limit|low|high|clip|max|min"
     r"|temp|gain|mult|factor|weight|mask|quant"
 )
-_STATISTICS = re.compile(
+_STATISTICS = deferred.compile(
     r"(obs|observation|state|input|feature)[a-z]*[_/]([a-z]+[_/])?(running_)?(mean|var|std|rms|variance)"
 )
-_TRUNK = re.compile(
+_TRUNK = deferred.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
 # Formats of RL libraries: what their layouts do not recognise is another algorithm, not a single policy.
 _LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
-_NUMBERS = re.compile(r"\d+")
+_NUMBERS = deferred.compile(r"\d+")
 _MOST = 200  # layers; far more than any policy of dense layers has
 _TRIES = 20_000
 
@@ -415,7 +418,7 @@ def _merge_bounds(limits: Mapping[str, list[float] | None]) -> tuple[list[float]
     return (low, high) if finite and ordered else None
 
 
-_LARGEST = re.compile(r"max_actions?|action_(max|limit|bound|scale)|act_limit|action_?bounds?")
+_LARGEST = deferred.compile(r"max_actions?|action_(max|limit|bound|scale)|act_limit|action_?bounds?")
 
 
 def _add_bounds(
@@ -538,7 +541,7 @@ def _is_dense(module: _TensorGroup | ComponentLayer) -> bool:
 
 
 # Names of networks that output a value for each discrete action: classes, files and modules.
-_VALUES_OF_ACTIONS = re.compile(
+_VALUES_OF_ACTIONS = deferred.compile(
     r"(^|[\W_])((dueling|double|noisy|quantile|target)?_?q_?(net|network|function)|d?dqn|qr_?dqn|c51|rainbow)([\W_\d]|$)"
 )
 
@@ -798,7 +801,7 @@ def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
     return acting and _is_critic(layer.name[-1:])
 
 
-_MEAN = re.compile(r"(^|_)(mean|mu|loc)(_|$)")
+_MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
 _RECORDED_ORDER = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOWN
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -88,7 +88,7 @@ FASTTD3_TABLE = LayoutTable(
 )
 
 # SimNormLinear: a dense layer, a norm, and a softmax over groups of numbers.
-_SIMPLICIAL = re.compile(r"\w+_state_dict/.*(fc_head|net/\d+)/(linear|\d+/linear|[a-z_]+)/")
+_SIMPLICIAL = deferred.compile(r"\w+_state_dict/.*(fc_head|net/\d+)/(linear|\d+/linear|[a-z_]+)/")
 # A view can be wider than its file.
 _MOST = 1 << 16
 # Exploration settings, which do not affect the action without noise.
@@ -290,11 +290,11 @@ FUJIMOTO_TABLE = LayoutTable(
     seen="TD3 on HalfCheetah, two seeds from a public run; split critics on BipedalWalker and LunarLander",
 )
 
-_AUTHORS_LAYER = re.compile(r"l[1-9]\.(weight|bias)")
+_AUTHORS_LAYER = deferred.compile(r"l[1-9]\.(weight|bias)")
 _MORE = frozenset(
     ("total_it", "actor_target", "critic_target", "value", "value_target", "normalizer", "log_alpha")
 )
-_MEMBER = re.compile(r"actor|cri?tic")
+_MEMBER = deferred.compile(r"actor|cri?tic")
 
 
 def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
@@ -591,7 +591,7 @@ TORCH_TABLE = LayoutTable(
     seen="sample_ckpts/td3_pendulum_torch",
 )
 
-_TORCH_SPLIT = re.compile(r"cri?tic_?[12]")
+_TORCH_SPLIT = deferred.compile(r"cri?tic_?[12]")
 # Without any of these, the authors' layer names mean their set of files; the last names only count beside an
 # actor.
 _OURS = frozenset(("total_it", "actor_target"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
 from ckpttool.libraries.optimizers_write import LEGACY
@@ -34,7 +34,7 @@ from ckpttool.mapping.rules import Plan, Settings
 _NAME = "args.txt"
 _KEYS = ("env_name", "env_id", "env")
 # A plain environment id: the part before a colon would be imported.
-_ENV = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
+_ENV = deferred.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
 
 
 def list_argument_files(location: str) -> Sequence[str]:

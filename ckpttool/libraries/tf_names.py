@@ -10,10 +10,11 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckpttool.core import limits, plugins
+from ckpttool.core import deferred, limits, plugins
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
 from ckpttool.core.kinds import KERAS_ACTIVATIONS
@@ -54,16 +55,16 @@ from ckpttool.mapping.rules import (
 # operations of its functions, a .keras file the activation of each layer, a pickled module the classes of all
 # its parts.
 
-_RESIDUAL = re.compile(
+_RESIDUAL = deferred.compile(
     r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
 )
 # Names of layers whose output is multiplied or added to that of another.
-_JOINING = re.compile(
+_JOINING = deferred.compile(
     rf"{_RESIDUAL.pattern}|(^|_)(gate|gated|gates|gating|highway|bypass|film|glu|swiglu|geglu|attn|attention|carry)"
     r"(_?\d+)?(_|$)"
 )
-_PROJECTION = re.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
-_BLOCK = re.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
+_PROJECTION = deferred.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
+_BLOCK = deferred.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
 # Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
 
@@ -283,7 +284,7 @@ def _find_graph_activations(checkpoint: Checkpoint) -> frozenset[str]:
 _ACTIVATION = f"{TORCH_CLASSES}activation."
 _SOFTMAX = frozenset((f"{_ACTIVATION}Softmax", f"{_ACTIVATION}LogSoftmax"))
 # Parts of a pickled module that do not affect evaluation, and those whose weights belong to layers.
-_NEUTRAL = re.compile(
+_NEUTRAL = deferred.compile(
     re.escape(TORCH_CLASSES)
     + r"(container\.\w+|linear\.(Linear|Identity)|normalization\.LayerNorm|dropout\.\w+|flatten\.\w+)"
 )
@@ -647,7 +648,7 @@ _ADAM = ("m", "v")
 # Slots of optimizers without their own variables, as named by `_create_slots`
 # (tensorflow/python/training/{momentum,rmsprop,adagrad,adadelta,ftrl}.py).
 _SLOTS_ALONE = frozenset(("momentum", "rms", "mg", "accumulator", "accum", "accum_update", "linear"))
-_POWER = re.compile(r"beta[12]_power(_\d+)?")
+_POWER = deferred.compile(r"beta[12]_power(_\d+)?")
 _PLAIN = "optimizer"  # the object's name if the variables' names contain none
 
 

@@ -20,10 +20,10 @@ a network for them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import Scores
@@ -140,7 +140,7 @@ _Q_NETWORKS = replace(
     # A parameter in 2.x, which the optimizer lists.
     tensors=dict.fromkeys(("policy/support", "support"), "critic/q_support"),
 )
-_STREAM = re.compile(r"(?:^|/)model/[QV]/")
+_STREAM = deferred.compile(r"(?:^|/)model/[QV]/")
 _MEANS = {"mu_W": "weight", "mu_bias": "bias"}
 _NOISE = frozenset(("sigma_W", "sigma_bias", "eps_p", "eps_q"))
 # Networks that are not chains, by a module that they have: what is refused, and the first layers.
@@ -163,7 +163,9 @@ _DUELING = replace(
     },
 )
 
-_BRANCH = re.compile(r"((?:policy/model|model|model_old/module|model_old)/)branches/(\d+)/model/0/weight")
+_BRANCH = deferred.compile(
+    r"((?:policy/model|model|model_old/module|model_old)/)branches/(\d+)/model/0/weight"
+)
 # A dueling Net without common hidden layers is two streams.
 _DUELING_ALONE = replace(
     _Q_NETWORKS,
@@ -173,7 +175,7 @@ _ONLINE = tuple(f"{top}model/{net}/" for top in ("", "policy/") for net in ("mod
 _OLD = tuple(f"model_old/{top}{net}/" for top in ("", "module/") for net in ("model", "Q"))
 
 # A state_dict key: the same networks as separate dicts have another layout.
-_ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
+_ACTOR = deferred.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
 _EPSILON = 2.0**-23  # RunningMeanStd's default: that of float32
 _LARGEST = 1 << 62
 _OBS_RMS = key("obs_rms")

@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckpttool.core import deferred
 from ckpttool.core.sidecar import NO_ACTION_MAP, NO_ACTIVATIONS, NO_BOUNDS
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
@@ -47,13 +48,13 @@ _LOSS = {
     "target_value_network_params": "critic_target/q1",
 }
 # Buffers of exploration, coefficients of losses, and targets of entropy: no action depends on them.
-_IDLE = re.compile(
+_IDLE = deferred.compile(
     r"(.*/)?(eps|eps_init|eps_end|sigma|sigma_init|sigma_end|annealing_num_steps|spec/.*|entropy_coeff|critic_coeff"
     r"|clip_epsilon|log_alpha|alpha_init|_target_entropy|max_action|min_action|_?eps_threshold)"
 )
 # ObservationNorm and VecNorm (torchrl/envs/transforms), whose formula is in no file.
-_STATISTICS = re.compile(r"(^|[/_])(loc|scale|sum|ssq|mean|var|std)$")
-_SLOW = re.compile(r"(^|[_/])target_")
+_STATISTICS = deferred.compile(r"(^|[/_])(loc|scale|sum|ssq|mean|var|std)$")
+_SLOW = deferred.compile(r"(^|[_/])target_")
 _SCALE = "state_independent_scale"
 
 

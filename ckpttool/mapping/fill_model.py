@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from ckpttool.core import dtypes
 from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import list_kinds
 from ckpttool.core.source import Shape

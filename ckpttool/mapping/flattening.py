@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
 
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
 from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, framework_order, plain_order
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, SPELLINGS, kinds_by_class, list_kinds
 from ckpttool.core.source import Shape
@@ -53,7 +53,7 @@ from ckpttool.mapping.rules import (
 # weights.
 _MOST = 4
 _MOST_OPTIONS = 12
-_KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
+_KIND = deferred.compile(rf"--kind '{TITLE}=[^']*'")
 
 
 def describe_kinds(done: Iterable[Layer]) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ _OF_CELLS: dict[str, object] = {
 }
 _EPSILON_RANGE = 1e-3
 # The half of a bidirectional cell that is reversed anyway.
-_REVERSED = re.compile(r"_reverse\b|\bbackward")
+_REVERSED = deferred.compile(r"_reverse\b|\bbackward")
 
 
 def layer_settings(layer: Layer) -> dict[str, object]:
@@ -342,7 +342,7 @@ def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:
 
 
 # Words in the names of norms, including those of Flax, haiku, Hugging Face and timm.
-_NORM = re.compile(r"norm|(^|[^a-z])ln|bn(\d|_|/|\Z)|layer_?n")
+_NORM = deferred.compile(r"norm|(^|[^a-z])ln|bn(\d|_|/|\Z)|layer_?n")
 _FORM = {"torch": f"_{IN_OUT}", "tensorflow": f"_{OUT_IN}"}
 _USUAL = {"torch": "nn.Linear [out, in]", "tensorflow": "Dense [in, out]"}
 _TURNED = {"torch": "[in, out]", "tensorflow": "[out, in]"}

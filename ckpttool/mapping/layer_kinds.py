@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from math import prod
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ckpttool.core.activations import AxisOrder
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.kinds import count_gates, gate_order
 from ckpttool.core.source import Inline, Shape

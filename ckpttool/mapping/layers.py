@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from math import prod
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
 from ckpttool.core.activations import (
     NO_IMAGE,
     UNKNOWN,
@@ -18,6 +18,7 @@ from ckpttool.core.activations import (
     WeightUse,
     framework_order,
 )
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, UsageError
 from ckpttool.core.kinds import LAYER_TYPES, count_gates, gate_order, kinds_by_class, list_kinds
 from ckpttool.core.source import Inline, Shape
@@ -306,15 +307,17 @@ def recognize_kind(group: Mapping[str, Leaf], framework: str) -> LayerKind | Non
 # ... and `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
 
 Name = tuple[str, ...]
-_PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_reverse)?)")
+_PART = deferred.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_reverse)?)")
 # Container of a recurrent layer's variables: its cell, by attribute or by the name of its class.
-_CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
-_PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
+_CELL = deferred.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
+_PROJECTION = deferred.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
 NORM_KIND_NAMES = list_kinds("norm") - {"rms_norm"}
 # A layer and its tensor in one word, from a program with parameters but no layers: `fc1_weight`.
-_JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
+_JOINED = deferred.compile(
+    r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])"
+)
 # A tensor and its layer's number: `W1` beside `b1`.
-_COUNTED = re.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", re.ASCII)
+_COUNTED = deferred.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", re.ASCII)
 # Short names of a matrix and a bias in each framework's layers.
 _SHORT = {
     "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
@@ -442,7 +445,7 @@ def find_modules(
 _At = tuple[Name, str]
 
 
-_DEVIATION = re.compile(r"_?(?:log_?)?(?:std|sigma)(?:_dev)?")
+_DEVIATION = deferred.compile(r"_?(?:log_?)?(?:std|sigma)(?:_dev)?")
 
 
 def split_joined_name(name: str) -> tuple[str, str] | None:
@@ -688,7 +691,7 @@ def _incompatible_reason(about: ModuleInfo) -> str | None:
     return None
 
 
-_EQUATION = re.compile(
+_EQUATION = deferred.compile(
     r"(?P<more>(?:\.\.\.)?[a-zA-Z]*)(?P<in>[a-zA-Z]),(?P<kernel>[a-zA-Z]{2})->(?P<made>\S*)(?P<out>[a-zA-Z])"
 )
 
@@ -1111,7 +1114,7 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
 # keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
 
 RECURRENT_KIND_NAMES = frozenset(("lstm", "gru", "simple_rnn"))
-DIRECTION_NAME = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
+DIRECTION_NAME = deferred.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
 _REVERSE = "_reverse"
 
 Naming = Callable[[Layer, str], Name]

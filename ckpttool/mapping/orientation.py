@@ -17,9 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from ckpttool.core import deferred
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import list_kinds
 from ckpttool.core.source import Shape
@@ -43,25 +45,25 @@ _WRITERS: Mapping[str, Framework] = {
 # Formats that can contain arrays from any program.
 NEUTRAL = frozenset(("npz", "pickle", "safetensors", "sharded", "rllib"))
 # Tensor names used by only one framework's layers. `weight` alone is used by torch and some others.
-_TORCH = re.compile(
+_TORCH = deferred.compile(
     r"in_proj_(?:weight|bias)|(?:weight|bias)_(?:ih|hh)_l\d+(?:_reverse)?|running_(?:mean|var)|num_batches_tracked"
     r"|weight_[gv]"
 )
-_TENSORFLOW = re.compile(
+_TENSORFLOW = deferred.compile(
     r"(?:(?:depthwise|pointwise|recurrent)_)?kernel|moving_(?:mean|variance)|embeddings|biases"
 )
 # Words of TensorFlow, flax and haiku that torch models also use.
-_WEAK = re.compile(r"gamma|embedding|scale")
-_MATRIX = re.compile(r"[wW](?:\d+|_\w+)?|weights?_?\d+|theta\d*|matrix")
+_WEAK = deferred.compile(r"gamma|embedding|scale")
+_MATRIX = deferred.compile(r"[wW](?:\d+|_\w+)?|weights?_?\d+|theta\d*|matrix")
 # A layer and its tensor in one word: `fc1_weight`.
-_JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
+_JOINED = deferred.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
 _BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
 # The last step of a name if it is only a number, or a word and a number.
-_NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
+_NUMBERED = deferred.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
 # A matrix or a bias in one word with its layer, as programs with tf.Variable name them: `l1_w`, `1w`, `W1`.
 _WORDS = r"(?P<matrix>[wW](?:eights?)?|kernel)|(?P<bias>[bB](?:ias(?:es)?)?)"
-_AFTER = re.compile(rf"(?P<layer>[0-9]{{1,4}}|.+(?=_))_?(?:{_WORDS})")
-_BEFORE = re.compile(rf"(?:{_WORDS})(?:_?(?P<number>\d{{1,4}})|_(?P<layer>\w+))?", re.ASCII)
+_AFTER = deferred.compile(rf"(?P<layer>[0-9]{{1,4}}|.+(?=_))_?(?:{_WORDS})")
+_BEFORE = deferred.compile(rf"(?:{_WORDS})(?:_?(?P<number>\d{{1,4}})|_(?P<layer>\w+))?", re.ASCII)
 _KERNEL: Mapping[str, str] = {"torch": "weight", "tensorflow": "kernel"}
 # The vectors of a norm in the order of Keras's get_weights, by count; PyTorch has no statistics among its
 # parameters.
@@ -568,14 +570,16 @@ _WINDOW_KINDS = frozenset(("convolution", "depthwise"))
 _NORM_KINDS = list_kinds("norm", "batch_norm")
 # Last words of layer names. Sources: transformers/models/{bert,gpt2,llama}/modeling_*.py; the classes of
 # torch/nn/modules (Linear, Embedding) and Keras (Dense); `fc` for fully connected; `conv_dw` of timm.
-_EMBEDDING_NAME = re.compile(r"(?:.*_)?embeddings?|(?:tok_|token_|pos_|word_)?emb(?:ed)?|embed_\w+|wte|wpe")
-_DENSE_NAME = re.compile(
+_EMBEDDING_NAME = deferred.compile(
+    r"(?:.*_)?embeddings?|(?:tok_|token_|pos_|word_)?emb(?:ed)?|embed_\w+|wte|wpe"
+)
+_DENSE_NAME = deferred.compile(
     r"(?:.*_)?(?:fc|linear|lin|dense|proj|projection|logits)|(?:[qkvo]|qkv|up|down|gate|in|out)_?proj"
     r"|lm_head|classifier|score_head"
 )
-_CONVOLUTION_NAME = re.compile(r"(?:.*_)?conv(?:olution)?(?:[123]d)?|cnn|c")
-_DEPTHWISE_NAME = re.compile(r"(?:.*_)?(?:dw|dwconv|depthwise)(?:_.*)?|dw_?conv|conv_?dw|depth_?conv")
-_STEM_NUMBER = re.compile(r"_?\d+")
+_CONVOLUTION_NAME = deferred.compile(r"(?:.*_)?conv(?:olution)?(?:[123]d)?|cnn|c")
+_DEPTHWISE_NAME = deferred.compile(r"(?:.*_)?(?:dw|dwconv|depthwise)(?:_.*)?|dw_?conv|conv_?dw|depth_?conv")
+_STEM_NUMBER = deferred.compile(r"_?\d+")
 # Channels of a colour image and frames of a stack: a first depthwise convolution may take them.
 _IMAGE_CHANNELS = frozenset((3, 4))
 _BY_NAME = "of the name"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
 from ckpttool.core.activations import WeightUse
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.source import (
     ArrayOp,
@@ -1147,7 +1148,7 @@ _NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
 _SIZES = r"(\d{1,18}(?:, ?\d{1,18})*)"
 _PLACE = r"(\d{1,18}):(\d{1,18}) of (\d{1,18}) on axis (\d{1,2})"
 # Separator between two rules of a chain; a shape has its commas in brackets.
-_NEXT = re.compile(r", (?![^\[]*\])")
+_NEXT = deferred.compile(r", (?![^\[]*\])")
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

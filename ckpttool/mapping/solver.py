@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from ckpttool.core import deferred
 from ckpttool.core.activations import NO_CALL, CallPlace
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
 from ckpttool.mapping.layers import DIRECTION_NAME
@@ -25,19 +26,19 @@ from ckpttool.mapping.rules import Move
 _BOOKKEEPING = frozenset(
     ("_functional", "_operations", "_layers", "layers", "_self_tracked_trackables", "model_weights", "vars")
 )
-_COUNTED = re.compile(r"(?:layer_with_weights-|layer-)?(\d{1,9})")
+_COUNTED = deferred.compile(r"(?:layer_with_weights-|layer-)?(\d{1,9})")
 # Keras's default layer names: the class in snake case.
 _CLASSES = (
     "dense|einsum_dense|embedding|input_layer|bidirectional|time_distributed|prelu|p_re_lu|lstm|gru|simple_rnn|rnn"
     "|cu_dnnlstm|cu_dnngru|multi_head_attention|batch_normalization|layer_normalization|group_normalization"
     "|rms_normalization|(?:depthwise_|separable_)?conv[123]d(?:_transpose)?|sequential|functional|model"
 )
-_AUTO = re.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
+_AUTO = deferred.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
 # The two layers of a Bidirectional (keras/src/layers/rnn/bidirectional.py), and a torch module's parts.
-_PART = re.compile(r"l(\d{1,9})(_reverse)?")
-_DIGITS = re.compile(r"\d{1,9}")
+_PART = deferred.compile(r"l(\d{1,9})(_reverse)?")
+_DIGITS = deferred.compile(r"\d{1,9}")
 # A list item in the TensorFlow models of Hugging Face: `layer_._0` is PyTorch's `layer.0`.
-_ITEM = re.compile(r"(\w+)_\._(\d{1,9})")
+_ITEM = deferred.compile(r"(\w+)_\._(\d{1,9})")
 
 
 class NameStep(NamedTuple):
@@ -164,7 +165,7 @@ _GENERIC = frozenset(
         "norm",
     )
 )
-_TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_TOKEN = deferred.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
@@ -197,10 +198,12 @@ _SPREADS = {
     "deviation": frozenset(("std", "stddev", "stdev", "logstd", "logstddev", "rstd", "invstd")),
 }
 _FUNCTIONS = {
-    "logarithm": re.compile(r"log(?:arithm|std|stddev|var|variance|sigma|scale|alpha|temp\w*|prob\w*)?"),
-    "reciprocal": re.compile(r"inv|inverse|reciprocal|rstd|invstd|precision"),
-    "square": re.compile(r"squared?|sq"),
-    "root": re.compile(r"sqrt"),
+    "logarithm": deferred.compile(
+        r"log(?:arithm|std|stddev|var|variance|sigma|scale|alpha|temp\w*|prob\w*)?"
+    ),
+    "reciprocal": deferred.compile(r"inv|inverse|reciprocal|rstd|invstd|precision"),
+    "square": deferred.compile(r"squared?|sq"),
+    "root": deferred.compile(r"sqrt"),
 }
 _UNNAMED = frozenset(("variable", "param", "parameter", "tensor", "buffer", "vars"))
 
@@ -438,7 +441,7 @@ Ordered = Literal["calls", "numbers"]
 Numbers = tuple[tuple[int, ...], ...]
 # Where Keras lists the layers of a model, regardless of nesting (keras/src/models/functional.py).
 _LISTS = frozenset(("_operations", "_layers", "_self_tracked_trackables"))
-_NETWORK = re.compile(r"(?:sequential|functional|model)(?:_\d+)?")
+_NETWORK = deferred.compile(r"(?:sequential|functional|model)(?:_\d+)?")
 _Links = dict[tuple[str, ...], set[tuple[str, ...]]]
 
 

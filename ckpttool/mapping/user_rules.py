@@ -7,10 +7,10 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, MappingError, NotFoundError, UsageError, suggest_choice
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
@@ -33,7 +33,7 @@ from ckpttool.mapping.rules import (
 
 _MOST_BYTES = 4 << 20
 _MOST_ELEMENTS = 1 << 24
-HOLE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}", re.ASCII)
+HOLE = deferred.compile(r"\{([A-Za-z_]\w*)(\*?)\}", re.ASCII)
 _TABLES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "rule": {"from": str, "to": str, "rule": (str, list)},
     "drop": {"from": str},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.core import dtypes
+from ckpttool.core import deferred, dtypes
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.source import Buffer, Shape, Source, as_array
 from ckpttool.core.tree import (
@@ -209,7 +210,7 @@ WRAPPERS: Mapping[str, str] = {
 # the LightningModule, which by convention stores the network in one of these attributes.
 _LIGHTNING = "pytorch-lightning_version"
 _ATTRIBUTES = frozenset(("model", "net"))
-_WORD = re.compile(r"(?:^|\.)(?:" + "|".join(WRAPPERS) + r")\.")
+_WORD = deferred.compile(r"(?:^|\.)(?:" + "|".join(WRAPPERS) + r")\.")
 
 Moves = Mapping[Path, Path]
 
@@ -565,9 +566,9 @@ def _map_aliases(
 # parametrizations.NAME.original) but is different: its weight depends on a power iteration, and it is not
 # changed.
 
-_OLD = re.compile(r"(?P<module>(?:.*\.)?)(?P<name>\w+)_g", re.DOTALL)
-_NEW = re.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.original0", re.DOTALL)
-_SPECTRAL = re.compile(r"(?:.*\.)?(?:parametrizations\.\w+\.\d+\._u|\w+_orig)", re.DOTALL)
+_OLD = deferred.compile(r"(?P<module>(?:.*\.)?)(?P<name>\w+)_g", re.DOTALL)
+_NEW = deferred.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.original0", re.DOTALL)
+_SPECTRAL = deferred.compile(r"(?:.*\.)?(?:parametrizations\.\w+\.\d+\._u|\w+_orig)", re.DOTALL)
 _WEIGHT = "{module}{name}"
 _FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
 

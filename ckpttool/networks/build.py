@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import parse_activation

@@ -7,11 +7,12 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from ckpttool.core import dtypes
 from ckpttool.core.checkpoint import Checkpoint, Handle, to_torch
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import MappingError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import Shape, as_array
 from ckpttool.core.text import format_count

@@ -6,10 +6,11 @@ import array
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from ckpttool.core import dtypes
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.optimizers import KERAS_LISTS, RMSPROP_LISTS
 from ckpttool.core.source import Inline, Shape

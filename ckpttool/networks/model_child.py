@@ -7,13 +7,12 @@ import difflib
 import functools
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.core import search_paths
+from ckpttool.core import deferred, search_paths
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import (
@@ -405,7 +404,7 @@ def is_model(value: Any) -> bool:
     return not isinstance(value, type) and model_framework(value) is not None
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_ESCAPES = deferred.compile(r"\x1b\[[0-9;]*m")
 
 
 def last_error_line(error: BaseException) -> str:

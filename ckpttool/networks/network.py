@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, BinaryIO, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
 from ckpttool.core.kinds import ActivationName
 from ckpttool.core.sidecar import DEFAULT_SLOPE

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import ConstantRow, Convolution, Dense, Layer, LayerNorm, Network
 

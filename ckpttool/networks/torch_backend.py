@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.core import kinds
+from ckpttool.core import deferred, kinds
 from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import DeviceError, UsageError
 from ckpttool.networks.network import (
@@ -75,7 +75,7 @@ _BROKEN = (
     "hardware stack error",
     "fallen off the bus",
 )
-_CUDA = re.compile(
+_CUDA = deferred.compile(
     r"^(cuda|cudnn|cublas|cusolver|nvrtc)\b.*error|cu(blas|dnn)_status|cuda error", re.IGNORECASE
 )
 

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 import ckpttool
 from ckpttool.core import filesystem, plugins, search_paths
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import network as serial
 from ckpttool.networks import policy_training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from ckpttool.core.deferred import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import urls

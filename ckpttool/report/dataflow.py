@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
 from ckpttool.commands.dataflow import FlowStage, FlowStrip, find_strips, format_shape
 from ckpttool.commands.inspect import may_describe_layers
 from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.libraries.schema import RecognizedAgent
 

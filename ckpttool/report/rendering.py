@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -22,6 +21,7 @@ from markupsafe import Markup
 from ckpttool.commands import inspect
 from ckpttool.commands.inspect import ANY_UNIT, UNITS
 from ckpttool.core import filesystem, text, urls
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 

@@ -6,7 +6,7 @@ import base64
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -24,6 +24,7 @@ from ckpttool.commands.run_history import (
 )
 from ckpttool.core import filesystem, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size

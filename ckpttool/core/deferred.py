@@ -1,0 +1,203 @@
+"""Classes and regular expressions that are compiled when they are first used.
+
+A command uses few of those that its modules define. For each class `dataclasses.dataclass` compiles up to
+eight functions, about a millisecond, and `typing.NamedTuple` every annotation; `re.compile` takes a fifth of
+that. But for the time they are the standard library's: its `fields`, `replace` and `asdict` take these
+dataclasses, and type checkers see the originals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import namedtuple
+from dataclasses import MISSING, Field, FrozenInstanceError, field
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from dataclasses import dataclass
+    from re import compile  # noqa: A004
+    from typing import NamedTuple
+else:
+
+    class _NamedTupleType(type):
+        """What `typing.NamedTuple` does, which also compiles the annotation of every field."""
+
+        def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:  # noqa: ARG004
+            types = namespace["__annotations__"]
+            defaults = [namespace.pop(each) for each in types if each in namespace]
+            record = namedtuple(name, types, defaults=defaults, module=namespace["__module__"])
+            record.__new__.__annotations__ = types
+            for key in namespace.keys() - {"__module__", "__weakref__"}:
+                setattr(record, key, namespace[key])
+            return record
+
+    NamedTuple = type.__new__(_NamedTupleType, "NamedTuple", (), {})
+
+    def dataclass(cls: type | None = None, /, **options: bool) -> Any:
+        """Return the class as a dataclass, or a decorator with the options of the standard library's."""
+        return (lambda each: _make_record(each, **options)) if cls is None else _make_record(cls, **options)
+
+    class _Pattern:
+        """A `re.Pattern` that compiles its expression at the first use; errors show then."""
+
+        def __init__(self, expression: str | bytes, flags: int = 0) -> None:
+            self._arguments = expression, flags
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            value = getattr(re.compile(*self._arguments), name)
+            setattr(self, name, value)
+            return value
+
+        def __repr__(self) -> str:
+            return repr(re.compile(*self._arguments))
+
+    compile = _Pattern  # noqa: A001
+
+__all__ = ["NamedTuple", "compile", "dataclass", "field"]
+
+
+def _make_record(
+    cls: type,
+    *,
+    frozen: bool = False,
+    slots: bool = False,
+    eq: bool = True,
+    repr: bool = True,  # noqa: A002  # the standard library's name
+    kw_only: bool = False,
+) -> type:
+    own = vars(cls)
+    explicit = {*own} - ({"__hash__"} if "__eq__" in own and own["__hash__"] is None else set())
+    cls.__doc__ = cls.__doc__ or cls.__name__  # or the standard library describes its signature
+    # This collects the fields with their defaults, sets `__match_args__`, and compiles nothing.
+    cls = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    fields = dataclasses.fields(cls)
+    methods: dict[str, Any] = {"__init__": _Constructor(fields, frozen=frozen, slots=slots)}
+    if repr:
+        methods["__repr__"] = _represent([each.name for each in fields if each.repr])
+    if eq:
+        methods |= _compare([each.name for each in fields if each.compare], frozen=frozen)
+    if slots and frozen:
+        methods |= _pickle([each.name for each in fields])
+    for name in methods.keys() - explicit:
+        setattr(cls, name, methods[name])
+    if slots:
+        cls = _add_slots(cls, [each.name for each in fields])
+    if frozen:
+        _freeze(cls, {each.name for each in fields})
+    return cls
+
+
+class _Factory:
+    """Default of a parameter that a function makes; signatures show it as the standard library's do."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+class _Constructor:
+    """The constructor of a class until it is needed: it compiles the function and puts it into its place."""
+
+    def __init__(self, fields: Sequence[Field[Any]], *, frozen: bool, slots: bool) -> None:
+        self._fields, self._frozen, self._slots = fields, frozen, slots
+
+    def __get__(self, record: object, owner: type) -> Any:
+        cls = next(each for each in owner.__mro__ if vars(each).get("__init__") is self)
+        constructor = self._compile(cls)
+        setattr(cls, "__init__", constructor)  # noqa: B010  # mypy refuses the assignment
+        return constructor.__get__(record, owner)
+
+    def _compile(self, cls: type) -> Any:
+        fields = sorted((each for each in self._fields if each.init), key=lambda each: bool(each.kw_only))
+        values: dict[str, Any] = {"set_": object.__setattr__, "factory_": _Factory()}
+        parameters = ["self"]
+        for each in fields:
+            if each.kw_only and "*" not in parameters:
+                parameters.append("*")
+            parameters.append(each.name)
+            if each.default is not MISSING:
+                values[f"default_{each.name}"] = each.default
+                parameters[-1] += f"=default_{each.name}"
+            elif each.default_factory is not MISSING:
+                parameters[-1] += "=factory_"
+        lines = [*self._assignments(values), "return"]
+        if hasattr(cls, "__post_init__"):
+            lines.insert(-1, "self.__post_init__()")
+        # Of identifiers only: the names of the fields, and those in `values`.
+        exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), values)  # noqa: S102
+        constructor = values["__init__"]
+        constructor.__module__, constructor.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
+        constructor.__annotations__ = {each.name: each.type for each in fields} | {"return": None}
+        return constructor
+
+    def _assignments(self, values: dict[str, Any]) -> Iterator[str]:
+        """Yield the statements that fill the fields, and add the objects that they name to `values`."""
+        for each in self._fields:
+            value = each.name if each.init else f"default_{each.name}"
+            if each.default_factory is not MISSING:
+                values[f"make_{each.name}"] = each.default_factory
+                made = f"make_{each.name}()"
+                value = f"{made} if {each.name} is factory_ else {each.name}" if each.init else made
+            elif not each.init:
+                if each.default is MISSING or not self._slots:
+                    continue  # set by __post_init__, or the attribute of the class
+                values[value] = each.default
+            yield f"set_(self, {each.name!r}, {value})" if self._frozen else f"self.{each.name} = {value}"
+
+
+def _represent(names: Sequence[str]) -> Callable[[Any], str]:
+    def represent(self: Any) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    return recursive_repr()(represent)
+
+
+def _compare(names: Sequence[str], *, frozen: bool) -> dict[str, Any]:
+    """Return `__eq__` and `__hash__` of the values of these fields."""
+    values: Callable[[Any], tuple[Any, ...]] = lambda self: tuple([getattr(self, name) for name in names])  # noqa: E731
+    if len(names) > 1:
+        values = attrgetter(*names)
+
+    def equal(self: Any, other: object) -> bool:
+        return values(self) == values(other) if type(other) is type(self) else NotImplemented
+
+    return {"__eq__": equal, "__hash__": (lambda self: hash(values(self))) if frozen else None}
+
+
+def _pickle(names: Sequence[str]) -> dict[str, Any]:
+    """Return the methods by which a frozen record with slots is copied and pickled."""
+
+    def restore(self: Any, state: Sequence[Any]) -> None:
+        for name, value in zip(names, state, strict=True):
+            object.__setattr__(self, name, value)
+
+    return {"__getstate__": lambda self: [getattr(self, name) for name in names], "__setstate__": restore}
+
+
+def _add_slots(cls: type, names: Sequence[str]) -> type:
+    """Return the class made anew with these slots: Python takes them at its creation only."""
+    inherited = {slot for each in cls.__mro__[1:-1] for slot in vars(each).get("__slots__", ())}
+    replaced = {*names, "__dict__", "__weakref__"}
+    namespace = {key: value for key, value in vars(cls).items() if key not in replaced}
+    namespace["__slots__"] = tuple(name for name in names if name not in inherited)
+    namespace["__qualname__"] = cls.__qualname__
+    return type(cls)(cls.__name__, cls.__bases__, namespace)
+
+
+def _freeze(cls: Any, names: set[str]) -> None:
+    def assign(self: Any, name: str, value: object) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def delete(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    cls.__setattr__, cls.__delattr__ = assign, delete
