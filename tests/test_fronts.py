@@ -355,12 +355,16 @@ def test_other_observations_are_refused(
 
 
 def test_conversions_do_not_take_half_a_policy(made: Any, tmp_path: Path) -> None:
-    _, path = made("SAC", "Mixed")
+    model, path = made("SAC", "Mixed")
     ran = in_process("convert", path, tmp_path / "a.pt", "--json")
+    assert (ran.status, ran.json()["unused"]) == (0, [])
+    copied = torch.load(tmp_path / "a.pt", weights_only=True)["policy"]
+    assert copied.keys() == model.policy.state_dict().keys()
+    assert all(torch.equal(copied[name], value) for name, value in model.policy.state_dict().items())
+    assert sum(name.startswith("actor.features_extractor.extractors.image") for name in copied) == 8
+    ran = in_process("convert", path, tmp_path / "a.tf", "--to", "tf", "--json")
     assert ran.status == 1
-    assert not (tmp_path / "a.pt").exists()
-    unused = ran.json()["unused"]
-    assert sum("actor/features_extractor/extractors/image" in name for name in unused) == 8
+    assert not list(tmp_path.glob("a.tf*"))
     ran = in_process("convert", path, tmp_path / "a.onnx", "--json")
     assert ran.status == 2
     assert "features_extractor" in ran.json()["error"]["message"] + str(ran.json()["error"])
