@@ -252,6 +252,12 @@ def _own_temporary_folder() -> None:
     atexit.register(remove)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one and a half times the number of cores: many tests wait for a program or a clock."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + min(cores // 2, 4)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--golden`, which writes the golden texts instead of comparing them."""
     parser.addoption("--golden", action="store_true", help="write tests/golden and run only its tests")

@@ -244,8 +244,8 @@ def _note(event: str, args: tuple[Any, ...]) -> None:
         os.write(events, (json.dumps([event, first, 0]) + "\n").encode())
 
 
-# The import system, what evaluates the annotations of the commands, constructors of the package's own classes,
-# which are compiled from the names of their fields, and `ast.parse`: a tree of text, no code.
+# The import system, what evaluates the annotations of the commands, constructors of the package's own
+# classes, which are compiled from the names of their fields, and `ast.parse`: a tree of text, no code.
 _OURS = ("<frozen importlib._bootstrap_external>", inspect.__file__, typing.__file__, deferred.__file__)
 _PARSE = ast.parse.__code__
 
