@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import inspect
@@ -247,17 +246,6 @@ def test_a_record_that_contains_itself_is_described() -> None:
         record = classes.Open("a")
         record.name = record
         assert "..." in repr(record)
-
-
-def test_no_other_file_takes_them_from_the_standard_library() -> None:
-    names = {("dataclasses", "dataclass"), ("dataclasses", "field"), ("typing", "NamedTuple")}
-    users = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "ckpttool").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.ImportFrom) and any((node.module, each.name) in names for each in node.names)
-    }
-    assert users == {"ckpttool/core/deferred.py"}
 
 
 def define_tuples(base: Any) -> SimpleNamespace:

@@ -379,6 +379,28 @@ def eager_imports(sources: Sources) -> set[str]:
     return found
 
 
+def definitions_compiled_at_import(sources: Sources) -> set[str]:
+    """Find classes and patterns that core/deferred.py would compile when they are first used."""
+    names = {("dataclasses", "dataclass"), ("dataclasses", "field"), ("typing", "NamedTuple")}
+    taken = {
+        f"{file} takes {name.name} from {node.module}"
+        for file, nodes in sources.items()
+        if file != "core/deferred.py"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+        if (node.module, name.name) in names
+    }
+    return taken | {
+        f"{file}:{call.lineno} compiles a pattern"
+        for file, nodes in sources.items()
+        for node in ast.iter_child_nodes(nodes[0])
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for call in ast.walk(node.value)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "re.compile"
+    }
+
+
 def replaced_unknown_facts(sources: Sources) -> set[str]:
     """Unknown facts are added and removed by topic (lacking, without_lack), never all at once."""
     return {
@@ -434,6 +456,7 @@ RULES: tuple[Rule, ...] = (
     library_imports,
     eager_imports,
     names_of_formats,
+    definitions_compiled_at_import,
     replaced_unknown_facts,
 )
 
@@ -447,6 +470,15 @@ def test_the_package_keeps_every_rule() -> None:
 LONG = "def f():\n" + "    x = 1\n" * MOST_LINES
 # One wrong package for each rule, and what the rule finds in it.
 WRONG: list[tuple[Rule, dict[str, str], set[str]]] = [
+    (
+        definitions_compiled_at_import,
+        {
+            "core/deferred.py": "from dataclasses import dataclass",
+            "core/tree.py": "from dataclasses import field, replace",
+            "core/text.py": "_WORD = (re.compile('a'), re.escape('b'))\ndef f():\n    return re.compile('c')",
+        },
+        {"core/tree.py takes field from dataclasses", "core/text.py:1 compiles a pattern"},
+    ),
     (
         replaced_unknown_facts,
         {"libraries/sb3.py": "facts = facts._replace(head='clip', lacks=())"},
