@@ -241,6 +241,18 @@ def test_a_subclass_that_is_no_record_uses_its_constructor() -> None:
         assert (Child().name, Child().later, Child().more) == ("child", 5, 1)
 
 
+def test_two_threads_may_need_the_constructor_at_once() -> None:
+    @deferred.dataclass(frozen=True, slots=True)
+    class Row:
+        name: str
+
+    waiting = vars(Row)["__init__"]  # a thread has found it before another one puts the function in its place
+    assert Row("first").name == "first"
+    record = Row.__new__(Row)
+    waiting.__get__(record, Row)("second")
+    assert record.name == "second"
+
+
 def test_a_record_that_contains_itself_is_described() -> None:
     for classes in (OURS, THEIRS):
         record = classes.Open("a")

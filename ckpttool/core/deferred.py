@@ -77,19 +77,22 @@ def _make_record(
     # This collects the fields with their defaults, sets `__match_args__`, and compiles nothing.
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = dataclasses.fields(cls)
-    methods: dict[str, Any] = {"__init__": _Constructor(fields, frozen=frozen, slots=slots)}
+    names = [each.name for each in fields]
+    constructor = _Constructor(fields, frozen=frozen, slots=slots)
+    methods: dict[str, Any] = {"__init__": constructor}
     if repr:
         methods["__repr__"] = _represent([each.name for each in fields if each.repr])
     if eq:
         methods |= _compare([each.name for each in fields if each.compare], frozen=frozen)
     if slots and frozen:
-        methods |= _pickle([each.name for each in fields])
+        methods |= _pickle(names)
     for name in methods.keys() - explicit:
         setattr(cls, name, methods[name])
     if slots:
-        cls = _add_slots(cls, [each.name for each in fields])
+        cls = _add_slots(cls, names)
     if frozen:
-        _freeze(cls, {each.name for each in fields})
+        _freeze(cls, set(names))
+    constructor.cls = cls
     return cls
 
 
@@ -101,15 +104,19 @@ class _Factory:
 
 
 class _Constructor:
-    """The constructor of a class until it is needed: it compiles the function and puts it into its place."""
+    """The constructor of a class until it is needed: it compiles the function and puts it into its place.
+
+    Two threads may both compile it: each uses its own function, and the last one stays.
+    """
+
+    cls: type
 
     def __init__(self, fields: Sequence[Field[Any]], *, frozen: bool, slots: bool) -> None:
         self._fields, self._frozen, self._slots = fields, frozen, slots
 
     def __get__(self, record: object, owner: type) -> Any:
-        cls = next(each for each in owner.__mro__ if vars(each).get("__init__") is self)
-        constructor = self._compile(cls)
-        setattr(cls, "__init__", constructor)  # noqa: B010  # mypy refuses the assignment
+        constructor = self._compile(self.cls)
+        setattr(self.cls, "__init__", constructor)  # noqa: B010  # mypy refuses the assignment
         return constructor.__get__(record, owner)
 
     def _compile(self, cls: type) -> Any:
