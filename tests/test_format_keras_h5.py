@@ -400,8 +400,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
     tensorflow_child.require("keras", "tensorflow")
     asked = ["build", *(["build_tf_keras"] if importlib.util.find_spec("tf_keras") else [])]
     folders = {name: tmp_path_factory.mktemp(name) for name in asked}
-    told = tensorflow_child.run_each(MODELS, folders, once=True)
-    return {name: (folders[name], facts) for name, facts in told.items()}
+    results = tensorflow_child.run_each(MODELS, folders, once=True)
+    return {name: (folders[name], facts) for name, facts in results.items()}
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ TOGETHER = 12
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Case], tuple[list[str], str]]:
-    """Give the outcome of a case; those that come after it in this session are examined with it."""
+    """Give the outcome of a case; those that come after it in this run are examined with it."""
     wanted = [item.callspec.params["case"] for item in request.session.items if _is_case(item)]
     outcomes: dict[Case, tuple[list[str], str]] = {}
 

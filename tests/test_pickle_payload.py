@@ -167,10 +167,10 @@ def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch
 
 def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path, golden):
     path = str(hostile(tmp_path)["module.pt"])
-    told = in_process("inspect", path, cwd=tmp_path)
-    assert told.status == 0
-    golden("\n".join(line for line in told.out.splitlines() if "posix" in line))
-    assert "l1" in told.out
+    ran = in_process("inspect", path, cwd=tmp_path)
+    assert ran.status == 0
+    golden("\n".join(line for line in ran.out.splitlines() if "posix" in line))
+    assert "l1" in ran.out
     document = in_process("inspect", path, "--json", cwd=tmp_path).json()
     assert document["details"]["calls"] == ["gone.Net", "gone.Layer", "posix.system"]
     digest = in_process("digest", path, "--json", cwd=tmp_path).json()

@@ -52,7 +52,7 @@ def run(framework: str, program: str, folder: Path, env: Mapping[str, str] | Non
 def once(key: object, make: Callable[[Mapping[str, Path]], Any], folders: Mapping[str, Path]) -> Any:
     """Let `make` fill empty folders and return what it says, once for all programs of xdist; give copies.
 
-    What is made with one `key` is the same whoever asks.
+    Every caller that passes the same `key` gets the same folders and answer.
     """
     name = hashlib.sha256(repr((key, sorted(folders))).encode()).hexdigest()
     shared = Path(tempfile.gettempdir(), f"made-{name}")
@@ -64,9 +64,9 @@ def once(key: object, make: Callable[[Mapping[str, Path]], Any], folders: Mappin
             places = {each: shared / f"{number}" for number, each in enumerate(folders)}
             for place in places.values():
                 place.mkdir(parents=True)
-            told = json.dumps(make(places))
-            assert str(shared) not in told, "the answer names a folder that is copied"
-            answer.write_text(told)
+            text = json.dumps(make(places))
+            assert str(shared) not in text, "the answer names a folder that is copied"
+            answer.write_text(text)
     for number, folder in enumerate(folders.values()):
         assert not list(folder.iterdir()), f"{folder} is not empty"
         shutil.copytree(shared / f"{number}", folder, dirs_exist_ok=True)
