@@ -29,7 +29,7 @@ from ckpttool.core import (
     plugins,
     sidecar,
 )
-from ckpttool.formats import common, open_checkpoint
+from ckpttool.formats import open_checkpoint, settings
 from ckpttool.formats import sb3 as write
 from ckpttool.libraries import recognize_tree, schema
 from ckpttool.libraries import sb3 as stable_baselines3
@@ -412,7 +412,7 @@ def test_yaml_is_data_whatever_its_tags(tmp_path: Path) -> None:
         "  - - b\n    - !!python/name:os.getcwd\n  - - c\n    - [1, 2.5, yes, null, text]\n"
     )
     (tmp_path / "config.yml").write_text(text)
-    tree = common.read_yaml(str(tmp_path / "config.yml"))
+    tree = settings.read_yaml(str(tmp_path / "config.yml"))
     values = {display(path): leaf.value for path, leaf in tree.plain()}
     assert values == {
         "a/0": f"touch {marker}",
@@ -453,14 +453,14 @@ BAD_YAML = {
 def test_what_yaml_would_merge_is_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.yml").write_text(BAD_YAML["keys that are merged"])
     with pytest.raises(FormatError):
-        common.read_yaml(str(tmp_path / "x.yml"))
+        settings.read_yaml(str(tmp_path / "x.yml"))
 
 
 @pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)
 def test_hostile_yaml_ends_soon(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.yml").write_text(text)
     try:
-        tree = common.read_yaml(str(tmp_path / "x.yml"))
+        tree = settings.read_yaml(str(tmp_path / "x.yml"))
     except FormatError as error:
         assert error.file == str(tmp_path / "x.yml")  # noqa: PT017  # either outcome is right
     else:

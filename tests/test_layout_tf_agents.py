@@ -10,7 +10,7 @@ import pytest
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
-from ckpttool.formats import common, open_checkpoint, tf_common
+from ckpttool.formats import open_checkpoint, settings, tf_common
 from ckpttool.libraries import plan_torch, recognize_tree
 from ckpttool.mapping import apply_plan
 from tests import warm
@@ -53,7 +53,7 @@ def sac() -> Arrays:
 
 
 def whole(arrays: Arrays) -> Tree:
-    """Return what `common.Checkpointer(agent=, policy=, global_step=)` saves."""
+    """Return what `file_listing.Checkpointer(agent=, policy=, global_step=)` saves."""
     actor = ["agent/_actor_network"]
     tree = optimized(
         tensorflow_tree(arrays), {"agent/_actor_optimizer": actor, "agent/_critic_optimizer": Q_FUNCTIONS[:2]}
@@ -391,5 +391,5 @@ def test_values_of_a_gin_configuration() -> None:
     text = (
         "a/b.C.x = (1, 2)\nC.y = @m.ReLU()\nC.z = %lr\nlr = 3e-4\nC = 2\nno line\nD.s = 'of D'  # a comment\n"
     )
-    assert common.parse_gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
-    assert common.parse_gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}
+    assert settings.parse_gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
+    assert settings.parse_gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}

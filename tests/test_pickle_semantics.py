@@ -16,7 +16,7 @@ from ckpttool.core import CkpttoolError, FormatError, Limits, UnsupportedError, 
 from ckpttool.encodings import Dict, Global, OpaqueKey, PersistentId, PickleObject, dumps, parse_pickle
 from ckpttool.encodings.pickle_values import BUILDERS, CONTAINERS, SPREAD
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.common import MAGIC
+from ckpttool.formats.pickle_signatures import MAGIC
 from ckpttool.formats.pickles import BUILDERS as LOADED
 from ckpttool.formats.torch_tensors import _OWN_NAMES
 from tests import warm

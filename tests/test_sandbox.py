@@ -205,7 +205,7 @@ def test_process_that_lists_hdf5_refuses_all_attacks(
     hostile: Target, own_hdf5_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h5py = pytest.importorskip("h5py")
-    from ckpttool.formats import common, hdf5
+    from ckpttool.formats import child_process, hdf5
 
     del own_hdf5_process
     path = hostile.folder / "weights.h5"
@@ -217,7 +217,7 @@ from ckpttool.formats import hdf5_child
 hdf5_child.Hdf5Walk = lambda _: exec({hostile.program()!r})
 hdf5_child.main(sys.argv[2:])
 """
-    monkeypatch.setattr(hdf5, "_START", common.child_program(code))
+    monkeypatch.setattr(hdf5, "_START", child_process.child_program(code))
     with pytest.raises(CkpttoolError) as refused:
         hdf5.read_index(hdf5.whole_file(File.stamp(str(path))))
     assert attacks.parse_done(refused.value.message) == set()

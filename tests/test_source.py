@@ -39,7 +39,7 @@ from ckpttool.core import (
     tree as tree_module,
 )
 from ckpttool.core.source import LARGE, PIECE_ELEMENTS, StreamedArray
-from ckpttool.formats import common
+from ckpttool.formats import tensor_bytes
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -209,7 +209,7 @@ def test_no_command_holds_a_large_tensor(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(source, "is_streamed", lambda _: False)
         patched.setattr(tree_module, "is_streamed", lambda _: False)
-        patched.setattr(common, "is_streamed", lambda _: False)
+        patched.setattr(tensor_bytes, "is_streamed", lambda _: False)
         patched.setattr(source, "_streamed_span", lambda _: None)
         whole = run("whole")
     assert pieces == whole

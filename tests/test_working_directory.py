@@ -198,7 +198,7 @@ Path({mark!r}).touch()
 NAME, TITLE, WRITES, FRAMEWORK = "stranger", "A stranger's format", False, "numpy"
 def claims(probe): return None
 """
-CHILD = "from ckpttool.formats import common\nprint(common.child_paths())\n"
+CHILD = "from ckpttool.formats import child_process\nprint(child_process.child_paths())\n"
 LISTING = "import ckpttool.core.plugins as p\nfor each in p.installed('formats'): each.load()\n"
 
 

@@ -50,8 +50,8 @@ from ckpttool.core.source import Checksum, File, Span
 from ckpttool.core.text import clean, describe_error, describe_record, format_count
 from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
 from ckpttool.formats import detect, tf_common, tf_object_graph
-from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import CheckpointLocation, open_checkpoint
+from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import SlicedTensor
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.version import __version__

@@ -45,8 +45,8 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf, display
-from ckpttool.formats.common import WritingFormat
 from ckpttool.formats.detect import ensure_open
+from ckpttool.formats.probe import WritingFormat
 from ckpttool.libraries import tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent

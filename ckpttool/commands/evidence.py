@@ -1353,25 +1353,25 @@ def _namespace(file: str) -> dict[str, str] | None:
 
 def _settings_file(file: str, name: str, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
     """Yield the settings in a file beside the checkpoint that differ from the values used."""
-    from ckpttool.formats import common
+    from ckpttool.formats import settings
 
     try:
         if os.path.getsize(file) > _LARGEST:
             return
         if name.lower().endswith(".json"):
-            tree = common.tree_from_json(documents.load_json(file, "settings"), "the file")
+            tree = settings.tree_from_json(documents.load_json(file, "settings"), "the file")
         elif name.lower().endswith(".toml"):
             import tomllib
 
             with open(file, "rb") as source:
-                tree = common.tree_from_json(tomllib.load(source), "the file")
+                tree = settings.tree_from_json(tomllib.load(source), "the file")
         elif name.lower().endswith(".gin"):
             with open(file, encoding="utf-8") as text:
-                tree = common.tree_from_json(common.parse_gin(text.read()), "the file")
+                tree = settings.tree_from_json(settings.parse_gin(text.read()), "the file")
         elif name.lower().endswith(".txt") and (found := _namespace(file)) is not None:
-            tree = common.tree_from_json(found, "the file")
+            tree = settings.tree_from_json(found, "the file")
         else:
-            tree = common.read_yaml(file)
+            tree = settings.read_yaml(file)
     except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):
         return  # any program may use this file name
     for path, leaf in tree.items():

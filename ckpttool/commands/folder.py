@@ -32,7 +32,6 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.text import describe_record
 from ckpttool.formats import tf_common, torch_zip
-from ckpttool.formats.common import Format, Probe
 from ckpttool.formats.detect import (
     CheckpointLocation,
     matching_formats,
@@ -40,6 +39,7 @@ from ckpttool.formats.detect import (
     read_location,
     resolve,
 )
+from ckpttool.formats.probe import Format, Probe
 from ckpttool.formats.tf_common import CheckpointState
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT

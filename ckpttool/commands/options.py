@@ -22,7 +22,7 @@ from ckpttool.core.optimizers import ADAMW, FAMILIES, FLAGS, find_family, list_t
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, display, key
-from ckpttool.formats.common import Format
+from ckpttool.formats.probe import Format
 from ckpttool.libraries.optimizers_read import keras_class
 from ckpttool.libraries.schema import (
     JOINT,

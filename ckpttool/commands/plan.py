@@ -70,7 +70,7 @@ from ckpttool.networks.build import layer_widths
 if TYPE_CHECKING:
     from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.network_outputs import Parity
-    from ckpttool.formats.common import WritingFormat
+    from ckpttool.formats.probe import WritingFormat
 
 # The plan of a conversion, and its result.
 

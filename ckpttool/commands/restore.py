@@ -35,9 +35,9 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
-from ckpttool.formats import common, onnx, tf_common
-from ckpttool.formats.common import Format
+from ckpttool.formats import onnx, settings, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
+from ckpttool.formats.probe import Format
 from ckpttool.formats.tf_bundle import MissingShardTensor
 from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
@@ -417,18 +417,18 @@ _TOPIC_OF: Mapping[str, Topic] = {names[0]: what for names, what in _TOPICS.item
 def _read_companion(file: str) -> Tree:
     """Return the contents of a file beside a checkpoint: YAML or JSON settings, or a separate checkpoint."""
     if file.endswith(".json"):
-        return common.tree_from_json(text.load_json(file, "settings"), "the file")
+        return settings.tree_from_json(text.load_json(file, "settings"), "the file")
     if os.path.basename(file) == _TEXT:
         return _parse_arguments(file)
     if file.endswith(".pbtxt"):
-        return common.tree_from_json(tf_common.read(file), "the file")
-    return common.read_yaml(file) if file.endswith((".yml", ".yaml")) else open_checkpoint(file).tree
+        return settings.tree_from_json(tf_common.read(file), "the file")
+    return settings.read_yaml(file) if file.endswith((".yml", ".yaml")) else open_checkpoint(file).tree
 
 
 def _parse_arguments(file: str) -> Tree:
     """Return arguments in JSON or in lines of `name: value` (both are YAML); nothing for other text."""
     try:
-        return common.read_yaml(file)
+        return settings.read_yaml(file)
     except FormatError:
         # Other programs use this file name too, so its contents are no reason to reject the checkpoint.
         return Tree({})

@@ -53,16 +53,10 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Buffer, File, Inline, Source, crc32c, iter_pieces
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, display, key
 from ckpttool.formats import keras_h5, tf_common
-from ckpttool.formats.common import (
-    OutputFile,
-    Probe,
-    WritingFormat,
-    decode_path,
-    decode_tree,
-    encode_path,
-    encode_tree,
-)
 from ckpttool.formats.detect import CheckpointLocation, matching_formats
+from ckpttool.formats.embedded_tree import decode_tree, encode_tree
+from ckpttool.formats.plain_json import decode_path, encode_path
+from ckpttool.formats.probe import OutputFile, Probe, WritingFormat
 from ckpttool.formats.tf_object_graph import MARK
 from ckpttool.mapping.rules import (
     SEQUENTIAL_EDGES,

@@ -48,7 +48,7 @@ class FormatSignature(NamedTuple):
     members: tuple[str, ...] = ()
     """ends of the members' names in a zip archive; a damaged archive matches too"""
     pickle: bool = False
-    """whether pickles can belong to the format (see formats.common.find_pickle_format)"""
+    """whether pickles can belong to the format (see formats.pickle_signatures.find_pickle_format)"""
     folder: tuple[str, ...] = ()
     """parts of the names in a folder"""
     nested: bool = False

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 from ckpttool import package_face
 
 if TYPE_CHECKING:
-    from ckpttool.formats.common import (
-        Format as Format,
-        OutputFile as OutputFile,
-        Probe as Probe,
+    from ckpttool.formats.probe import Format as Format, OutputFile as OutputFile, Probe as Probe
+    from ckpttool.formats.pickle_signatures import find_pickle_format as find_pickle_format
+    from ckpttool.formats.embedded_tree import (
         assign_names as assign_names,
         decode_tree as decode_tree,
         encode_tree as encode_tree,
-        find_pickle_format as find_pickle_format,
     )
     from ckpttool.formats.detect import open_checkpoint as open_checkpoint, resolve as resolve
     from ckpttool.formats.hdf5 import Hdf5Dataset as Hdf5Dataset, fletcher32 as fletcher32

@@ -16,9 +16,11 @@ from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import File
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
 from ckpttool.encodings.pickle_values import StoredBytes, dumps
-from ckpttool.formats import common, torch_legacy, torch_zip
-from ckpttool.formats.common import FileListing, OutputFile, Probe, find_pickle_format, join_trees
+from ckpttool.formats import settings, torch_legacy, torch_zip
+from ckpttool.formats.file_listing import FileListing, join_trees
+from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.pickles import LoadedPickle, load_pickle_file
+from ckpttool.formats.probe import OutputFile, Probe
 
 NAME = "d3rlpy"
 TITLE = "d3rlpy agent (.d3, since 2.0)"
@@ -92,7 +94,7 @@ def _listed(file: File, stored: StoredBytes, config: str, version: str) -> tuple
     document = text.parse_json(config.encode(errors="surrogatepass"), _SETTINGS)
     parts: dict[PathStep, Tree] = {
         key("torch"): found.tree,
-        key("config"): common.tree_from_json(document, _SETTINGS),
+        key("config"): settings.tree_from_json(document, _SETTINGS),
         key("version"): Tree({(): ValueLeaf(version)}),
     }
     return join_trees(parts, _key, Container("dict")), found

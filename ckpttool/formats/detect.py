@@ -39,8 +39,8 @@ from ckpttool.core.errors import (
 from ckpttool.core.limits import Limits
 from ckpttool.core.source import DeflatedSpan, File, Span, Storage, StoragePart, StridedView
 from ckpttool.encodings import archives
-from ckpttool.formats import common
-from ckpttool.formats.common import HEAD, Format, Probe
+from ckpttool.formats import pickle_signatures
+from ckpttool.formats.probe import HEAD, Format, Probe
 
 if TYPE_CHECKING:
     import zipfile
@@ -253,7 +253,7 @@ def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
         or (row.infix != "" and row.infix in name)
         or (row.end != b"" and probe.tail.endswith(row.end))
         or (row.members != () and _has_member(probe, row.members))
-        or (row.pickle and common.find_pickle_format(probe) == plugin.name)
+        or (row.pickle and pickle_signatures.find_pickle_format(probe) == plugin.name)
     )
 
 
@@ -1041,7 +1041,7 @@ class _CodeScanner:
         head = content.start(_HEAD)
         end = self._pickle(head, content, where) if pickle else None
         if end and alone and end < content.size:
-            stream = common.STREAM.match(head) is not None
+            stream = pickle_signatures.STREAM.match(head) is not None
             self.behind(_skip(content, end), where, depth, end, stream=stream)
         if head.startswith(_NPY):
             self._array(head, content, where)
@@ -1072,18 +1072,18 @@ class _CodeScanner:
     def _pickle(self, head: bytes, content: _ContentReader, where: str) -> int | None:
         """Scan a pickle; return its end, 0 if it has none, None for bytes that are no pickle."""
         marked = head.startswith(b"\x80")
-        if not marked and not common.may_be_pickle(head, content.size):
+        if not marked and not pickle_signatures.may_be_pickle(head, content.size):
             return None
         # Bytes that begin like a pickle are scanned as one; a small one needs a single pass.
         if marked and content.size <= _SMALL:
             data = content.start(content.size)
             acting, end = _find_code(data, limits.current())
         else:
-            found, data = common.scan_head(content.start, content.size, _SMALL if marked else HEAD)
-            if not marked and not common.is_pickle(found, data, content.size):
+            found, data = pickle_signatures.scan_head(content.start, content.size, _SMALL if marked else HEAD)
+            if not marked and not pickle_signatures.is_pickle(found, data, content.size):
                 return None
             acting, end = tuple(unsafe_references(found.code_references)), found.end
-        if end is None and common.JOBLIB in data:
+        if end is None and pickle_signatures.JOBLIB in data:
             from ckpttool.formats.pickles import scan_joblib
 
             found = scan_joblib(self._all(content))

@@ -30,7 +30,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
 )
 from ckpttool.core.source import Buffer, DeflatedSpan, File, Inline, Shape, Source, Span, Storage
-from ckpttool.formats import common
+from ckpttool.formats import child_process
 
 # HDF5 files as lists of datasets: a child process lists them, this one reads their bytes as spans.
 #
@@ -120,7 +120,7 @@ def whole_file(file: File) -> Span:
 
 # Run the child process that lists an HDF5 file, and turn each way it can fail into one message.
 
-_START = common.child_program("from ckpttool.formats.hdf5_child import main; main(sys.argv[2:])")
+_START = child_process.child_program("from ckpttool.formats.hdf5_child import main; main(sys.argv[2:])")
 # Average limit per object in the child's output: bytes and JSON values.
 _BYTES, _VALUES = 256, 16
 _LONGEST = 120
@@ -170,7 +170,7 @@ def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job
     needs too much time or memory, and UnsupportedError if the file refers to other files.
     """
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
-    command = [sys.executable, "-I", "-B", "-c", _START, common.child_paths()]
+    command = [sys.executable, "-I", "-B", "-c", _START, child_process.child_paths()]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     number, passed = _pass_descriptor(descriptor)
     digests = () if job.first is None else (str(job.first), str(job.most))

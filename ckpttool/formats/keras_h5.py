@@ -19,14 +19,8 @@ from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import archives
 from ckpttool.encodings.archives import ZipArchive
-from ckpttool.formats import common, hdf5, keras_tree
-from ckpttool.formats.common import (
-    FormatDefinition,
-    OutputFile,
-    Probe,
-    WritingFormatDefinition,
-    join_checkpoints,
-)
+from ckpttool.formats import file_listing, hdf5, keras_tree
+from ckpttool.formats.file_listing import join_checkpoints
 from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
 from ckpttool.formats.keras_config import (
     PARTS,
@@ -38,6 +32,7 @@ from ckpttool.formats.keras_config import (
     snake_case,
 )
 from ckpttool.formats.keras_tree import SLOTS, list_model, optimizer_class, optimizer_config
+from ckpttool.formats.probe import FormatDefinition, OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.tf_object_graph import slot_optimizer
 
 if TYPE_CHECKING:
@@ -685,7 +680,7 @@ def read_archive(location: str) -> Checkpoint:
     notes += (
         *more,
         *((f"assets not read: {assets:,}",) if assets else ()),
-        *common.note_unknown_members(others),
+        *file_listing.note_unknown_members(others),
         *found.notes,
     )
     return Checkpoint(

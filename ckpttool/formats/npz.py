@@ -17,9 +17,9 @@ from ckpttool.encodings import archives, npy
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.npy import NpyArray
 from ckpttool.encodings.pickle_values import numpy_code
-from ckpttool.formats import common
-from ckpttool.formats.common import OutputFile, Probe
+from ckpttool.formats import embedded_tree, tensor_bytes
 from ckpttool.formats.pickles import role_by_last_name
+from ckpttool.formats.probe import OutputFile, Probe
 
 # NumPy arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.
 #
@@ -97,17 +97,17 @@ class _ArrayCollection:
 
     def tree(self) -> Tree:
         """Return the embedded tree, or every array under the parts of its name."""
-        record = self.arrays.pop(common.KEY, None)
+        record = self.arrays.pop(embedded_tree.KEY, None)
         if record is not None:
             try:
                 return self._recorded(record)
-            except common.EmbeddedTreeError as error:
+            except embedded_tree.EmbeddedTreeError as error:
                 self.notes.append(f"ignoring the tree that ckpttool embedded: {error.message}")
         return _unrecorded_tree(array_leaves(self.arrays))
 
     def _recorded(self, record: NpyArray) -> Tree:
         if record.dtype != "uint8" or record.source is None:
-            raise common.EmbeddedTreeError("the embedded tree is not text")
+            raise embedded_tree.EmbeddedTreeError("the embedded tree is not text")
         leaves = {name: leaf for name, leaf in array_leaves(self.arrays).items() if isinstance(leaf, Leaf)}
         untyped: dict[str, int] = {}
         for name, array in self.arrays.items():
@@ -115,8 +115,8 @@ class _ArrayCollection:
                 leaves[name] = Leaf("unknown", array.shape, array.source, name)
                 untyped[name] = int(array.descr.lstrip("<>|=")[1:])
         if leaves.keys() != self.arrays.keys():
-            raise common.EmbeddedTreeError("the embedded tree does not match the tensors in this file")
-        return common.decode_tree(bytes(record.source.read()), leaves, untyped)
+            raise embedded_tree.EmbeddedTreeError("the embedded tree does not match the tensors in this file")
+        return embedded_tree.decode_tree(bytes(record.source.read()), leaves, untyped)
 
 
 def array_leaves(arrays: Mapping[str, NpyArray]) -> dict[str, Leaf | ValueLeaf]:
@@ -182,7 +182,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     """
     members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
-    names = common.assign_names([*members, *others], _spell_path, (common.KEY,), _safe_name)
+    names = embedded_tree.assign_names([*members, *others], _spell_path, (embedded_tree.KEY,), _safe_name)
     for path in members:
         if len(names[path].encode()) + len(npy.SUFFIX) > _LONGEST_NAME:
             raise UnsupportedError("a name is too long for a zip archive", path=display(path)[:200])
@@ -213,7 +213,7 @@ def _encode_record(tree: Tree, members: Mapping[Path, _NpzMember], names: Mappin
         for path, m in members.items()
     }
     alone = _unrecorded_tree(array_leaves(read)) if len(members) == len(tree) else Tree({})
-    return common.encode_tree(tree, names) if common.needs_record(tree, alone) else None
+    return embedded_tree.encode_tree(tree, names) if embedded_tree.needs_record(tree, alone) else None
 
 
 def _dtype(member: _NpzMember) -> str | None:
@@ -261,9 +261,9 @@ def _write(
     archive = ZipWriter(stream)
     for path, member in members.items():
         shape = member.leaf.shape if member.leaf is not None else ()
-        data = member.data if member.leaf is None else common.exact_part(member.leaf, path)
+        data = member.data if member.leaf is None else tensor_bytes.exact_part(member.leaf, path)
         archive.add(names[path] + npy.SUFFIX, npy.encode_npy_header(member.descr, shape), data)
     if text is not None:
         record = text.encode("ascii")
-        archive.add(common.KEY + npy.SUFFIX, npy.encode_npy_header("|u1", (len(record),)), record)
+        archive.add(embedded_tree.KEY + npy.SUFFIX, npy.encode_npy_header("|u1", (len(record),)), record)
     archive.close()

@@ -16,8 +16,8 @@ from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, Uns
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
-from ckpttool.formats import common, tf_common
-from ckpttool.formats.common import Probe
+from ckpttool.formats import tf_common, torch_roles
+from ckpttool.formats.probe import Probe
 
 # ONNX models: a protobuf message with a graph of operators and constants; the onnx library is not needed.
 #
@@ -974,7 +974,7 @@ def _role(path: Path, row: _ElementType, tensor: OnnxTensor, count: int, *, cons
     """Return the role of a constant: shapes, axes and single numbers are operator settings."""
     if not tensor.dims or row.name in ("int64", "bool", "string") or (constant and count < 2):
         return "other"
-    return common.role_by_module_name(path[-1:]) or "parameter"
+    return torch_roles.role_by_module_name(path[-1:]) or "parameter"
 
 
 def _stored_size(row: _ElementType, count: int) -> int:

@@ -47,7 +47,7 @@ from ckpttool.encodings.pickle_values import (
     StoredBytes,
     is_plain,
 )
-from ckpttool.formats import common
+from ckpttool.formats import pickle_signatures, tensor_bytes
 from ckpttool.formats.tf_common import role_by_name
 
 # How unbuilt values are displayed: keys of any kind, objects of unknown classes, code.
@@ -181,7 +181,7 @@ def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType(
     try:
         return load_pickle(data, file, builders=builders)
     except FormatError as error:
-        if common.JOBLIB in data[: 1 << 16]:
+        if pickle_signatures.JOBLIB in data[: 1 << 16]:
             try:
                 return _load_joblib(data, file, builders)
             except CkpttoolError:
@@ -258,7 +258,9 @@ def _read_array(
     if not isinstance(kind, PickledDType) or any(type(n) is not int or n < 0 for n in counts):
         machine.fail("an array of joblib has no type or shape", at)
     if kind.code.startswith("O"):
-        found, _ = common.scan_head(lambda length: machine.data[at : at + length], len(machine.data) - at)
+        found, _ = pickle_signatures.scan_head(
+            lambda length: machine.data[at : at + length], len(machine.data) - at
+        )
         if found.end is None or nested is None:
             machine.fail("an array of objects", at)
         nested += found.code_references
@@ -327,7 +329,7 @@ def dtype_code(leaf: Leaf, path: Path) -> str:
 def encode_array(leaf: Leaf, path: Path) -> PickleObject:
     """Return the tensor as the calls that build an array; reads its bytes."""
     return pickle_values.pickle_array(
-        dtype_code(leaf, path), leaf.shape, bytes(common.read_exact(leaf, path))
+        dtype_code(leaf, path), leaf.shape, bytes(tensor_bytes.read_exact(leaf, path))
     )
 
 

@@ -18,8 +18,10 @@ from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, at
 from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, StoredBytes, dumps
 from ckpttool.formats import pickles
-from ckpttool.formats.common import CHECKPOINT, FileListing, OutputFile, Probe, find_pickle_format
+from ckpttool.formats.file_listing import FileListing
+from ckpttool.formats.pickle_signatures import CHECKPOINT, find_pickle_format
 from ckpttool.formats.pickles import LoadedPickle, PickledArrayRole, PickleWalk, load_pickle, load_pickle_file
+from ckpttool.formats.probe import OutputFile, Probe
 from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
 
 # RLlib checkpoints: the single file `checkpoint-N` of version 0.1, and the folders of version 1.0 and later.

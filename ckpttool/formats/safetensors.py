@@ -22,8 +22,9 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.source import File, MissingShard, Shape, Source, Span
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
-from ckpttool.formats import common
-from ckpttool.formats.common import FileListing, FormatDefinition, OutputFile, Probe, join_checkpoints
+from ckpttool.formats import embedded_tree, tensor_bytes, torch_roles
+from ckpttool.formats.file_listing import FileListing, join_checkpoints
+from ckpttool.formats.probe import FormatDefinition, OutputFile, Probe
 
 # Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; the library is not needed.
 #
@@ -211,24 +212,26 @@ def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: i
 # Metadata that identifies the writer's framework, not a tensor's second name.
 FORMAT = "format"
 RECORD = "safetensors.Tensor"
-RESERVED = frozenset((common.KEY, FORMAT, METADATA))
+RESERVED = frozenset((embedded_tree.KEY, FORMAT, METADATA))
 
 
 def list_file(file: File) -> FileListing:
     """Return the file's tree, notes and metadata; raise FormatError if the header violates the format."""
     stored, texts = read_header(file)
-    metadata = {name: text for name, text in texts.items() if name != common.KEY}
+    metadata = {name: text for name, text in texts.items() if name != embedded_tree.KEY}
     entries = {name: _entry_leaf(file, name, entry) for name, entry in stored.items()}
     tree = _unrecorded_tree(entries, metadata)
     notes = _notes(tree, stored)
-    text = texts.get(common.KEY)
+    text = texts.get(embedded_tree.KEY)
     if text is not None:
         try:
             arrays = {name: leaf for name, leaf in entries.items() if isinstance(leaf, Leaf)}
             if len(arrays) != len(entries):
-                raise common.EmbeddedTreeError("the embedded tree does not match the tensors in this file")
-            tree = common.decode_tree(text.encode(), arrays)
-        except common.EmbeddedTreeError as error:
+                raise embedded_tree.EmbeddedTreeError(
+                    "the embedded tree does not match the tensors in this file"
+                )
+            tree = embedded_tree.decode_tree(text.encode(), arrays)
+        except embedded_tree.EmbeddedTreeError as error:
             notes = (*notes, f"ignoring the tree that ckpttool embedded: {error.message}")
     kept = {name: text for name, text in metadata.items() if not _is_tied(name, text, entries)}
     details: dict[str, Any] = {"metadata": kept} if kept else {}
@@ -262,7 +265,7 @@ def _entry_leaf(file: File, name: str, entry: SafetensorsEntry) -> Leaf | ValueL
 
 def tensor_leaf(name: str, dtype: str, shape: Shape, source: Source) -> Leaf:
     """Return a tensor for which the file records nothing more than this."""
-    return Leaf(dtype, shape, source, name, common.role_by_module_name((key(name),)) or "parameter")
+    return Leaf(dtype, shape, source, name, torch_roles.role_by_module_name((key(name),)) or "parameter")
 
 
 def _notes(tree: Tree, entries: Mapping[str, SafetensorsEntry]) -> tuple[str, ...]:
@@ -308,7 +311,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
 
     codes = {path: _dtype_code(leaf, path) for path, leaf in tree.tensors()}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
-    names = common.assign_names([*codes, *others], native_name, RESERVED)
+    names = embedded_tree.assign_names([*codes, *others], native_name, RESERVED)
     order = sorted(codes, key=lambda path: (-_ORDER.index(codes[path]), names[path]))
     head = _encode_header(tree, names, codes, order)
     if len(head) > LARGEST:
@@ -358,8 +361,8 @@ def _metadata(tree: Tree, names: Mapping[Path, str]) -> dict[str, str]:
         # Names of shared plain values are only in the embedded tree.
         metadata |= {names[alias.path]: names[path] for alias in aliases if path in names}
     arrays = {names[path]: tensor_leaf(names[path], n.dtype, n.shape, n.source) for path, n in tree.tensors()}
-    if common.needs_record(tree, _unrecorded_tree(arrays, metadata)):
-        metadata[common.KEY] = common.encode_tree(tree, names)
+    if embedded_tree.needs_record(tree, _unrecorded_tree(arrays, metadata)):
+        metadata[embedded_tree.KEY] = embedded_tree.encode_tree(tree, names)
     return metadata
 
 
@@ -373,7 +376,7 @@ def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> Non
     stream.write(len(head).to_bytes(LENGTH, "little"))
     stream.write(head)
     for path in order:
-        for piece in common.iter_exact(_tensor(tree, path), path):
+        for piece in tensor_bytes.iter_exact(_tensor(tree, path), path):
             stream.write(piece)
 
 

@@ -39,15 +39,9 @@ from ckpttool.core.tree import Container, Leaf, Path, PathStep, Record, Tree, Va
 from ckpttool.encodings import archives, npy
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Array, Global, PickleObject, dumps
-from ckpttool.formats import common, pickles, torch_legacy
-from ckpttool.formats.common import (
-    FileListing,
-    OutputFile,
-    Probe,
-    WritingFormatDefinition,
-    find_pickle_format,
-    join_trees,
-)
+from ckpttool.formats import child_process, pickles, tensor_bytes, torch_legacy
+from ckpttool.formats.file_listing import FileListing, join_trees
+from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.pickles import (
     SERIALIZED,
     LoadedPickle,
@@ -58,6 +52,7 @@ from ckpttool.formats.pickles import (
     parse_json_member,
     read_settings,
 )
+from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
 
 # Agents of Stable-Baselines3 (PyTorch) and of libraries built on it: their zips, packed or unpacked.
@@ -369,7 +364,7 @@ _PLAIN_ARGUMENTS = ("n_critics", "n_quantiles")
 _COUNTERS = ("_n_updates", "num_timesteps")
 _SECONDS = 600
 _LAST = 400
-_PROGRAM = common.child_program(
+_PROGRAM = child_process.child_program(
     "from ckpttool.core.sandbox import begin; begin(*sys.argv[2:]); "
     "from ckpttool.formats.sb3_child import main; main(sys.argv[2])"
 )
@@ -492,7 +487,7 @@ def _run_library(folder: str) -> None:
     from ckpttool.core import sandbox  # not needed to read
 
     restricted = sandbox.settings((), limits.current().model_memory, now=True)
-    command = [sys.executable, "-I", "-c", _PROGRAM, common.child_paths(), folder, restricted]
+    command = [sys.executable, "-I", "-c", _PROGRAM, child_process.child_paths(), folder, restricted]
     try:
         done = subprocess.run(  # noqa: S603  # our own module, run by our own interpreter
             command,
@@ -733,7 +728,7 @@ def _write_sb2(
     arrays = ZipWriter(inner)
     for path, leaf in variables.items():
         header = npy.encode_npy_header(("|" if codes[path].endswith("1") else "<") + codes[path], leaf.shape)
-        arrays.add(_variable_name(path) + npy.SUFFIX, header, common.read_exact(leaf, path))
+        arrays.add(_variable_name(path) + npy.SUFFIX, header, tensor_bytes.read_exact(leaf, path))
     arrays.close()
     archive = ZipWriter(stream)
     archive.add("data", json.dumps(data, indent=4).encode("ascii"))

@@ -22,7 +22,8 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats import tf_common, tf_object_graph
-from ckpttool.formats.common import OutputFile, Probe, iter_exact
+from ckpttool.formats.probe import OutputFile, Probe
+from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
     Extent,
     UnreadableSlices,

@@ -26,7 +26,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import File, Shape, Source, combine_parts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf, sstable
-from ckpttool.formats.common import Probe
+from ckpttool.formats.probe import Probe
 
 # TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
 #

@@ -14,7 +14,7 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import File
 from ckpttool.encodings import protobuf
-from ckpttool.formats.common import scan_head
+from ckpttool.formats.pickle_signatures import scan_head
 from ckpttool.formats.tf_common import is_inside
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, node_name
 

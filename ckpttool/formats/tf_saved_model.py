@@ -17,8 +17,8 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf
 from ckpttool.encodings import protobuf
 from ckpttool.formats import keras_config, tf_bundle, tf_saved_model_messages
-from ckpttool.formats.common import Probe
 from ckpttool.formats.keras_config import ConfigAudit, merge_audits
+from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import class_name, is_inside, plain_facts
 from ckpttool.formats.tf_saved_model_messages import (
     FieldMeter,

@@ -15,7 +15,7 @@ from ckpttool.core.source import Buffer, File, Shape, Source
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.sstable import BlockHandle, SStable
 from ckpttool.formats import tf_common
-from ckpttool.formats.common import Probe
+from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import Extent, VariableInfo, tree_by_name
 
 # TensorFlow's V1 checkpoints: tables of names, shapes and values, in one file or several shards.

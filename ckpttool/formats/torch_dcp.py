@@ -23,8 +23,10 @@ from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Sour
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, index, key
 from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import Global, PickleObject
-from ckpttool.formats import common, torch_legacy, torch_tree
-from ckpttool.formats.common import FileListing, Probe, find_pickle_format
+from ckpttool.formats import torch_legacy, torch_roles, torch_tree
+from ckpttool.formats.file_listing import FileListing
+from ckpttool.formats.pickle_signatures import find_pickle_format
+from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import Box, IncompleteTensor, UnreadableSlices, assemble_slices, slice_box
 from ckpttool.formats.torch_tensors import BUILDERS, RANK
 
@@ -412,13 +414,13 @@ class _DcpTreeBuilder:
         """Return the tree of all entries, in the order of the metadata."""
         places = nested_paths(self.metadata.entries, self.metadata.paths)
         self.containers, gaps = nested_containers(places.values())
-        optimizers = common.find_optimizers(places.values())
+        optimizers = torch_roles.find_optimizers(places.values())
         for name, entry in self.metadata.entries.items():
             try:
                 if entry is None:
                     self._value(name, places[name])
                 else:
-                    use = common.tensor_role(places[name], optimizers)
+                    use = torch_roles.tensor_role(places[name], optimizers)
                     self._tensor(name, places[name], entry, use)
             except CkpttoolError as error:
                 raise error.located(path=name) from error.__cause__
@@ -437,7 +439,7 @@ class _DcpTreeBuilder:
         covered = there and all(self._recorded.get(name) == "crc32" for name in there)
         return "crc32" if covered else "none"
 
-    def _tensor(self, name: str, path: Path, entry: DcpTensor, use: common.TorchTensorRole) -> None:
+    def _tensor(self, name: str, path: Path, entry: DcpTensor, use: torch_roles.TorchTensorRole) -> None:
         row = dtypes.BY_TORCH.get(entry.dtype)
         if row is None or row.name not in dtypes.BY_NAME:
             shown = f"{entry.dtype}[{', '.join(map(str, entry.shape))}]"

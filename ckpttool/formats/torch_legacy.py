@@ -15,9 +15,11 @@ from ckpttool.core.text import format_count
 from ckpttool.encodings import archives, pickle_reader
 from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
 from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
-from ckpttool.formats import common, torch_tensors, torch_tree, torch_zip
-from ckpttool.formats.common import MAGIC, FileListing, FormatDefinition, Probe, find_pickle_format
+from ckpttool.formats import file_listing, pickle_signatures, torch_tensors, torch_tree, torch_zip
+from ckpttool.formats.file_listing import FileListing
+from ckpttool.formats.pickle_signatures import MAGIC, find_pickle_format
 from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
+from ckpttool.formats.probe import FormatDefinition, Probe
 from ckpttool.formats.tf_common import split_variable_names
 from ckpttool.formats.torch_tensors import (
     BUILDERS,
@@ -43,7 +45,7 @@ FRAMEWORK = "torch"
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a file that begins with torch's magic number."""
-    return probe.path if common.STREAM.match(probe.head) else None
+    return probe.path if pickle_signatures.STREAM.match(probe.head) else None
 
 
 def read(location: str) -> Checkpoint:
@@ -300,7 +302,7 @@ def list_tar(file: File) -> FileListing:
         f"torch tar archive protocol {TAR_PROTOCOL}",
         notes=(
             *names.classes.notes(),
-            *common.note_unknown_members([name for name in members if name not in TAR_MEMBERS]),
+            *file_listing.note_unknown_members([name for name in members if name not in TAR_MEMBERS]),
         ),
         details=names.classes.details(),
     )
@@ -555,10 +557,10 @@ def list_embedded(file: File, offset: int, length: int) -> FileListing:
 
     Raise FormatError if the bytes are not in a form that torch writes.
     """
-    head = file.read(offset, min(common.STREAM_LENGTH, length))
-    if head.startswith(common.ZIP):
+    head = file.read(offset, min(pickle_signatures.STREAM_LENGTH, length))
+    if head.startswith(pickle_signatures.ZIP):
         return torch_zip.list_archive(archives.read_zip(file, offset, length))
-    if common.STREAM.match(head):
+    if pickle_signatures.STREAM.match(head):
         return list_legacy(file, offset, length)
     raise FormatError("not written by torch.save", file=file.path, offset=offset)
 

@@ -28,8 +28,8 @@ from ckpttool.core.tree import (
 from ckpttool.encodings.archives import UTF8, ZipMember
 from ckpttool.encodings.pickle_reader import PickleContents
 from ckpttool.encodings.pickle_values import Array, Dict, Global, PickleObject
-from ckpttool.formats import common
-from ckpttool.formats.common import FileListing
+from ckpttool.formats import torch_roles
+from ckpttool.formats.file_listing import FileListing
 from ckpttool.formats.pickles import PLAIN, Below, PickleTraversal, Via, inert_record
 from ckpttool.formats.torch_tensors import (
     ArrayBackedTensor,
@@ -528,7 +528,7 @@ def _tensor_role(path: Path, place: Place) -> tuple[Role, str | None]:
         return ("counter", None) if name == "step" else ("slot", name)
     if place == "settings":
         return "other", None
-    return common.role_by_module_name(path) or ("buffer" if place == "buffers" else "parameter"), None
+    return torch_roles.role_by_module_name(path) or ("buffer" if place == "buffers" else "parameter"), None
 
 
 class _PlainStates:

@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 from ckpttool.core import checkpoint, deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
@@ -32,20 +32,13 @@ from ckpttool.core.tree import (
 from ckpttool.encodings import archives, pickle_reader
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, Set, dumps
-from ckpttool.formats import common, torch_tree
-from ckpttool.formats.common import (
-    FileListing,
-    OutputFile,
-    Probe,
-    WritingFormatDefinition,
-    find_pickle_format,
-    join_trees,
-)
+from ckpttool.formats import file_listing, tensor_bytes, torch_tree
+from ckpttool.formats.file_listing import FileListing, join_trees
+from ckpttool.formats.pickle_signatures import find_pickle_format
+from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.torch_tensors import BUILDERS, StorageTable
 from ckpttool.formats.torch_tree import ClassMembers
 
-if TYPE_CHECKING:
-    pass
 # PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognise, list, write.
 #
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
@@ -331,7 +324,7 @@ def _write(plan: _PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
     for number, path in enumerate(plan.stored):
         leaf = plan.tree[path]
         assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors are given a storage
-        archive.add(f"{TOP}/data/{number}", common.exact_part(leaf, path))
+        archive.add(f"{TOP}/data/{number}", tensor_bytes.exact_part(leaf, path))
     archive.add(f"{TOP}/version", b"3\n")
     archive.add(f"{TOP}/.data/serialization_id", _archive_identity(archive.checksums))
     archive.close()
@@ -731,7 +724,7 @@ def read_set(location: str) -> Checkpoint:
 
     folder = os.path.dirname(location) or "."
     names = _member_files(location, frozenset(filesystem.listdir(folder)))
-    return common.join_checkpoints(
+    return file_listing.join_checkpoints(
         location, SET_NAME, {member: open_checkpoint(file) for member, file in names.items()}
     )
 
@@ -767,7 +760,7 @@ def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
 def set_stored(tree: Tree) -> Tree:
     """Return the tree with the paths used when it is read back; raise UnsupportedError as `pieces` does."""
     parts = {key(member): stored(one) for member, one in _members(tree).items()}
-    return join_trees(parts, common.member_key, Container("dict"))
+    return join_trees(parts, file_listing.member_key, Container("dict"))
 
 
 def _members(tree: Tree) -> Mapping[str, Tree]:

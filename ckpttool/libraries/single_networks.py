@@ -25,7 +25,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_config, keras_tree, onnx
-from ckpttool.formats.common import Format
+from ckpttool.formats.probe import Format
 from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.torchscript_code import read_code
 from ckpttool.libraries import (

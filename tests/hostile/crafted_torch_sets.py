@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpttool.encodings import Global, PersistentId, PickleObject, dumps
-from ckpttool.formats.common import MAGIC
+from ckpttool.formats.pickle_signatures import MAGIC
 from tests.hostile.case import BAIT, Case
 from tests.hostile.crafted_any import written
 from tests.hostile.torch_files import FLOATS, ONE, members, storage, tensor, zipped

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttool.core import Container, Inline, Leaf, Tree, key, sidecar
 from ckpttool.encodings import protobuf
-from ckpttool.formats import common
+from ckpttool.formats import embedded_tree
 from tests import bundle_writer, v1_writer
 from tests.hostile.seeds import BY_NAME
 
@@ -226,7 +226,7 @@ MAP = b'{"metadata": {"total_size": 9}, "weight_map": {"/layers/dense/vars": ["m
 def recorded_seeds() -> list[bytes]:
     leaves = {(key("actor"), key(n)): Leaf("float32", (2,), Inline(bytes(8)), f"actor.{n}") for n in "wb"}
     tree = Tree(leaves, {}, {(): Container("dict"), (key("actor"),): Container("OrderedDict")})
-    return [common.encode_tree(tree, {path: f"actor/{path[1].value}" for path in leaves}).encode()]
+    return [embedded_tree.encode_tree(tree, {path: f"actor/{path[1].value}" for path in leaves}).encode()]
 
 
 def agents() -> list[bytes]:

@@ -22,13 +22,14 @@ from ckpttool.commands.inspect import summary
 from ckpttool.core import Checkpoint, CkpttoolError, File, Inline, Leaf, Span, sidecar
 from ckpttool.encodings import archives, npy, pickle_reader, protobuf, sstable
 from ckpttool.formats import (
-    common,
+    embedded_tree,
     hdf5,
     keras_h5,
     open_checkpoint,
     rllib,
     safetensors,
     sb3,
+    settings,
     tf_common,
     tf_object_graph,
 )
@@ -255,7 +256,7 @@ def _keras_map(room: Room, data: bytes) -> None:
 
 
 def _yaml(room: Room, data: bytes) -> None:
-    common.read_yaml(room.put("args.yml", data))
+    settings.read_yaml(room.put("args.yml", data))
 
 
 def _sidecar(room: Room, data: bytes) -> None:
@@ -290,7 +291,7 @@ def _rllib(room: Room, data: bytes) -> None:
 
 def _recorded(room: Room, data: bytes) -> None:
     leaves = {n: Leaf("float32", (2,), Inline(bytes(8)), n) for n in ("actor/w", "actor/b")}
-    common.decode_tree(data, leaves)
+    embedded_tree.decode_tree(data, leaves)
 
 
 def _agent(room: Room, data: bytes) -> None:
